@@ -1,0 +1,56 @@
+"""Backends for `torch.compile`: compile PyTorch models with something else than the default.
+
+    >>> compiled = torch.compile(model, backend="openxla")
+
+The names below are loaded on first use, so that `import torch`, which looks at this package for
+`_autoload`, does not become slower.
+"""
+
+import importlib
+from typing import Any
+
+from dynamo_backends import _autoload
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Availability": "backend",
+    "Backend": "backend",
+    "Bound": "backend",
+    "Executable": "backend",
+    "Options": "backend",
+    "Support": "backend",
+    "BackendUnavailableError": "errors",
+    "CompileError": "errors",
+    "DeviceError": "errors",
+    "DynamoBackendsError": "errors",
+    "FallbackRefusedError": "errors",
+    "LoweringError": "errors",
+    "OptionError": "errors",
+    "UnknownBackendError": "errors",
+    "VerificationError": "errors",
+    "compiler": "registry",
+    "get_backend": "registry",
+    "list_backends": "registry",
+    "register_backend": "registry",
+    "Fallback": "report",
+    "GraphReport": "report",
+    "record": "report",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(f"dynamo_backends.{_PUBLIC[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'dynamo_backends' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
+
+
+_autoload.autoload()

@@ -1,0 +1,89 @@
+"""Gives this package the backend names for which torch itself has only stubs.
+
+torch prefers the functions in its own modules over entry points, and its `openxla` can only raise
+where torch_xla is missing. `autoload` runs inside `import torch` (entry point group
+"torch.backends"), or when this package is imported, and waits for torch's stub module: once that
+has registered its name, the registration is replaced. It imports nothing heavy and never raises,
+since an exception here would break `import torch`.
+
+Tensors on torch_xla's own device still go to torch's function.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+# torch's module -> (the name that it registers, our compiler)
+_STUBS = {"torch._dynamo.backends.torchxla": ("openxla", "dynamo_backends.xla")}
+
+
+def autoload() -> None:
+    """Replaces torch's stubs, now or as soon as torch imports them. May be called repeatedly."""
+    with contextlib.suppress(Exception):
+        for module in _STUBS:
+            if module in sys.modules:
+                _replace(module)
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the usual finders find torch's stub modules, and wraps their execution."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _STUBS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, name)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, name: str):
+        self._loader = loader
+        self._name = name
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        with contextlib.suppress(Exception):
+            _replace(self._name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _replace(module: str) -> None:
+    from torch._dynamo.backends import registry
+
+    backend, ours = _STUBS[module]
+    theirs = registry._COMPILER_FNS.get(backend)
+    if theirs is not None and not isinstance(theirs, _Replacement):
+        registry._COMPILER_FNS[backend] = _Replacement(backend, ours, theirs)
+
+
+class _Replacement:
+    """Stands in torch's table of backends; loads ours when it is first used."""
+
+    def __init__(self, name: str, ours: str, theirs: Any):
+        self.__name__ = name
+        self._tags = getattr(theirs, "_tags", ())
+        self._ours = ours
+        self._theirs = theirs
+
+    def __call__(self, captured: Any, example_inputs: Sequence[Any], **settings: Any) -> Any:
+        devices = {getattr(x, "device", None) for x in example_inputs}
+        if any(device is not None and device.type == "xla" for device in devices):
+            return self._theirs(captured, example_inputs, **settings)
+        compiler = getattr(importlib.import_module(self._ours), self.__name__)
+        return compiler(captured, example_inputs, **settings)

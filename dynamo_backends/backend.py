@@ -1,0 +1,232 @@
+"""The one interface of a backend.
+
+A backend author writes one `Backend` subclass: what is needed to run here (`availability`), which
+ATen calls it takes (`supports`), and how a graph of such calls is compiled (`compile`). Training,
+mutation, views, dynamic shapes, partitioning, fallback, frozen weights, verification, caching and
+reports come from the pipeline.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from dynamo_backends.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx
+    from torch._ops import OpOverload
+
+    from dynamo_backends.graph.graph import Graph
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can run here.
+
+    Attributes:
+        usable: It can.
+        reason: If not, why; if so, what it will run on.
+        remedy: A command that mends it, or an empty string.
+        devices: torch device types that it can compile for here.
+    """
+
+    usable: bool
+    reason: str
+    remedy: str = ""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a backend takes one ATen call; a "no" carries its reason."""
+
+    yes: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        """True when the call is supported."""
+        return self.yes
+
+
+SUPPORTED = Support(True)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that every backend has. A backend adds its own fields in a subclass.
+
+    Attributes:
+        fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
+            `FallbackRefusedError` instead.
+        verify: Compare the first call of every compiled graph with eager by
+            `torch._dynamo.utils.same` against a float64 reference. A wrong graph is replaced by
+            eager, or raises `VerificationError` with `fallback="error"`.
+        freezing: For inference. "probe" prepares weights once and checks before each call whether
+            they changed (identity, version, address, a sample of their contents); "strict"
+            compares whole contents; "off" treats weights as ordinary inputs.
+        cache: Keep compiled executables on disk (`DYNAMO_BACKENDS_CACHE`).
+        min_block_size: Parts of the graph with fewer operators than this are left to eager when
+            the graph has to be split.
+        max_executables: With dynamic shapes: how many concrete shapes stay compiled.
+    """
+
+    fallback: Literal["eager", "error"] = "eager"
+    verify: bool = False
+    freezing: Literal["probe", "strict", "off"] = "probe"
+    cache: bool = True
+    min_block_size: int = 3
+    max_executables: int = 16
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
+        """Options from the dict that a user passes to `torch.compile(options=...)`.
+
+        Args:
+            given: Option names and values.
+            backend: The backend's name, for error messages.
+
+        Raises:
+            OptionError: A name is unknown (the message has the valid ones and the nearest), or a
+                value has the wrong type or is not among the allowed ones.
+        """
+        hints = typing.get_type_hints(cls)
+        valid = [field.name for field in dataclasses.fields(cls)]
+        for name, value in given.items():
+            if name not in valid:
+                near = difflib.get_close_matches(str(name), valid, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise OptionError(
+                    f"{backend} has no option {name!r}.{hint} Valid options: "
+                    f"{', '.join(sorted(valid))}."
+                )
+            if not _matches(value, hints[name]):
+                raise OptionError(
+                    f"option {name!r} of {backend} must be {_describe(hints[name])}, "
+                    f"not {value!r} ({type(value).__name__})."
+                )
+        options = cls(**given)
+        options.validate(backend)
+        return options
+
+    def validate(self, backend: str) -> None:
+        """Checks ranges and combinations.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        for name in ("min_block_size", "max_executables"):
+            if getattr(self, name) < 1:
+                raise OptionError(
+                    f"option {name!r} of {backend} must be at least 1, not {getattr(self, name)}."
+                )
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return any(value is a or (type(value) is type(a) and value == a) for a in hint.__args__)
+    if origin in (typing.Union, types.UnionType):
+        return any(_matches(value, h) for h in hint.__args__)
+    if hint is type(None):
+        return value is None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def _describe(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in hint.__args__)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(h) for h in hint.__args__)
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
+
+
+Bound = Callable[[list["Tensor"]], list["Tensor"]]
+
+
+class Executable(ABC):
+    """One compiled graph.
+
+    A graph's inputs are of two kinds (`Graph.weights` and `Graph.activations`). Weights are bound
+    once and again whenever they changed; activations come with every call.
+    """
+
+    @abstractmethod
+    def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:
+        """Prepares the weights.
+
+        Args:
+            weights: The tensors of `Graph.weights`, in order.
+
+        Returns:
+            A function from the list of activations to the list of outputs, and the positions of
+            the weights whose contents it copied. Those are watched for changes of content; the
+            others must share memory with the given tensors, and are watched for a new address.
+        """
+
+    def dump(self) -> dict[str, bytes] | None:
+        """What must be kept on disk to `Backend.load` it in another process; None: cannot be."""
+        return None
+
+
+class Backend(ABC):
+    """A compiler for functional ATen graphs.
+
+    Attributes:
+        name: What users pass to `torch.compile(backend=...)`.
+        summary: One line for `dynamo-backends list`.
+        Options: The frozen dataclass of its options.
+        trains: Forward and backward graphs can be compiled, not only inference graphs.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    Options: ClassVar[type[Options]] = Options
+    trains: ClassVar[bool] = True
+
+    @abstractmethod
+    def availability(self) -> Availability:
+        """Whether it can run here; if not, why and what mends it. Must not raise."""
+
+    @abstractmethod
+    def supports(self, node: "fx.Node", options: Any) -> Support:
+        """Whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken."""
+
+    @abstractmethod
+    def compile(self, graph: "Graph", options: Any) -> Executable:
+        """Compiles a graph of supported calls with static shapes.
+
+        Raises:
+            LoweringError: One node cannot be lowered after all; it will run in eager.
+            CompileError: The whole graph cannot be compiled; all of it will run in eager.
+        """
+
+    def keeps(self, options: Any) -> Collection["OpOverload"]:
+        """Composite operators to be handed over whole instead of decomposed."""
+        return ()
+
+    def prepare(self, graph: "Graph", options: Any) -> None:
+        """Checks, once per captured graph, that it can be compiled for the tensors' devices.
+
+        Raises:
+            DynamoBackendsError: It cannot, and the user has to change something.
+        """
+
+    def cache_key(self, options: Any) -> str | None:
+        """Versions and processor features that compiled code depends on; None: never cached."""
+        return None
+
+    def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
+        """Recreates an executable from `Executable.dump`.
+
+        Raises:
+            CompileError: The parts are damaged or from another version; they will be dropped.
+        """
+        raise NotImplementedError(f"{self.name} does not keep executables on disk")

@@ -1,0 +1,167 @@
+"""Compiled executables on disk: atomic, checked, limited in size, never unpickled.
+
+An entry is one file: a magic line, the SHA-256 of the rest, a JSON header with the names and
+sizes of its parts, and the parts. A damaged entry is dropped and rebuilt. Writers make a temporary
+file and rename it, so that readers in other processes see a whole entry or none.
+
+Entries hold machine code, so the folder must belong to this user and be writable by nobody else.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger("dynamo_backends")
+
+_MAGIC = b"dynamo-backends cache 1\n"
+_DIGEST = 32
+DEFAULT_LIMIT = 4 << 30
+
+
+def cache_folder() -> Path:
+    """`DYNAMO_BACKENDS_CACHE`, or the user's cache folder of the platform."""
+    given = os.environ.get("DYNAMO_BACKENDS_CACHE")
+    return Path(given) if given else Path(platformdirs.user_cache_dir("dynamo-backends"))
+
+
+class DiskCache:
+    """A folder of entries.
+
+    Args:
+        folder: Made on first use.
+        limit: Bytes that all entries may take; the least recently used are dropped beyond it.
+    """
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT):
+        self.folder = folder
+        self._limit = limit
+
+    def get(self, key: str) -> dict[str, bytes] | None:
+        """The parts stored under a key; None if there is no intact entry."""
+        path = self._path(key)
+        try:
+            if not self._is_private():
+                return None
+            data = path.read_bytes()
+        except OSError:
+            return None
+        parts = _decode(data)
+        if parts is None:
+            log.warning("dropped a damaged cache entry: %s", path)
+            self.drop(key)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return parts
+
+    def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
+        """Stores parts under a key; False, with one warning, where the folder cannot be used."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self._is_private():
+                return False
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_encode(parts))
+                os.replace(name, self._path(key))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+            self._trim()
+        except OSError as error:
+            _warn_once(f"compiled graphs are not kept on disk: {error}")
+            return False
+        return True
+
+    def drop(self, key: str) -> None:
+        """Removes an entry, if it is there and can be removed."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink()
+
+    def size(self) -> int:
+        """Bytes that all entries take."""
+        return sum(size for _, size, _ in self._entries())
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.bin"
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder):
+                with contextlib.suppress(OSError):
+                    if entry.name.endswith(".bin"):
+                        info = entry.stat()
+                        found.append((info.st_mtime, info.st_size, Path(entry.path)))
+        return found
+
+    def _trim(self) -> None:
+        entries = sorted(self._entries())
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self._limit:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+
+    def _is_private(self) -> bool:
+        if os.name != "posix":
+            return True
+        info = self.folder.stat()
+        if info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return True
+        _warn_once(
+            f"the cache folder {self.folder} is not used, because others can write to it; "
+            f"run: chmod go-w {self.folder} (or set DYNAMO_BACKENDS_CACHE to a folder of yours)"
+        )
+        return False
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
+
+
+def _encode(parts: Mapping[str, bytes]) -> bytes:
+    header = json.dumps({name: len(part) for name, part in parts.items()}).encode()
+    body = len(header).to_bytes(8, "little") + header + b"".join(parts.values())
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes) -> dict[str, bytes] | None:
+    start = len(_MAGIC) + _DIGEST
+    body = memoryview(data)[start:]
+    if not data.startswith(_MAGIC) or len(body) < 8:
+        return None
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        return None
+    length = int.from_bytes(body[:8], "little")
+    sizes = json.loads(bytes(body[8 : 8 + length]))
+    parts, at = {}, 8 + length
+    for name, size in sizes.items():
+        parts[name] = bytes(body[at : at + size])
+        at += size
+    return parts
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of this package's own source: compiled graphs depend on the code that lowered them."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent.parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

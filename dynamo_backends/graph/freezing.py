@@ -1,0 +1,132 @@
+"""Frozen yet never stale: notices that weights changed after a backend prepared them.
+
+| way of changing a weight | what notices it |
+|---|---|
+| in-place operators under `no_grad`, `load_state_dict`, most optimizers | version counter |
+| optimizers with `fused=True` | optimizer hook, contents |
+| `p.data.add_()`, writes through numpy, DLPack or the untyped storage | contents |
+| `p.data = new`, `set_` | address |
+| a new Parameter, `load_state_dict(assign=True)`, another instance of the module | identity |
+
+Contents are sampled ("probe": a few elements of each weight, so an edit of single elements through
+an alias can slip through) or compared whole ("strict"). Only weights whose contents were copied
+need the version and content checks; a backend that reads torch's memory itself sees every write.
+"""
+
+import functools
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Policy = Literal["probe", "strict", "off"]
+
+_SAMPLES = 8
+_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_optimizer_steps = itertools.count(1)
+_last_step = 0
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def count(*_: object) -> None:
+        global _last_step
+        _last_step = next(_optimizer_steps)
+
+    register_optimizer_step_post_hook(count)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor's bits as integers, so that NaN equals itself; strides are kept."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype in _INTEGER.values():
+        return tensor
+    return tensor.view(_INTEGER[tensor.element_size()])
+
+
+def _samples(tensor: Tensor) -> Tensor:
+    """A strided view of a few elements, spread over the whole tensor."""
+    bits = _bits(tensor)
+    if bits.is_contiguous():
+        line = bits.view(-1)
+    else:  # along the longest dimension, in the middle of the others
+        longest = max(range(bits.ndim), key=bits.shape.__getitem__)
+        middle = [slice(None) if d == longest else s // 2 for d, s in enumerate(bits.shape)]
+        line = bits[tuple(middle)]
+    return line[:: max(1, line.numel() // _SAMPLES)][:_SAMPLES]
+
+
+class Snapshot:
+    """What a set of weights looked like when they were prepared.
+
+    Args:
+        weights: The weights.
+        copied: Positions of those whose contents the backend copied.
+        policy: How contents are watched.
+        on_death: Called when one of the weights is garbage-collected.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        copied: Collection[int],
+        policy: Policy,
+        on_death: Callable[[], None] | None = None,
+    ):
+        _watch_optimizers()
+        self.ids = tuple(map(id, weights))
+        self._pointers = [w.data_ptr() for w in weights]
+        self._copied = operator.itemgetter(*copied) if len(copied) > 1 else None
+        self._single = next(iter(copied)) if len(copied) == 1 else None
+        watched = self._watched(weights)
+        self._versioned = not any(w.is_inference() for w in watched)
+        self._versions = [w._version for w in watched] if self._versioned else []
+        self._step = _last_step
+        self._strict = policy == "strict"
+        views = [_bits(w) if self._strict else _samples(w) for w in watched if w.numel()]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for view in views:
+            by_dtype.setdefault(view.dtype, []).append(view)
+        self._views = list(by_dtype.values())
+        self._contents = [self._read(group) for group in self._views]
+        self._refs = (
+            [weakref.ref(w, lambda _: on_death()) for w in weights] if on_death is not None else []
+        )
+
+    def _watched(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._copied is not None:
+            return self._copied(weights)
+        return () if self._single is None else (weights[self._single],)
+
+    @staticmethod
+    def _read(views: list[Tensor]) -> Tensor:
+        return torch.cat(views) if views[0].ndim == 1 else torch.cat([v.flatten() for v in views])
+
+    def is_current(self, weights: Sequence[Tensor]) -> bool:
+        """Whether weights with the same identities still have the values of the snapshot."""
+        if [w.data_ptr() for w in weights] != self._pointers:
+            return False
+        watched = self._watched(weights)
+        if not watched:
+            return True
+        if self._step != _last_step:
+            return False
+        if self._versioned and [w._version for w in watched] != self._versions:
+            return False
+        for views, contents in zip(self._views, self._contents, strict=True):
+            if self._strict:
+                parts = torch.split(contents, [v.numel() for v in views])
+                if not all(torch.equal(v.flatten(), p) for v, p in zip(views, parts, strict=True)):
+                    return False
+            elif not torch.equal(torch.cat(views), contents):
+                return False
+        return True

@@ -1,0 +1,108 @@
+"""The normal form: a functional, decomposed ATen graph whose inputs have roles.
+
+A graph in normal form has only placeholders, `call_function` nodes and one output node. Tensor
+constants have become placeholders with the role CONSTANT. Every node's `meta["val"]` tells shape,
+strides, dtype and device.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends.report import Kind
+
+
+class Role(enum.Enum):
+    """What a graph input is."""
+
+    ACTIVATION = "activation"  # differs from call to call
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"  # owned by the graph itself
+    MUTATED = "mutated"  # a parameter or buffer that the graph itself updates
+    TANGENT = "tangent"
+    SAVED = "saved"  # handed from the forward to the backward graph
+    SYMBOL = "symbol"  # a symbolic integer
+    INTERMEDIATE = "intermediate"  # made by another part of the same captured graph
+
+
+WEIGHT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
+
+
+@dataclass(frozen=True)
+class Input:
+    """One placeholder.
+
+    Attributes:
+        name: Name of the placeholder.
+        role: What it is.
+        frozen: The backend may prepare its value once (see `Options.freezing`).
+    """
+
+    name: str
+    role: Role
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph, or a part of one, in normal form.
+
+    Attributes:
+        module: Holds the FX graph.
+        kind: "inference", "forward" or "backward".
+        inputs: One entry per placeholder, in order.
+    """
+
+    module: fx.GraphModule
+    kind: Kind
+    inputs: tuple[Input, ...]
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The placeholder nodes, in order."""
+        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """The `call_function` nodes, in order."""
+        return [n for n in self.module.graph.nodes if n.op == "call_function"]
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """What the output node returns: nodes, None, or Python numbers."""
+        return self.module.graph.output_node().args[0]
+
+    @property
+    def weights(self) -> list[int]:
+        """Positions of the inputs that are bound once."""
+        return [i for i, x in enumerate(self.inputs) if x.frozen]
+
+    @property
+    def activations(self) -> list[int]:
+        """Positions of the inputs that come with every call."""
+        return [i for i, x in enumerate(self.inputs) if not x.frozen]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a `meta["val"]` is one tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def source_line(node: fx.Node) -> str | None:
+    """The user's line that a node comes from, as "file:line, code"; None if unknown."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    for i in range(len(lines) - 1, -1, -1):
+        if lines[i].startswith("File "):
+            place = lines[i].removeprefix("File ").split(", in ")[0]
+            file, _, number = place.partition(", line ")
+            code = f", {lines[i + 1]}" if i + 1 < len(lines) else ""
+            return f"{file.strip(chr(34))}:{number}{code}"
+    return None

@@ -1,0 +1,137 @@
+"""Splits a graph into blocks that a backend runs and parts that stay in eager.
+
+Every node gets a level, such that a block is all nodes of one kind at one level: the level of a
+node is the largest level among its inputs, plus one wherever a value passes from a backend node
+to an eager node or back. Edges never lead to a lower level, so the parts, run in order of their
+levels, never wait for each other in a circle, and there are as few of them as the alternation of
+kinds along any path demands. Nodes that draw random numbers keep their order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from dynamo_backends.backend import Support
+from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.random import is_random
+
+SupportOf = Callable[[fx.Node], Support]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a partitioned graph.
+
+    Attributes:
+        graph: The part as a graph of its own.
+        on_backend: Whether the backend runs it.
+        reads: Names of the values of the whole graph that are its inputs.
+        writes: Names of the values of the whole graph that are its outputs.
+    """
+
+    graph: Graph
+    on_backend: bool
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The parts in the order in which they run, and why eager nodes are eager."""
+
+    parts: tuple[Part, ...]
+    reasons: Mapping[fx.Node, str]
+
+
+def partition(graph: Graph, supports: SupportOf, min_block_size: int) -> Partition:
+    """Splits a graph.
+
+    Args:
+        graph: In normal form.
+        supports: Decides on each `call_function` node.
+        min_block_size: Smaller blocks are left to eager, unless nothing else is in the graph.
+    """
+    reasons: dict[fx.Node, str] = {}
+    for node in graph.calls:
+        support = supports(node)
+        if not support:
+            reasons[node] = support.reason
+    levels = _levels(graph, reasons)
+    if reasons:
+        _drop_small_blocks(graph, levels, reasons, min_block_size)
+        levels = _levels(graph, reasons)
+    by_level: dict[int, list[fx.Node]] = {}
+    for node in graph.calls:
+        by_level.setdefault(levels[node], []).append(node)
+    parts = [_extract(graph, by_level[level], level % 2 == 0) for level in sorted(by_level)]
+    return Partition(tuple(parts), reasons)
+
+
+def count_ops(nodes: list[fx.Node]) -> int:
+    """Number of ATen calls; picking an element of a tuple is not one."""
+    return sum(isinstance(n.target, torch._ops.OpOverload) for n in nodes)
+
+
+def _levels(graph: Graph, eager: Mapping[fx.Node, str]) -> dict[fx.Node, int]:
+    # Backend levels are even, eager levels odd; eager nodes that need no backend value run at -1.
+    levels: dict[fx.Node, int] = {}
+    last_random: fx.Node | None = None
+    for node in graph.calls:
+        parity = 1 if node in eager else 0
+        level = -1 if parity else 0
+        before = list(node.all_input_nodes)
+        if is_random(node):
+            before += [last_random] if last_random is not None else []
+            last_random = node
+        for source in before:
+            if source in levels:
+                at = levels[source]
+                level = max(level, at + (at % 2 != parity))
+        levels[node] = level
+    return levels
+
+
+def _drop_small_blocks(
+    graph: Graph, levels: Mapping[fx.Node, int], reasons: dict[fx.Node, str], minimum: int
+) -> None:
+    blocks: dict[int, list[fx.Node]] = {}
+    for node, level in levels.items():
+        if level % 2 == 0:
+            blocks.setdefault(level, []).append(node)
+    for nodes in blocks.values():
+        size = count_ops(nodes)
+        if size < minimum:
+            for node in nodes:
+                reasons[node] = f"its block has only {size} of at least {minimum} operators"
+
+
+def _extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
+    inside = set(nodes)
+    reads = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
+    # Graph inputs first and in their order, so that equal graphs get equal fingerprints.
+    order = {n: i for i, n in enumerate(graph.module.graph.nodes)}
+    inputs = sorted(reads, key=order.__getitem__)
+    writes = [n for n in nodes if any(user not in inside for user in n.users)]
+    part = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        if node.op == "get_attr":
+            copies[node] = part.node_copy(node)
+        else:
+            copies[node] = part.placeholder(node.name)
+        copies[node].meta = node.meta
+    inputs = [n for n in inputs if n.op != "get_attr"]
+    for node in nodes:
+        copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(tuple(copies[n] for n in writes))
+    known = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    roles = tuple(known.get(n) or Input(n.name, Role.INTERMEDIATE) for n in inputs)
+    module = fx.GraphModule(graph.module, part)
+    return Part(
+        Graph(module, graph.kind, roles),
+        on_backend,
+        tuple(n.name for n in inputs),
+        tuple(n.name for n in writes),
+    )

@@ -1,0 +1,101 @@
+"""Turns a graph with symbolic shapes into one for concrete shapes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+
+from dynamo_backends.graph.graph import Graph
+
+Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+def is_dynamic(graph: Graph) -> bool:
+    """Whether any value of the graph has a symbolic size."""
+    return any(_symbols(n.meta.get("val")) for n in graph.placeholders)
+
+
+def _symbols(value: Any) -> bool:
+    if isinstance(value, Symbolic):
+        return True
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, Symbolic) for s in (*value.shape, *value.stride()))
+    return False
+
+
+def shape_key(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The concrete sizes of a call: what an executable for static shapes depends on."""
+    return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
+
+
+def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
+    """A copy of the graph for the sizes that `args` have.
+
+    Symbolic integers become Python integers, and `meta["val"]` tensors get concrete sizes. The
+    placeholders stay as they are, so that the calling convention does not change.
+
+    Args:
+        graph: A graph with symbolic shapes.
+        args: One value per placeholder: tensors, and integers for symbols.
+    """
+    module = fx.GraphModule(graph.module, _copy(graph.module.graph))
+    bindings: dict[sympy.Expr, Any] = {}
+    nodes = list(module.graph.nodes)
+    for node, value in zip((n for n in nodes if n.op == "placeholder"), args, strict=True):
+        _bind(node.meta["val"], value, bindings)
+    mode = FakeTensorMode()
+    for node in nodes:
+        if node.op == "output":
+            continue
+        value = _concrete(node.meta.get("val"), bindings, mode)
+        if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
+            node.replace_all_uses_with(value)
+            if node.op == "call_function":
+                module.graph.erase_node(node)
+        else:
+            node.meta["val"] = value
+    module.recompile()
+    return Graph(module, graph.kind, graph.inputs)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    output = copy.graph_copy(graph, mapping)
+    copy.output(output)
+    return copy
+
+
+def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:
+    if isinstance(symbolic, Symbolic):
+        expression = symbolic.node.expr
+        if isinstance(expression, sympy.Symbol):
+            bindings[expression] = value
+    elif isinstance(symbolic, torch.Tensor):
+        for s, v in zip(symbolic.shape, value.shape, strict=True):
+            _bind(s, v, bindings)
+        for s, v in zip(symbolic.stride(), value.stride(), strict=True):
+            _bind(s, v, bindings)
+
+
+def _concrete(value: Any, bindings: dict[sympy.Expr, Any], mode: FakeTensorMode) -> Any:
+    if isinstance(value, Symbolic):
+        number = sympy.sympify(sympy.sympify(value.node.expr).subs(bindings))
+        if number.free_symbols:
+            raise ValueError(f"the symbolic size {value} does not follow from the inputs' shapes")
+        if isinstance(value, torch.SymBool):
+            return bool(number)
+        return float(number) if isinstance(value, torch.SymFloat) else int(number)
+    if isinstance(value, torch.Tensor):
+        if not _symbols(value):
+            return value
+        size = [_concrete(s, bindings, mode) for s in value.shape]
+        stride = [_concrete(s, bindings, mode) for s in value.stride()]
+        with mode:
+            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+    if isinstance(value, list | tuple):
+        return tuple(_concrete(v, bindings, mode) for v in value)
+    return value

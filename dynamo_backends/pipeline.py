@@ -1,0 +1,344 @@
+"""The way of a captured graph: AOT Autograd, normal form, partition, backend, program."""
+
+import dataclasses
+import hashlib
+import logging
+import operator
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import report as reporting
+from dynamo_backends.aot.autograd import compile_functional
+from dynamo_backends.backend import Backend, Executable, Options, Support
+from dynamo_backends.errors import (
+    BackendUnavailableError,
+    CompileError,
+    DynamoBackendsError,
+    FallbackRefusedError,
+    LoweringError,
+    VerificationError,
+)
+from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.fold import fold_batch_norm
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.normalize import Normalized, normalize
+from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
+from dynamo_backends.graph.random import is_random, separate_random_draws
+from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
+from dynamo_backends.program import Block, Literal, Program, Step, pick
+from dynamo_backends.report import Fallback, GraphReport, Kind
+from dynamo_backends.verify import run_verified
+
+log = logging.getLogger("dynamo_backends")
+
+DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
+
+
+def compile_captured(
+    backend: Backend,
+    captured: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+) -> Callable[..., Any]:
+    """Compiles what Dynamo captured.
+
+    Args:
+        backend: What compiles the graphs.
+        captured: Dynamo's torch-level graph.
+        example_inputs: Its inputs, real tensors.
+        options: An instance of `backend.Options`.
+
+    Returns:
+        A function with the calling convention of `captured`.
+
+    Raises:
+        BackendUnavailableError: The backend cannot run here.
+        FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
+    """
+    require_available(backend)
+
+    def compile_graph(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
+        normalized = normalize(gm, kind, freeze=options.freezing != "off")
+        backend.prepare(normalized.graph, options)
+        return CompiledGraph(backend, normalized, options)
+
+    table = decompositions(keep=frozenset(backend.keeps(options)))
+    return compile_functional(captured, example_inputs, compile_graph, table)
+
+
+def require_available(backend: Backend) -> None:
+    """Raises `BackendUnavailableError` if the backend cannot run here."""
+    available = backend.availability()
+    if not available.usable:
+        remedy = f" To mend it: {available.remedy}" if available.remedy else ""
+        raise BackendUnavailableError(
+            f"backend {backend.name!r} cannot run here: {available.reason}.{remedy}"
+        )
+
+
+class CompiledGraph:
+    """One functional graph; compiles it for every set of shapes that it meets.
+
+    A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
+    """
+
+    def __init__(self, backend: Backend, normalized: Normalized, options: Options):
+        self.report = GraphReport(backend.name, normalized.graph.kind, executable=self)
+        self._backend = backend
+        self._graph = normalized.graph
+        self._constants = normalized.constants
+        self._options = options
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self._static: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._count = len(self._graph.inputs) - len(self._constants)
+        if not is_dynamic(self._graph):
+            self._static = self._compile(self._graph)
+        reporting.publish(self.report)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the graph; clears the list of arguments."""
+        if self._static is not None:
+            return self._static(args)
+        return self._program(args)(args)
+
+    def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        key = shape_key(self._graph, args)
+        program = self._programs.get(key)
+        if program is None:
+            with self._lock, private_modes():
+                program = self._programs.get(key)
+                if program is None:
+                    graph = specialize(self._graph, [*args, *self._constants])
+                    program = self._programs[key] = self._compile(graph)
+                    while len(self._programs) > self._options.max_executables:
+                        self._programs.popitem(last=False)
+        return program
+
+    def _compile(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+        start = time.perf_counter()
+        separate_random_draws(graph)
+        if graph.weights:
+            fold_batch_norm(graph)
+        builder = _ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
+        program = builder.build()
+        self.report.compile_seconds += time.perf_counter() - start
+        if self._options.verify:
+            return _Verified(program, graph, self._constants, self._options, self.report)
+        return program
+
+
+def private_modes() -> Any:
+    """Compiling at the first call happens outside any dispatch mode that is active there."""
+    from dynamo_backends._torch_private import disable_current_modes
+
+    return disable_current_modes()
+
+
+class _ProgramBuilder:
+    def __init__(
+        self,
+        backend: Backend,
+        graph: Graph,
+        constants: Sequence[Tensor],
+        options: Options,
+        report: GraphReport,
+    ):
+        self._backend = backend
+        self._graph = graph
+        self._constants = constants
+        self._options = options
+        self._report = report
+        self._refused: dict[str, str] = {}
+        self._compiled: dict[str, Executable] = {}
+
+    def build(self) -> Program:
+        """Partitions and compiles, until every block compiles."""
+        while True:
+            split = partition(self._graph, self._supports, self._options.min_block_size)
+            self._check_fallbacks(split)
+            executables = self._compile_blocks(split)
+            if executables is not None:
+                break
+        self._describe(split)
+        return self._assemble(split, executables)
+
+    def _supports(self, node: fx.Node) -> Support:
+        if node.name in self._refused:
+            return Support(False, self._refused[node.name])
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            return self._supports(node.args[0])
+        if is_random(node):
+            return Support(False, DRAWN_BY_TORCH)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return Support(False, "it is not an ATen operator")
+        return self._backend.supports(node, self._options)
+
+    def _compile_blocks(self, split: Partition) -> list[Executable | None] | None:
+        executables: list[Executable | None] = []
+        for part in split.parts:
+            if not part.on_backend:
+                executables.append(None)
+                continue
+            try:
+                executables.append(self._compile_block(part.graph))
+            except LoweringError as error:
+                self._refused[error.node_name] = error.reason
+                return None
+            except DynamoBackendsError as error:
+                self._refuse_all(part, str(error))
+                return None
+            except Exception as error:
+                log.debug("compiling a block failed", exc_info=True)
+                self._refuse_all(part, f"{type(error).__name__}: {error}")
+                return None
+        return executables
+
+    def _refuse_all(self, part: Part, reason: str) -> None:
+        for node in part.graph.calls:
+            self._refused[node.name] = reason
+
+    def _compile_block(self, graph: Graph) -> Executable:
+        mark = fingerprint(graph)
+        if mark not in self._compiled:
+            self._compiled[mark] = self._load(mark, graph)
+            self._report.executables += 1
+        return self._compiled[mark]
+
+    def _load(self, mark: str, graph: Graph) -> Executable:
+        versions = self._backend.cache_key(self._options) if self._options.cache else None
+        if versions is None:
+            return self._backend.compile(graph, self._options)
+        settings = dataclasses.asdict(self._options)
+        text = f"{mark} {self._backend.name} {versions} {torch.__version__} {settings}"
+        key = hashlib.sha256(text.encode()).hexdigest()
+        cache = DiskCache(cache_folder())
+        parts = cache.get(key)
+        if parts is not None:
+            try:
+                executable = self._backend.load(parts, graph, self._options)
+                self._report.cache_hits += 1
+                return executable
+            except CompileError as error:
+                log.warning("dropped an unusable cache entry: %s", error)
+                cache.drop(key)
+        executable = self._backend.compile(graph, self._options)
+        dumped = executable.dump()
+        if dumped is not None:
+            cache.put(key, dumped)
+        return executable
+
+    def _check_fallbacks(self, split: Partition) -> None:
+        if self._options.fallback != "error":
+            return
+        for node, reason in split.reasons.items():
+            if reason != DRAWN_BY_TORCH and node.target is not operator.getitem:
+                where = source_line(node)
+                raise FallbackRefusedError(
+                    f"{self._backend.name} cannot run {node.target}: {reason}"
+                    + (f" (called at {where})" if where else "")
+                    + '. With fallback="eager" it would run in eager.'
+                )
+
+    def _describe(self, split: Partition) -> None:
+        grouped: dict[tuple[str, str], list[fx.Node]] = {}
+        for node, reason in split.reasons.items():
+            if node.target is not operator.getitem:
+                grouped.setdefault((str(node.target), reason), []).append(node)
+        report = self._report
+        report.fallbacks = tuple(
+            Fallback(op, reason, len(nodes), source_line(nodes[0]))
+            for (op, reason), nodes in grouped.items()
+        )
+        report.ops_in_eager = sum(f.count for f in report.fallbacks)
+        report.ops_on_backend = sum(count_ops(p.graph.calls) for p in split.parts if p.on_backend)
+        report.blocks = sum(p.on_backend for p in split.parts)
+        report.log_fallbacks()
+
+    def _assemble(self, split: Partition, executables: Sequence[Executable | None]) -> Program:
+        names = [p.name for p in self._graph.placeholders]
+        registers = {name: i for i, name in enumerate(names)}
+        for part in split.parts:
+            for name in part.writes:
+                registers.setdefault(name, len(registers))
+        outputs: list[int | Literal] = [
+            registers[x.name] if isinstance(x, fx.Node) else Literal(x) for x in self._graph.outputs
+        ]
+        last_use: dict[str, int] = {}
+        for i, part in enumerate(split.parts):
+            last_use.update(dict.fromkeys((*part.reads, *part.writes), i))
+        kept = {x.name for x in self._graph.outputs if isinstance(x, fx.Node)}
+        steps = []
+        for i, (part, executable) in enumerate(zip(split.parts, executables, strict=True)):
+            dead = [registers[n] for n, at in last_use.items() if at == i and n not in kept]
+            steps.append(
+                Step(
+                    self._runner(part, executable),
+                    pick([registers[n] for n in part.reads]),
+                    tuple(registers[n] for n in part.writes),
+                    tuple(dead),
+                )
+            )
+        return Program(steps, self._constants, len(registers), outputs)
+
+    def _runner(
+        self, part: Part, executable: Executable | None
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        if executable is None:
+            module = part.graph.module
+            return lambda values: module(*values)
+        return Block(
+            part.graph,
+            executable,
+            self._options.freezing,
+            self._options.fallback == "eager",
+            self._report,
+        )
+
+
+class _Verified:
+    """Compares the first call with eager; a program that is wrong is replaced."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        constants: Sequence[Tensor],
+        options: Options,
+        report: GraphReport,
+    ):
+        self._program = program
+        self._module = graph.module
+        self._constants = constants
+        self._refuse = options.fallback == "error"
+        self._report = report
+        self._verdict: str | None = ""
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._verdict is None:
+            return self._program(args)
+        full = [*args, *self._constants]
+        if self._verdict:
+            args.clear()
+            return self._module(*full)
+        run = lambda values: self._program(values[: len(args)])  # noqa: E731
+        results, expected, self._verdict = run_verified(run, self._module, full)
+        args.clear()
+        if self._verdict is None:
+            return results
+        text = f"{self._report.backend} computed a wrong result: {self._verdict}"
+        if self._refuse:
+            raise VerificationError(text)
+        log.warning("%s; the graph runs in eager from now on", text)
+        self._report.runtime_fallbacks.append(text)
+        return expected
+
+

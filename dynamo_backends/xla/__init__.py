@@ -1,0 +1,7 @@
+"""The backend `openxla`."""
+
+from dynamo_backends.registry import compiler
+
+openxla = compiler("openxla")
+
+__all__ = ["openxla"]

@@ -1,0 +1,64 @@
+"""Every private jaxlib API that this package uses, in one place.
+
+Checked with jaxlib 0.10.2 ("run"). jaxlib promises nothing for these names; when a new version is
+admitted in pyproject.toml, run `make test` with it and add it here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax
+from jax._src.lib import xla_client as xc
+
+
+def make_cpu_client() -> Any:
+    """A synchronous PJRT client on the CPU, separate from jax's own."""
+    return xc.make_cpu_client(asynchronous=False)
+
+
+def compile_program(client: Any, device: Any, module: bytes) -> Any:
+    """Compiles StableHLO bytecode for one device."""
+    return client.compile_and_load(module, _jax.DeviceList((device,)), _compile_options(device))
+
+
+def serialize(client: Any, executable: Any) -> bytes:
+    """The machine code of an executable, for `deserialize` in a process of the same machine."""
+    serialize_executable = getattr(client, "serialize_executable", None)
+    return serialize_executable(executable) if serialize_executable else executable.serialize()
+
+
+def deserialize(client: Any, device: Any, code: bytes) -> Any:
+    """Loads what `serialize` made; raises on damaged code."""
+    devices = _jax.DeviceList((device,))
+    return client.deserialize_executable(code, devices, _compile_options(device))
+
+
+def _compile_options(device: Any) -> Any:
+    options = xc.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = 1
+    options.device_assignment = xc.DeviceAssignment.create(np.array([[device.id]], dtype=np.int32))
+    return options
+
+
+def bytecode(lowered: "jax.stages.Lowered") -> bytes:
+    """The StableHLO of a lowered function as MLIR bytecode."""
+    return mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+
+
+import_dlpack: Callable[..., Any] = _jax.dlpack_managed_tensor_to_buffer
+export_dlpack: Callable[..., Any] = _jax.buffer_to_dlpack_managed_tensor
+
+
+def put(client: Any, device: Any, array: Any) -> Any:
+    """Copies a numpy array to a device."""
+    return client.buffer_from_pyval(array, device)
+
+
+def wait(buffers: Sequence[Any]) -> None:
+    """Waits until buffers are computed."""
+    for buffer in buffers:
+        buffer.block_until_ready()

@@ -1,0 +1,200 @@
+"""The backend `openxla`: XLA through PJRT, on CPU, CUDA and TPU, without torch_xla."""
+
+import functools
+import importlib.util
+import os
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
+from dynamo_backends.errors import DeviceError
+from dynamo_backends.graph.graph import Graph
+
+_INSTALL = "pip install 'dynamo-backends[xla]'"
+
+
+@dataclass(frozen=True)
+class XlaOptions(Options):
+    """The options of `openxla`, besides those that every backend has.
+
+    Attributes:
+        device: Where XLA runs. "auto": where the tensors are. Another device than the tensors'
+            means copies at every call.
+        precision: "float32" computes in the dtypes that the model has; "bf16" lets float32 matrix
+            products and convolutions run in bfloat16.
+        matmul_precision: For float32 products where the device offers less: "highest", "high" or
+            "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
+    """
+
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
+    precision: Literal["float32", "bf16"] = "float32"
+    matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
+
+
+class OpenXLA(Backend):
+    """See the module's docstring."""
+
+    name = "openxla"
+    summary = "XLA through PJRT, without torch_xla"
+    Options = XlaOptions
+    trains = True
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        if importlib.util.find_spec("jax") is None or importlib.util.find_spec("jaxlib") is None:
+            return Availability(False, "jax is not installed", _INSTALL)
+        devices = ["cpu"]
+        if torch.cuda.is_available() and _has_cuda_plugin():
+            devices.append("cuda")
+        return Availability(True, f"XLA of jaxlib {_jaxlib_version()}", devices=tuple(devices))
+
+    def prepare(self, graph: Graph, options: XlaOptions) -> None:
+        """See `Backend.prepare`."""
+        from dynamo_backends.xla.runtime import open_device
+
+        platform_name, index = _target(graph, options)
+        if platform_name == "cuda" and not _has_cuda_plugin():
+            raise DeviceError(
+                "the tensors are on a CUDA device, but jax has no CUDA plugin; "
+                "run: pip install 'jax[cuda13]'"
+            )
+        open_device(platform_name, index)
+
+    def keeps(self, options: XlaOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`: whatever has a lowering is handed over whole."""
+        return _table().overloads()
+
+    def supports(self, node: fx.Node, options: XlaOptions) -> Support:
+        """See `Backend.supports`."""
+        row = _table().lookup(node.target)
+        if row is None:
+            return Support(False, "it has no lowering to XLA")
+        from dynamo_backends.xla.dtypes import is_supported
+
+        for n in (*node.all_input_nodes, node):
+            for value in _tensors(n.meta.get("val")):
+                if value.layout is not torch.strided:
+                    return Support(False, f"XLA has no {value.layout} tensors")
+                if not is_supported(value.dtype):
+                    return Support(False, f"XLA has no {value.dtype}")
+                if any(not isinstance(s, int) for s in value.shape):
+                    return Support(False, "a size depends on data")
+        reason = row.when(node) if row.when is not None else None
+        return SUPPORTED if reason is None else Support(False, reason)
+
+    def compile(self, graph: Graph, options: XlaOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.xla.compiler import compile_graph
+        from dynamo_backends.xla.runtime import open_device
+
+        platform_name, index = _target(graph, options)
+        device = open_device(platform_name, index)
+        return compile_graph(graph, device, _lowering_options(platform_name, options))
+
+    def cache_key(self, options: XlaOptions) -> str:
+        """See `Backend.cache_key`."""
+        settings = (_matmul_precision(options), torch.get_num_threads())
+        return f"{_jaxlib_version()} {_package_version()} {_processor()} {settings}"
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
+        """See `Backend.load`."""
+        from dynamo_backends.xla.runtime import XlaExecutable, open_device
+
+        return XlaExecutable.load(open_device(*_target(graph, options)), graph, dict(parts))
+
+
+def _table() -> Any:
+    import dynamo_backends.xla.lowering
+    from dynamo_backends.xla.lowering import registry
+
+    del dynamo_backends
+    return registry
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [v for v in value if isinstance(v, torch.Tensor)]
+    return []
+
+
+def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
+    """Platform and device index for a graph."""
+    if options.device != "auto":
+        return options.device, 0
+    for node in (*graph.placeholders, *graph.calls):
+        for value in _tensors(node.meta.get("val")):
+            if value.device.type == "cuda":
+                return "cuda", value.device.index or 0
+    return "cpu", 0
+
+
+def _lowering_options(platform_name: str, options: XlaOptions) -> Any:
+    from dynamo_backends.xla.lowering.context import LoweringOptions
+
+    return LoweringOptions(
+        platform=platform_name,
+        matmul_precision=_matmul_precision(options),
+        channels_last=platform_name == "cpu",
+    )
+
+
+def _matmul_precision(options: XlaOptions) -> str:
+    """jax's name of the precision of float32 products."""
+    if options.precision == "bf16":
+        return "default"
+    asked = options.matmul_precision
+    if asked == "torch":
+        asked = torch.get_float32_matmul_precision()  # type: ignore[assignment]
+    return {"highest": "highest", "high": "high", "medium": "default"}[asked]
+
+
+def _has_cuda_plugin() -> bool:
+    names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
+    return any(_find(name) for name in names)
+
+
+def _find(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@functools.cache
+def _jaxlib_version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("jaxlib")
+
+
+@functools.cache
+def _package_version() -> str:
+    """Changes whenever this package's own code does."""
+    from dynamo_backends.graph.cache import source_digest
+
+    return source_digest()
+
+
+@functools.cache
+def _processor() -> str:
+    """What machine code depends on: architecture and instruction sets."""
+    flags = ""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {hash_text(flags)}"
+
+
+def hash_text(text: str) -> str:
+    """A short stable hash."""
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""Compiles a graph: trace its lowering with jax, split off the prologue, hand StableHLO to PJRT."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.xla import _jaxlib, prologue
+from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.lowering.interpreter import GraphLowering
+from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
+from dynamo_backends.xla.runtime import Device, Wiring, XlaExecutable
+from dynamo_backends.xla.tensors import Exporter, Importer, Storage
+
+
+def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> XlaExecutable:
+    """Compiles a graph of supported calls for one device.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: XLA refuses the program.
+    """
+    # 64-bit types exist in this thread and while compiling only; the executable keeps them.
+    with jax.enable_x64(True):
+        traced = _trace(graph, options)
+        parts = prologue.split(traced, len(graph.weights))
+        main = _compile(parts.main, device)
+        before = _compile(parts.prologue, device) if parts.prologue is not None else None
+    wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
+    return XlaExecutable(device, graph, main, before, wiring)
+
+
+def _trace(graph: Graph, options: LoweringOptions) -> core.ClosedJaxpr:
+    order = [*graph.weights, *graph.activations]
+    values = [p.meta["val"] for p in graph.placeholders]
+    storages = [Importer(v).storage if _is_tensor(v) else None for v in values]
+    exporters = [Exporter(n.meta["val"]) for n in graph.outputs]
+    lowering = GraphLowering(graph.module.graph, options)
+
+    def program(*arrays: jax.Array) -> list[jax.Array]:
+        inputs: list[Any] = [None] * len(order)
+        for place, array in zip(order, arrays, strict=True):
+            storage = storages[place]
+            inputs[place] = array if storage is None else _from_storage(array, storage)
+        results = lowering(inputs)
+        return [_to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
+
+    shapes = [_aval(values[place], storages[place]) for place in order]
+    try:
+        return jax.make_jaxpr(program)(*shapes)
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise CompileError(f"jax cannot trace the graph: {error}") from error
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "stride")
+
+
+def _aval(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
+    if storage is None:  # a symbol, already replaced by its value wherever it was used
+        return jax.ShapeDtypeStruct((), jnp.int64)
+    shape = [value.shape[d] for d in storage.order]
+    return jax.ShapeDtypeStruct(shape, to_jax(value.dtype))
+
+
+def _from_storage(array: jax.Array, storage: Storage) -> Value:
+    if storage.is_channels_last:
+        return ChannelsLast(array)
+    if storage.is_row_major:
+        return array
+    inverse = sorted(range(array.ndim), key=storage.order.__getitem__)
+    return jnp.transpose(array, inverse)
+
+
+def _to_storage(value: Value, storage: Storage) -> jax.Array:
+    if storage.is_channels_last and isinstance(value, ChannelsLast):
+        return value.array
+    array = logical(value)
+    for dim in storage.expanded:
+        array = jax.lax.slice_in_dim(array, 0, 1, axis=dim)
+    return array if storage.is_row_major else jnp.transpose(array, storage.order)
+
+
+def _compile(program: core.ClosedJaxpr, device: Device) -> Any:
+    try:
+        function = jax.jit(prologue.as_function(program), keep_unused=True)
+        traced = function.trace(*prologue.avals(program))
+        lowered = traced.lower(lowering_platforms=(device.platform,))
+        return _jaxlib.compile_program(device.client, device.handle, _jaxlib.bytecode(lowered))
+    except Exception as error:
+        raise CompileError(f"XLA cannot compile the graph: {error}") from error

@@ -1,0 +1,57 @@
+"""What a lowering may know beyond its arguments."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from dynamo_backends.errors import LoweringError
+from dynamo_backends.xla.dtypes import to_jax
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """The compile options that change what is lowered.
+
+    Attributes:
+        platform: "cpu", "cuda" or "tpu".
+        matmul_precision: For float32 products: "highest" (float32), "high" (three bfloat16 or one
+            TF32 pass) or "default" (whatever the device does fastest).
+        channels_last: Store convolutional activations channels last. XLA chooses layouts itself on
+            GPU and TPU; on the CPU it does not, and channels last is faster.
+    """
+
+    platform: str = "cpu"
+    matmul_precision: str = "highest"
+    channels_last: bool = True
+
+
+@dataclass(frozen=True)
+class Context:
+    """The call that is being lowered."""
+
+    node: fx.Node
+    options: LoweringOptions
+
+    @property
+    def out(self) -> Any:
+        """The node's `meta["val"]`: a fake tensor, a tuple of them, or a Python number."""
+        return self.node.meta["val"]
+
+    @property
+    def out_dtype(self) -> jnp.dtype:
+        """Element type of the (first) result."""
+        out = self.out
+        return to_jax((out if isinstance(out, torch.Tensor) else out[0]).dtype)
+
+    @property
+    def precision(self) -> jax.lax.Precision:
+        """Precision for float32 matrix products and convolutions."""
+        return jax.lax.Precision(self.options.matmul_precision)
+
+    def refuse(self, reason: str) -> LoweringError:
+        """The error to raise when this call turns out not to be lowerable."""
+        return LoweringError(self.node.name, str(self.node.target), reason)

@@ -1,0 +1,148 @@
+"""Runs a functional ATen graph on jax tracers, one table look-up per node.
+
+Convolutions leave their result stored channels last, and pointwise operators, pooling,
+normalisation and concatenation keep it so: the layout is chosen once for a whole chain, and
+transposes appear only where an operator needs torch's dimension order.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from dynamo_backends.errors import LoweringError
+from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.lowering.context import Context, LoweringOptions
+from dynamo_backends.xla.lowering.registry import (
+    Layout,
+    Lowering,
+    Promotion,
+    computation_dtype,
+    lookup,
+)
+from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last, logical
+
+
+class GraphLowering:
+    """Lowers one graph; call it under a jax trace with 64-bit types enabled."""
+
+    def __init__(self, graph: fx.Graph, options: LoweringOptions):
+        self._graph = graph
+        self._options = options
+        self._values: dict[fx.Node, Any] = {}
+        self._logical: dict[fx.Node, Any] = {}
+
+    def __call__(self, inputs: Sequence[Value]) -> list[Any]:
+        """Traces the graph.
+
+        Args:
+            inputs: One value per placeholder, in order.
+
+        Returns:
+            The graph's outputs, some of them `ChannelsLast`; non-tensor outputs as they are.
+
+        Raises:
+            LoweringError: An operator cannot be lowered; it names the node.
+        """
+        remaining = iter(inputs)
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                self._values[node] = next(remaining)
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "output":
+                return [self._values[a] if isinstance(a, fx.Node) else a for a in node.args[0]]
+            else:
+                raise LoweringError(node.name, str(node.target), f"{node.op} is not in normal form")
+        raise LoweringError("output", "output", "the graph has no output node")
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self._values[source][index]  # type: ignore[index]
+        lowering = lookup(node.target)
+        if lowering is None:
+            raise LoweringError(node.name, str(node.target), "it has no lowering")
+        context = Context(node, self._options)
+        try:
+            result = self._apply(lowering, context)
+            return _conform(result, node.meta["val"])
+        except LoweringError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                node.name, str(node.target), f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _apply(self, lowering: Lowering, context: Context) -> Any:
+        node = context.node
+        prefix = (context,) if lowering.wants_context else ()
+        if lowering.layout is Layout.RAW:
+            read = self._values.__getitem__
+        elif lowering.layout is Layout.POINTWISE:
+            return self._apply_pointwise(lowering, context, prefix)
+        else:
+            read = self._read_logical
+        args = fx.map_arg(node.args, read)
+        kwargs = fx.map_arg(node.kwargs, read)
+        return lowering.fn(*prefix, *args, **kwargs)
+
+    def _apply_pointwise(
+        self, lowering: Lowering, context: Context, prefix: tuple[Context, ...]
+    ) -> Any:
+        node = context.node
+        ndim = context.out.ndim
+        permuted = any(
+            isinstance(self._values[n], ChannelsLast) and self._values[n].ndim == ndim
+            for n in node.all_input_nodes
+        )
+
+        def read(n: fx.Node) -> Any:
+            value = self._values[n]
+            if not permuted:
+                return self._read_logical(n)
+            if isinstance(value, ChannelsLast):
+                if value.ndim == ndim:
+                    return value.array
+                value = self._read_logical(n)
+            if not isinstance(value, jax.Array) or value.ndim == 0:
+                return value
+            return channels_last(value.reshape((1,) * (ndim - value.ndim) + value.shape))
+
+        args = list(fx.map_arg(node.args, read))
+        kwargs = fx.map_arg(node.kwargs, read)
+        if lowering.promotion is not Promotion.NONE:
+            fakes = fx.map_arg(node.args, lambda n: n.meta["val"])
+            dtype = to_jax(computation_dtype(lowering, fakes))
+            for i in range(*lowering.operands.indices(len(args))):
+                if args[i] is not None:
+                    args[i] = jnp.asarray(args[i]).astype(dtype)
+        result = lowering.fn(*prefix, *args, **kwargs)
+        return ChannelsLast(result) if permuted else result
+
+    def _read_logical(self, node: fx.Node) -> Any:
+        value = self._values[node]
+        if not isinstance(value, ChannelsLast):
+            return value
+        if node not in self._logical:
+            self._logical[node] = logical(value)
+        return self._logical[node]
+
+
+def _conform(result: Any, expected: Any) -> Any:
+    """Gives a result the dtype that torch promises, and insists on the shape."""
+    if isinstance(expected, torch.Tensor):
+        shape = tuple(result.shape)
+        if shape != tuple(expected.shape):
+            raise ValueError(f"lowered to shape {shape}, torch says {tuple(expected.shape)}")
+        dtype = to_jax(expected.dtype)
+        if isinstance(result, ChannelsLast):
+            return ChannelsLast(result.array.astype(dtype))
+        return jnp.asarray(result).astype(dtype)
+    if isinstance(expected, list | tuple):
+        return tuple(_conform(r, e) for r, e in zip(result, expected, strict=True))
+    return result

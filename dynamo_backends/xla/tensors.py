@@ -1,0 +1,143 @@
+"""How torch tensors become XLA buffers and back: which memory layout, without copies if possible.
+
+XLA buffers are dense and row-major. A torch tensor that is dense in another dimension order
+(channels last, a transposed matrix) is handed over as its permutation that is row-major, and the
+program is told so; a tensor that is not dense (a slice, an expanded tensor) is copied.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The order of dimensions in memory, outermost first.
+
+    Attributes:
+        order: A permutation of the tensor's dimensions.
+        expanded: Dimensions with stride 0 that memory holds only once.
+    """
+
+    order: tuple[int, ...]
+    expanded: tuple[int, ...] = ()
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether memory holds the tensor's dimensions in their own order, each element."""
+        return not self.expanded and self.order == tuple(range(len(self.order)))
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether memory order is (N, *spatial, C)."""
+        n = len(self.order)
+        return n >= 3 and not self.expanded and self.order == (0, *range(2, n), 1)
+
+
+def row_major(ndim: int) -> Storage:
+    """The plain layout."""
+    return Storage(tuple(range(ndim)))
+
+
+def storage_of(value: Tensor) -> Storage:
+    """The storage that suits a (fake) tensor's strides: of an input, or promised of an output.
+
+    Args:
+        value: Any strided tensor. One that is not dense gets the row-major order.
+    """
+    expanded = tuple(
+        d for d, (n, s) in enumerate(zip(value.shape, value.stride(), strict=True)) if n > 1 and not s
+    )
+    if value.is_contiguous():
+        return row_major(value.ndim)
+    order = sorted(range(value.ndim), key=lambda d: (-value.stride(d), d))
+    if not expanded and not _is_dense(value, order):
+        return row_major(value.ndim)
+    return Storage(tuple(order), expanded)
+
+
+def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
+    expected = 1
+    for d in reversed(order):
+        if value.shape[d] != 1:
+            if value.stride(d) != expected:
+                return False
+            expected *= value.shape[d]
+    return True
+
+
+class Importer:
+    """Checks and permutes one input, as the program that was compiled for it expects.
+
+    Args:
+        value: The fake tensor that the program was compiled for.
+    """
+
+    def __init__(self, value: Tensor):
+        storage = storage_of(value)
+        if storage.expanded:
+            storage = row_major(value.ndim)
+        self.storage = storage
+        self.shape = tuple(value.shape)
+        self.dtype = value.dtype
+        self._permute = None if storage.is_row_major else storage.order
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A row-major tensor for XLA: the given one, a view of it, or else a copy.
+
+        Raises:
+            ValueError: Shape or dtype differ from what was compiled.
+        """
+        if tensor.shape != self.shape or tensor.dtype != self.dtype:
+            raise ValueError(
+                f"compiled for {self.dtype}{list(self.shape)}, "
+                f"called with {tensor.dtype}{list(tensor.shape)}"
+            )
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if self._permute is not None:
+            tensor = tensor.permute(self._permute)
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+class Exporter:
+    """Gives one output the strides that torch promises.
+
+    The program returns the dimensions in memory order, expanded ones with size 1; here they are
+    put back as a view.
+
+    Args:
+        value: The fake tensor with the promised shape and strides.
+    """
+
+    def __init__(self, value: Tensor):
+        self.storage = storage_of(value)
+        self._shape = tuple(value.shape)
+        self._stride = tuple(value.stride())
+        self._copy = self._needs_copy(value)
+        self.is_plain = self.storage.is_row_major and not self._copy
+
+    def _needs_copy(self, value: Tensor) -> bool:
+        if value.numel() == 0 or value.is_contiguous() or self.storage.expanded:
+            return False
+        return not _is_dense(value, self.storage.order)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The output as torch promises it."""
+        if self.is_plain:
+            return tensor
+        if self._copy:
+            result = torch.empty_strided(
+                self._shape, self._stride, dtype=tensor.dtype, device=tensor.device
+            )
+            return result.copy_(tensor)
+        inverse = [0] * len(self.storage.order)
+        for place, dim in enumerate(self.storage.order):
+            inverse[dim] = place
+        return tensor.permute(inverse).expand(self._shape)

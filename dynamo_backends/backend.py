@@ -184,12 +184,15 @@ class Backend(ABC):
         summary: One line for `dynamo-backends list`.
         Options: The frozen dataclass of its options.
         trains: Forward and backward graphs can be compiled, not only inference graphs.
+        dynamic_shapes: How graphs with symbolic shapes are run, for `dynamo-backends list`. The
+            pipeline compiles them once per concrete shape.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     Options: ClassVar[type[Options]] = Options
     trains: ClassVar[bool] = True
+    dynamic_shapes: ClassVar[str] = "one executable per shape"
 
     @abstractmethod
     def availability(self) -> Availability:

@@ -24,6 +24,7 @@ from dynamo_backends.errors import (
     LoweringError,
     VerificationError,
 )
+from dynamo_backends.graph.aliasing import is_replayed, separate_output_views
 from dynamo_backends.graph.cache import DiskCache, cache_folder
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -40,6 +41,8 @@ from dynamo_backends.verify import run_verified
 log = logging.getLogger("dynamo_backends")
 
 DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
+VIEW_OF_OUTPUT = "it is a view of another output"
+_BY_DESIGN = frozenset({DRAWN_BY_TORCH, VIEW_OF_OUTPUT})
 
 
 def compile_captured(
@@ -126,6 +129,7 @@ class CompiledGraph:
     def _compile(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
         start = time.perf_counter()
         separate_random_draws(graph)
+        separate_output_views(graph)
         if graph.weights:
             fold_batch_norm(graph)
         builder = _ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
@@ -163,7 +167,9 @@ class _ProgramBuilder:
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
         while True:
-            split = partition(self._graph, self._supports, self._options.min_block_size)
+            split = partition(
+                self._graph, self._supports, self._options.min_block_size, _BY_DESIGN
+            )
             self._check_fallbacks(split)
             executables = self._compile_blocks(split)
             if executables is not None:
@@ -174,6 +180,8 @@ class _ProgramBuilder:
     def _supports(self, node: fx.Node) -> Support:
         if node.name in self._refused:
             return Support(False, self._refused[node.name])
+        if is_replayed(node):
+            return Support(False, VIEW_OF_OUTPUT)
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             return self._supports(node.args[0])
         if is_random(node):
@@ -240,7 +248,7 @@ class _ProgramBuilder:
         if self._options.fallback != "error":
             return
         for node, reason in split.reasons.items():
-            if reason != DRAWN_BY_TORCH and node.target is not operator.getitem:
+            if reason not in _BY_DESIGN and node.target is not operator.getitem:
                 where = source_line(node)
                 raise FallbackRefusedError(
                     f"{self._backend.name} cannot run {node.target}: {reason}"
@@ -251,11 +259,11 @@ class _ProgramBuilder:
     def _describe(self, split: Partition) -> None:
         grouped: dict[tuple[str, str], list[fx.Node]] = {}
         for node, reason in split.reasons.items():
-            if node.target is not operator.getitem:
+            if node.target is not operator.getitem and reason != VIEW_OF_OUTPUT:
                 grouped.setdefault((str(node.target), reason), []).append(node)
         report = self._report
         report.fallbacks = tuple(
-            Fallback(op, reason, len(nodes), source_line(nodes[0]))
+            Fallback(op, reason, len(nodes), source_line(nodes[0]), reason in _BY_DESIGN)
             for (op, reason), nodes in grouped.items()
         )
         report.ops_in_eager = sum(f.count for f in report.fallbacks)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.errors import FallbackRefusedError
-from dynamo_backends.graph.freezing import Policy, Snapshot
+from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import GraphReport
 
@@ -87,33 +87,36 @@ class Block:
 
     def _bound(self, weights: Sequence[Tensor]) -> Bound:
         model = self._recent
-        ids = tuple(map(id, weights))
-        if model is not None and model.snapshot.ids == ids and model.is_current(weights):
+        key = pointers(weights)
+        if model is not None and model.snapshot.pointers == key and model.is_current(weights):
             return model.bound
         with self._lock:
-            return self._find(ids, weights).bound
+            return self._find(key, weights).bound
 
-    def _find(self, ids: tuple[int, ...], weights: Sequence[Tensor]) -> "_Model":
-        model = self._models.get(ids)
-        if model is None or not model.is_current(weights):
+    def _find(self, key: tuple[int, ...], weights: Sequence[Tensor]) -> "_Model":
+        model = self._models.get(key)
+        if model is None:  # weights that moved leave their old memory behind
+            for old in [k for k, m in self._models.items() if m.snapshot.is_of(weights)]:
+                model = self._models.pop(old)
+        if model is None or model.snapshot.pointers != key or not model.is_current(weights):
             changes = 0
             if model is not None:
                 changes = model.changes + 1
                 self._report.rebinds += 1
             bound, copied = self.executable.bind(weights)
-            snapshot = Snapshot(weights, copied, self._policy, lambda: self._forget(ids))
+            snapshot = Snapshot(weights, copied, self._policy, lambda: self._forget(key))
             model = _Model(bound, snapshot, changes)
-            self._models[ids] = model
+            self._models[key] = model
             while len(self._models) > _MODELS_PER_GRAPH:
                 self._models.popitem(last=False)
-        self._models.move_to_end(ids)
+        self._models.move_to_end(key)
         self._recent = model
         return model
 
-    def _forget(self, ids: tuple[int, ...]) -> None:
-        self._models.pop(ids, None)
+    def _forget(self, key: tuple[int, ...]) -> None:
+        self._models.pop(key, None)
         recent = self._recent
-        if recent is not None and recent.snapshot.ids == ids:
+        if recent is not None and recent.snapshot.pointers == key:
             self._recent = None
 
     def _fall_back(self, error: Exception) -> None:

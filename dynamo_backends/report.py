@@ -21,12 +21,14 @@ class Fallback:
         reason: Why the backend does not run it.
         count: How many calls of it the graph has.
         source: The user's line that made the first of them, "file:line, code", if known.
+        by_design: Running it in eager is what the pipeline wants (random numbers are torch's).
     """
 
     op: str
     reason: str
     count: int
     source: str | None = None
+    by_design: bool = False
 
 
 @dataclass
@@ -64,12 +66,12 @@ class GraphReport:
 
     def log_fallbacks(self) -> None:
         """Writes one line if anything fell back: never silently slow."""
-        if self.fallbacks:
+        if any(not f.by_design for f in self.fallbacks):
             total = self.ops_on_backend + self.ops_in_eager
             reasons = "; ".join(f"{f.count}x {f.op}: {f.reason}" for f in self.fallbacks[:5])
             more = f"; and {len(self.fallbacks) - 5} more" if len(self.fallbacks) > 5 else ""
             log.warning(
-                "%s: %d of %d operators of a %s graph run in eager (%s%s)",
+                "%s: %d of %d operators of one %s graph run in eager (%s%s)",
                 self.backend,
                 self.ops_in_eager,
                 total,

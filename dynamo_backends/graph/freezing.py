@@ -6,7 +6,11 @@
 | optimizers with `fused=True` | optimizer hook, contents |
 | `p.data.add_()`, writes through numpy, DLPack or the untyped storage | contents |
 | `p.data = new`, `set_` | address |
-| a new Parameter, `load_state_dict(assign=True)`, another instance of the module | identity |
+| a new Parameter, `load_state_dict(assign=True)`, another instance of the module | address |
+
+An address says more than an identity: as long as the snapshot keeps the old memory alive, another
+tensor at the same address with the same shape and strides (which Dynamo's guards ensure) is the
+same memory.
 
 Contents are sampled ("probe": a few elements of each weight, so an edit of single elements through
 an alias can slip through) or compared whole ("strict"). Only weights whose contents were copied
@@ -65,6 +69,11 @@ def _samples(tensor: Tensor) -> Tensor:
     return line[:: max(1, line.numel() // _SAMPLES)][:_SAMPLES]
 
 
+def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
+    """The addresses of the weights; what a snapshot is looked up by."""
+    return tuple(map(Tensor.data_ptr, weights))
+
+
 class Snapshot:
     """What a set of weights looked like when they were prepared.
 
@@ -80,11 +89,10 @@ class Snapshot:
         weights: Sequence[Tensor],
         copied: Collection[int],
         policy: Policy,
-        on_death: Callable[[], None] | None = None,
+        on_death: Callable[[], None] = lambda: None,
     ):
         _watch_optimizers()
-        self.ids = tuple(map(id, weights))
-        self._pointers = [w.data_ptr() for w in weights]
+        self.pointers = pointers(weights)
         self._copied = operator.itemgetter(*copied) if len(copied) > 1 else None
         self._single = next(iter(copied)) if len(copied) == 1 else None
         watched = self._watched(weights)
@@ -98,9 +106,11 @@ class Snapshot:
             by_dtype.setdefault(view.dtype, []).append(view)
         self._views = list(by_dtype.values())
         self._contents = [self._read(group) for group in self._views]
-        self._refs = (
-            [weakref.ref(w, lambda _: on_death()) for w in weights] if on_death is not None else []
-        )
+        self._refs = [weakref.ref(w, lambda _: on_death()) for w in weights]
+
+    def is_of(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these are the same tensor objects, wherever their memory is now."""
+        return all(ref() is w for ref, w in zip(self._refs, weights, strict=True))
 
     def _watched(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         if self._copied is not None:
@@ -112,9 +122,7 @@ class Snapshot:
         return torch.cat(views) if views[0].ndim == 1 else torch.cat([v.flatten() for v in views])
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        """Whether weights with the same identities still have the values of the snapshot."""
-        if [w.data_ptr() for w in weights] != self._pointers:
-            return False
+        """Whether weights at the same addresses still have the values of the snapshot."""
         watched = self._watched(weights)
         if not watched:
             return True

@@ -7,7 +7,7 @@ levels, never wait for each other in a circle, and there are as few of them as t
 kinds along any path demands. Nodes that draw random numbers keep their order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,13 +45,19 @@ class Partition:
     reasons: Mapping[fx.Node, str]
 
 
-def partition(graph: Graph, supports: SupportOf, min_block_size: int) -> Partition:
+def partition(
+    graph: Graph,
+    supports: SupportOf,
+    min_block_size: int,
+    expected: Collection[str] = (),
+) -> Partition:
     """Splits a graph.
 
     Args:
         graph: In normal form.
         supports: Decides on each `call_function` node.
-        min_block_size: Smaller blocks are left to eager, unless nothing else is in the graph.
+        min_block_size: Smaller blocks are left to eager, unless nothing splits the graph.
+        expected: Reasons for eager nodes that do not count as splitting the graph.
     """
     reasons: dict[fx.Node, str] = {}
     for node in graph.calls:
@@ -59,7 +65,7 @@ def partition(graph: Graph, supports: SupportOf, min_block_size: int) -> Partiti
         if not support:
             reasons[node] = support.reason
     levels = _levels(graph, reasons)
-    if reasons:
+    if any(reason not in expected for reason in reasons.values()):
         _drop_small_blocks(graph, levels, reasons, min_block_size)
         levels = _levels(graph, reasons)
     by_level: dict[int, list[fx.Node]] = {}

@@ -1,0 +1,281 @@
+"""Whatever torch promises beyond values: mutation, aliases, strides, dtypes, random numbers."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from tests.checking import check, copy_inputs, same, tensors
+
+OPENXLA = dynamo_backends.compiler("openxla")
+
+
+def test_in_place_operators_change_the_callers_tensors():
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1).mul_(y)
+        y[0] = 5
+        return x + y
+
+    with torch.no_grad():
+        check(fn, torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_in_place_on_a_view_of_an_input():
+    def fn(x: Tensor) -> Tensor:
+        x[:, 1:3].sigmoid_()
+        return x * 2
+
+    check(fn, torch.randn(4, 6))
+
+
+def test_two_inputs_that_share_memory():
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return y * 3
+
+    base = torch.arange(12.0)
+    compiled = torch.compile(fn, backend=OPENXLA)
+    a, b = base.clone(), base.clone()
+    assert torch.equal(compiled(a[:8], a[4:]), fn(b[:8], b[4:]))
+    assert torch.equal(a, b)
+
+
+def test_batch_norm_in_training_mode_updates_its_buffers():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train()
+    twin = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train()
+    twin.load_state_dict(module.state_dict())
+    compiled = torch.compile(module, backend=OPENXLA)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 3, 8, 8)
+            torch.testing.assert_close(compiled(x), twin(x))
+    for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def test_outputs_that_are_views_of_inputs_and_of_each_other():
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return x.t(), x[1:], y, y.view(-1), y.t(), x
+
+    check(fn, torch.randn(4, 6), ops_in_eager=0)
+
+
+def test_an_input_returned_as_it_is():
+    x = torch.randn(3)
+    compiled = torch.compile(lambda x: (x, x + 1), backend=OPENXLA)
+    assert compiled(x)[0] is x
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(3, 1).expand(3, 5),
+        torch.randn(8, 10)[::2, 1::3],
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(4, 6).t(),
+        torch.randn(2, 3, 4).permute(2, 0, 1),
+        torch.randn(0, 4),
+        torch.tensor(3.0),
+        torch.randn(9)[1:],
+        torch.randn(5, dtype=torch.complex64).conj(),
+        torch.randn(5, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["expanded", "strided", "channels_last", "transposed", "permuted", "empty", "0-d",
+         "misaligned", "conj", "neg"],
+)  # fmt: skip
+def test_unusual_inputs(x: Tensor):
+    check(lambda x: (x * 2 + 1, x.sum(), x.exp()), x)
+
+
+def test_inputs_whose_layout_changes_between_calls():
+    compiled = torch.compile(lambda x: x * 2 + x.sum(0), backend=OPENXLA)
+    x = torch.randn(6, 6)
+    for y in (x, x.t(), x.expand(6, 6), torch.randn(12, 12)[::2, ::2], x.t().contiguous()):
+        torch.testing.assert_close(compiled(y), y * 2 + y.sum(0))
+
+
+def test_channels_last_models_keep_their_layout():
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    module = module.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        check(module, torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last))
+
+
+def test_expanded_and_strided_outputs():
+    check(lambda x: ((x + 1).expand(4, 3), (x + 1).view(1, 3, 1).expand(2, 3, 5)), torch.randn(3))
+    check(lambda x: (x + 1)[::2], torch.randn(6, 3))
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    rest: dict[str, Any]
+
+
+def test_none_and_nested_outputs():
+    def fn(x: Tensor) -> Pair:
+        return Pair(x + 1, {"none": None, "list": [x * 2, (x - 1, 7)], "text": "a"})
+
+    check(fn, torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+     torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128],
+)  # fmt: skip
+def test_dtypes_are_kept(dtype: torch.dtype):
+    x = torch.tensor([0, 1, 3, 100]).to(dtype)
+    check(lambda x: (x, x == 1, x.reshape(2, 2).flip(0), torch.cat([x, x])), x)
+
+
+def test_64_bit_integers_and_floats_are_not_truncated():
+    big = torch.tensor([2**40 + 1, -(2**50) - 3])
+    check(lambda x: (x + 1, x * 2, x // 3), big)
+    tiny = torch.tensor([1 + 2.0**-40, 1.0], dtype=torch.float64)
+    compiled = torch.compile(lambda x: x - 1, backend=OPENXLA)
+    assert compiled(tiny)[0].item() == 2.0**-40
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_in_other_precisions(dtype: torch.dtype):
+    module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+    with torch.no_grad():
+        check(module.to(dtype).eval(), torch.randn(5, 16, dtype=dtype))
+
+
+class Sub(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+def test_tensor_subclasses_give_eagers_result():
+    x = torch.randn(3).as_subclass(Sub)
+    result = torch.compile(lambda x: x * 2 + 1, backend=OPENXLA)(x)
+    assert torch.equal(result.as_subclass(Tensor), x.as_subclass(Tensor) * 2 + 1)
+
+
+def test_random_numbers_equal_eagers_and_differ_between_calls():
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        a = torch.nn.functional.dropout(x * 2, 0.5, training=True)
+        b = torch.rand(3, 4) + torch.rand_like(x)
+        return a, b, torch.nn.functional.dropout(a + 1, 0.3, training=True)
+
+    x = torch.randn(3, 4)
+    compiled = torch.compile(fn, backend=OPENXLA)
+    with dynamo_backends.record() as reports:
+        torch.manual_seed(3)
+        first, second = compiled(x), compiled(x)
+    torch.manual_seed(3)
+    expected = fn(x), fn(x)
+    for ours, theirs in zip((first, second), expected, strict=True):
+        for o, t in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(o, t, rtol=1e-6, atol=0)
+    assert not torch.equal(first[0], second[0])
+    assert reports[0].blocks == 1, "drawing must not split the block"
+
+
+def test_autocast_to_bfloat16():
+    module = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+    def fn(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module(x)
+
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        result = torch.compile(fn, backend=OPENXLA)(x)
+        expected, precise = fn(x), module.double()(x.double())
+    same(expected, result, precise)
+    assert result.dtype == torch.bfloat16
+
+
+def test_inference_mode():
+    module = nn.Linear(4, 4).eval()
+    x = torch.randn(2, 4)
+    with torch.inference_mode():
+        result = torch.compile(module, backend=OPENXLA)(x)
+        assert result.is_inference()
+        torch.testing.assert_close(result, module(x))
+
+
+def test_gradients_are_right():
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(8 * 16, 10), nn.LayerNorm(10), nn.GELU(),
+    )  # fmt: skip
+    x = torch.randn(4, 3, 8, 8, requires_grad=True)
+    target = torch.randint(0, 10, (4,))
+
+    def gradients(model: Any, x: Tensor) -> list[Tensor]:
+        module.zero_grad()
+        x.grad = None
+        nn.functional.cross_entropy(model(x), target).backward()
+        return [x.grad, *(p.grad.clone() for p in module.parameters())]
+
+    state = {k: v.clone() for k, v in module.state_dict().items()}
+    with dynamo_backends.record() as reports:
+        ours = gradients(torch.compile(module, backend=OPENXLA), x)
+    module.load_state_dict(state)
+    theirs = gradients(module, x)
+    module.load_state_dict(state)
+    module.double()
+    precise = gradients(module, x.detach().double().requires_grad_())
+    same(theirs, ours, precise)
+    assert {r.kind for r in reports} == {"forward", "backward"}
+    assert sum(r.ops_in_eager for r in reports) == 0
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_dynamic_batch(grad: bool):
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    compiled = torch.compile(module, backend=OPENXLA, dynamic=True)
+    with dynamo_backends.record() as reports, torch.set_grad_enabled(grad):
+        for batch in (*range(1, 17), 5, 3):
+            x = torch.randn(batch, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    graphs = [r for r in reports if r.kind != "backward"]
+    assert len(graphs) <= 2, "batch 1 is special to Dynamo; everything else is one graph"
+    assert sum(r.executables for r in graphs) == 16
+
+
+def test_shapes_as_outputs_and_in_arithmetic():
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        n = x.shape[0]
+        return x.view(n // 2, 2, -1) * n, n, torch.arange(n), x.new_zeros(n, n + 1)
+
+    compiled = torch.compile(fn, backend=OPENXLA, dynamic=True)
+    for n in (4, 6, 10):
+        x = torch.randn(n, 3)
+        ours, theirs = compiled(x), fn(x)
+        assert ours[1] == theirs[1]
+        for o, t in zip(tensors(ours), tensors(theirs), strict=True):
+            torch.testing.assert_close(o, t)
+
+
+def test_python_control_flow_and_graph_breaks():
+    def fn(x: Tensor) -> Tensor:
+        x = x * 2
+        if x.sum() > 0:
+            return x.exp()
+        print("negative")
+        return x.abs() + len(x)
+
+    compiled = torch.compile(fn, backend=OPENXLA)
+    for x in (torch.ones(3), -torch.ones(3), torch.zeros(3)):
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+def test_eager_operators_in_the_middle():
+    def fn(x: Tensor) -> Tensor:
+        values, inverse = torch.unique(x.round(), return_inverse=True)
+        return torch.sin(inverse.float()) * 2 + values.sum()
+
+    check(fn, torch.randn(10), ops_in_eager=None, fullgraph=False)
+
+
+def test_copies_do_not_share_memory():
+    x = torch.randn(3)
+    a, b = copy_inputs((x, x))
+    assert a.data_ptr() != b.data_ptr() != x.data_ptr()

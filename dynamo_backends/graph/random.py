@@ -26,10 +26,26 @@ def dropout_mask(shape: Sequence[int], keep: float, device: torch.device) -> Ten
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a call draws from torch's generator."""
+    """Whether a call draws from torch's generator, with the arguments that it has."""
     if node.target is dropout_mask:
         return True
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return not any(_argument(node, name) == off for name, off in _SWITCHED_OFF)
+
+
+# Arguments with which a call that could draw random numbers does not.
+_SWITCHED_OFF = (("dropout_p", 0.0), ("train", False), ("training", False))
+
+
+def _argument(node: fx.Node, name: str) -> object:
+    """A call's argument by its name in the schema; its default if it is not given."""
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            if name in node.kwargs:
+                return node.kwargs[name]
+            return node.args[i] if i < len(node.args) else argument.default_value
+    return None
 
 
 def separate_random_draws(graph: Graph) -> None:

@@ -1,0 +1,139 @@
+"""Whether a compiled model is as accurate as eager, by the rule of PyTorch's benchmark runners."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import same
+from dynamo_backends.bench.suites.case import Inputs, call
+
+TOLERANCE = 1e-4
+"""Absolute and relative; PyTorch's runners take 1e-4 for inference in float32."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How a compiled model's outputs compare with eager's.
+
+    Attributes:
+        passed: Whether they are as accurate as eager's.
+        max_abs: Largest absolute difference from eager.
+        max_rel: Largest difference within one output, relative to that output's largest value.
+        detail: What is wrong; empty if nothing is.
+    """
+
+    passed: bool
+    max_abs: float
+    max_rel: float
+    detail: str = ""
+
+
+def check(
+    model: nn.Module,
+    compiled: Callable[..., Any],
+    inputs: Inputs,
+    tolerance: float = TOLERANCE,
+) -> Accuracy:
+    """Runs a model in eager, compiled and in float64, and compares.
+
+    Results pass if they are within the tolerance of eager's, or if their error against the float64
+    results is no more than a small multiple of eager's own: `torch._dynamo.utils.same`. Shapes,
+    dtypes and the structure of the outputs must be eager's as well.
+
+    Args:
+        model: The model, in eval mode.
+        compiled: Called with the same inputs.
+        inputs: Positional or keyword arguments; not changed.
+        tolerance: Absolute and relative.
+    """
+    expected = call(model, copy.deepcopy(inputs))
+    result = call(compiled, copy.deepcopy(inputs))
+    precise = reference(model, inputs)
+    return compare_outputs(expected, result, precise, tolerance)
+
+
+@torch.no_grad()
+def reference(model: nn.Module, inputs: Inputs) -> Any:
+    """The outputs of a copy of the model in float64 for the same inputs in float64."""
+    return call(copy.deepcopy(model).double(), pytree.tree_map_only(Tensor, _double, inputs))
+
+
+def compare_outputs(
+    expected: Any, result: Any, precise: Any, tolerance: float = TOLERANCE
+) -> Accuracy:
+    """Compares nested outputs.
+
+    Args:
+        expected: Eager's.
+        result: Those in question.
+        precise: The same in float64.
+        tolerance: Absolute and relative.
+    """
+    leaves, structure = pytree.tree_flatten(expected)
+    results, result_structure = pytree.tree_flatten(result)
+    if structure != result_structure:
+        found = f"the outputs have the structure {result_structure} instead of {structure}"
+        return Accuracy(False, float("inf"), float("inf"), found)
+    precise_leaves = pytree.tree_leaves(precise)
+    max_abs = max_rel = 0.0
+    wrong = []
+    for i, (e, r, p) in enumerate(zip(leaves, results, precise_leaves, strict=True)):
+        problem = _difference(e, r, p, tolerance)
+        if problem:
+            wrong.append(f"output {i} {problem}")
+        absolute, relative = distance(e, r)
+        max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
+    return Accuracy(not wrong, max_abs, max_rel, "; ".join(wrong))
+
+
+def _difference(expected: Any, result: Any, precise: Any, tolerance: float) -> str | None:
+    if not isinstance(expected, Tensor) or not isinstance(result, Tensor):
+        agree = type(expected) is type(result) and expected == result
+        return None if agree else f"is {_brief(result)} instead of {_brief(expected)}"
+    if expected.shape != result.shape or expected.dtype != result.dtype:
+        return f"is {_brief(result)} instead of {_brief(expected)}"
+    if not expected.is_floating_point() and not expected.is_complex():
+        differing = int((expected != result).sum())
+        return f"differs from eager in {differing} elements" if differing else None
+    quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    if same(expected, result, precise, tol=tolerance, equal_nan=True, log_error=quiet):
+        return None
+    return f"differs from eager by up to {distance(expected, result)[0]:.3e}"
+
+
+def distance(expected: Any, result: Any) -> tuple[float, float]:
+    """Largest absolute difference of two tensors, and the same relative to the largest value.
+
+    Returns:
+        Infinities if they cannot be compared; equal NaNs and infinities count as no difference.
+    """
+    if not isinstance(expected, Tensor) or not isinstance(result, Tensor):
+        return 0.0, 0.0
+    if expected.shape != result.shape:
+        return float("inf"), float("inf")
+    e, r = (t.detach().to("cpu", _widest(t.dtype)) for t in (expected, result))
+    unequal = (e != r) & ~(e.isnan() & r.isnan())
+    if not bool(unequal.any()):
+        return 0.0, 0.0
+    largest = (e[unequal] - r[unequal]).abs().max().item()
+    if largest != largest:  # one of the two is NaN
+        return float("inf"), float("inf")
+    scale = e[e.abs().isfinite()].abs().max().item() if bool(e.abs().isfinite().any()) else 0.0
+    return largest, largest / scale if scale else float("inf")
+
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _brief(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)

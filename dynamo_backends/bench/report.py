@@ -1,0 +1,181 @@
+"""Tables for people and JSON for programs."""
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dynamo_backends.bench.runner import Result
+from dynamo_backends.bench.statistics import Ratio, geometric_mean
+
+_PACKAGES = ("torch", "jax", "jaxlib", "numpy", "torchvision", "transformers")
+
+
+def make_console() -> Console:
+    """A console for reports; wide enough for their tables where no terminal says how wide."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def results_table(title: str, results: Sequence[Result]) -> Table:
+    """One line per model and backend: times, speedup, accuracy, graphs, operators, compile time."""
+    several = len({result.backend for result in results}) > 1
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "backend") if several else ("model",):
+        table.add_column(name)
+    for name in ("eager\nms", "\nms", "ratio\n\\[95% CI]", "largest\ndifference", "\ngraphs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("ops on\nbackend", "ops in\neager", "compile\ns", "\nright"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        head = [result.model, result.backend] if several else [result.model]
+        table.add_row(*head, *_cells(result))
+    return table
+
+
+def _cells(result: Result) -> list[str]:
+    compiled, timing, accuracy = result.compiled, result.timing, result.accuracy
+    return [
+        _milliseconds(result.eager.median) if result.eager else "-",
+        _milliseconds(timing.median) if timing else "-",
+        format_ratio(timing.speedup) if timing else "-",
+        f"{accuracy.max_abs:.1e}" if accuracy else "-",
+        str(compiled.graphs) if compiled else "-",
+        _count(compiled.ops_on_backend) if compiled else "-",
+        _count(compiled.ops_in_eager) if compiled else "-",
+        f"{compiled.first_call_s:.1f}" if compiled else "-",
+        "[green]yes[/]" if result.passed else "[bold red]NO[/]",
+    ]
+
+
+def format_ratio(ratio: Ratio) -> str:
+    """A speedup and its interval, such as "1.62 [1.58, 1.66]" (escaped for rich)."""
+    return rf"{ratio.value:.2f} \[{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A backend's speedups over several models.
+
+    Attributes:
+        mean: Their geometric mean.
+        lowest: The smallest.
+        models: How many there are: those that ran and were right.
+    """
+
+    mean: float
+    lowest: float
+    models: int
+
+
+def summarize(results: Iterable[Result]) -> dict[str, Summary]:
+    """The speedups of each backend in short."""
+    speedups: dict[str, list[float]] = {}
+    for result in results:
+        if result.timing is not None:
+            speedups.setdefault(result.backend, []).append(result.timing.speedup.value)
+    return {name: Summary(geometric_mean(s), min(s), len(s)) for name, s in speedups.items()}
+
+
+def as_record(result: Result) -> dict[str, Any]:
+    """A result as plain data, for JSON; times in milliseconds."""
+    timing, compiled, accuracy = result.timing, result.compiled, result.accuracy
+    return {
+        "model": result.model,
+        "backend": result.backend,
+        "passed": result.passed,
+        "error": result.error,
+        "eager_ms": result.eager.median * 1e3 if result.eager else None,
+        "ms": timing.median * 1e3 if timing else None,
+        "ratio": timing.speedup.value if timing else None,
+        "ratio_95": [timing.speedup.low, timing.speedup.high] if timing else None,
+        "max_abs": accuracy.max_abs if accuracy else None,
+        "max_rel": accuracy.max_rel if accuracy else None,
+        "graphs": compiled.graphs if compiled else None,
+        "ops_on_backend": compiled.ops_on_backend if compiled else None,
+        "ops_in_eager": compiled.ops_in_eager if compiled else None,
+        "fallbacks": [[f.op, f.reason, f.count] for f in compiled.fallbacks] if compiled else [],
+        "first_call_s": compiled.first_call_s if compiled else None,
+        "backend_compile_s": compiled.backend_s if compiled else None,
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What a measurement depends on: versions, processor, threads, devices."""
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "versions": versions,
+    }
+
+
+def environment_line() -> str:
+    """`environment` in one line, for the head of a table."""
+    facts = environment()
+    device = facts["cuda"] or facts["processor"]
+    versions = facts["versions"]
+    return (
+        f"{device}, {facts['torch_threads']} torch threads; Python {facts['python']},"
+        f" torch {versions['torch']}, jax {versions['jax']}"
+    )
+
+
+def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) -> None:
+    """Writes measurements with their environment; the file appears whole or not at all.
+
+    Args:
+        path: File to write; its folder is made if absent.
+        kind: What was measured.
+        records: One per row.
+        **more: Further top-level entries, such as the settings.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"kind": kind, "environment": environment(), **more, "results": list(records)}
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=2)
+            file.write("\n")
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else str(number)

@@ -1,0 +1,220 @@
+"""Compiles a model with a backend, checks it against eager and times both."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import Fallback, GraphReport, record
+from dynamo_backends.bench.accuracy import Accuracy, check
+from dynamo_backends.bench.statistics import Timing, compare
+from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
+
+
+@dataclass
+class Compiled:
+    """A compiled model after its first call.
+
+    Attributes:
+        function: Call it like the model.
+        backend: Name of the backend.
+        first_call_s: Seconds of the first call: capture, compilation and one run.
+        graphs: How many graphs Dynamo captured.
+        reports: What became of them; empty for a backend of another package.
+    """
+
+    function: Callable[..., Any]
+    backend: str
+    first_call_s: float
+    graphs: int
+    reports: list[GraphReport] = field(repr=False)
+
+    @property
+    def ops_on_backend(self) -> int | None:
+        """ATen calls that the backend runs; None if it does not report."""
+        return sum(r.ops_on_backend for r in self.reports) if self.reports else None
+
+    @property
+    def ops_in_eager(self) -> int | None:
+        """ATen calls left to eager; None if the backend does not report."""
+        return sum(r.ops_in_eager for r in self.reports) if self.reports else None
+
+    @property
+    def backend_s(self) -> float | None:
+        """Seconds of the first call spent in the backend; None if it does not report."""
+        return sum(r.compile_seconds for r in self.reports) if self.reports else None
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        """Operators that run in eager, with reasons."""
+        return [fallback for report in self.reports for fallback in report.fallbacks]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model on one backend; times in seconds.
+
+    Attributes:
+        model: Name of the model.
+        backend: Name of the backend.
+        eager: Times of eager; None if the backend failed.
+        timing: Times of the compiled model; None if the backend failed.
+        accuracy: Comparison with eager; None if the backend failed.
+        compiled: The compiled model; None if the backend failed.
+        error: Why the backend failed; empty if it did not.
+    """
+
+    model: str
+    backend: str
+    eager: Timing | None = None
+    timing: Timing | None = None
+    accuracy: Accuracy | None = None
+    compiled: Compiled | None = None
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the backend ran the model and its results are right."""
+        return self.accuracy is not None and self.accuracy.passed
+
+    def without_model(self) -> "Result":
+        """The same without the compiled code, which keeps the model's weights alive."""
+        if self.compiled is None:
+            return self
+        reports = [dataclasses.replace(r, executable=None) for r in self.compiled.reports]
+        compiled = dataclasses.replace(self.compiled, function=_released, reports=reports)
+        return dataclasses.replace(self, compiled=compiled)
+
+
+def _released(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("this result was kept without its model")
+
+
+def compile_model(
+    model: nn.Module,
+    inputs: Inputs,
+    backend: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Compiled:
+    """Compiles a model through `torch.compile` and calls it once.
+
+    Args:
+        model: The model.
+        inputs: Its arguments; not changed.
+        backend: Name of a Dynamo backend.
+        options: The backend's options.
+        **settings: Further arguments of `torch.compile`, such as `fullgraph`.
+    """
+    function = torch.compile(
+        model, backend=backend, options=dict(options) if options else None, **settings
+    )
+    before = _captured()
+    arguments = copy.deepcopy(inputs)
+    with record() as reports:
+        start = time.perf_counter()
+        call(function, arguments)
+        seconds = time.perf_counter() - start
+    return Compiled(function, backend, seconds, _captured() - before, reports)
+
+
+def _captured() -> int:
+    """Graphs that Dynamo captured in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def measure(
+    model: nn.Module,
+    inputs: Inputs,
+    backends: Sequence[str],
+    *,
+    name: str = "",
+    rounds: int = 20,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    synchronize: Callable[[], None] | None = None,
+    on_step: Callable[[str], None] | None = None,
+) -> list[Result]:
+    """Compiles a model with each backend, checks each, and times the right ones interleaved.
+
+    Call it under `torch.no_grad()` or `torch.inference_mode()` to measure inference. A backend that
+    raises or whose results are wrong is reported and does not stop the others; it is not timed.
+
+    Args:
+        model: The model, on its device.
+        inputs: Its arguments, on the same device.
+        backends: Names of Dynamo backends.
+        name: Of the model, for the results.
+        rounds: Samples of each.
+        options: By backend.
+        synchronize: Waits for an asynchronous device.
+        on_step: Told what happens next: "compile <backend>", then "round" after each round.
+    """
+    tell = on_step or (lambda _: None)
+    results: dict[str, Result] = {}
+    torch.compiler.reset()
+    for backend in backends:
+        tell(f"compile {backend}")
+        results[backend] = _compile_and_check(
+            name, model, inputs, backend, (options or {}).get(backend)
+        )
+    runs: dict[str, Callable[[], Any]] = {"eager": lambda: call(model, inputs)}
+    for backend, result in results.items():
+        if result.compiled is not None and result.passed:
+            runs[f"compiled {backend}"] = _runner(result.compiled, inputs)
+    timings = compare(runs, rounds, synchronize=synchronize, on_round=lambda: tell("round"))
+    return [
+        dataclasses.replace(
+            result, eager=timings["eager"], timing=timings.get(f"compiled {backend}")
+        )
+        for backend, result in results.items()
+    ]
+
+
+def measure_case(
+    case: ModelCase, backends: Sequence[str], device: str = "cpu", **how: Any
+) -> list[Result]:
+    """`measure` for a model of a suite, on a device."""
+    model = case.make().to(device)
+    inputs = to_device(case.inputs(), device)
+    return measure(model, inputs, backends, name=case.name, **how)
+
+
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """Moves every tensor among the inputs."""
+    moved: Inputs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), inputs)
+    return moved
+
+
+def _runner(compiled: Compiled, inputs: Inputs) -> Callable[[], Any]:
+    return lambda: call(compiled.function, inputs)
+
+
+def _compile_and_check(
+    name: str,
+    model: nn.Module,
+    inputs: Inputs,
+    backend: str,
+    options: Mapping[str, Any] | None,
+) -> Result:
+    try:
+        compiled = compile_model(model, inputs, backend, options=options)
+        accuracy = check(model, compiled.function, inputs)
+    except Exception as error:  # reported as the result: the others still have their turn
+        return Result(name, backend, error=brief_error(error))
+    return Result(name, backend, accuracy=accuracy, compiled=compiled, error=accuracy.detail)
+
+
+def brief_error(error: BaseException) -> str:
+    """An exception in one line; for Dynamo's "backend failed", what the backend raised."""
+    inner = getattr(error, "inner_exception", None) or error
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return f"{type(inner).__name__}: {' '.join(lines[:2])}"

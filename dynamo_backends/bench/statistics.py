@@ -1,0 +1,159 @@
+"""Measuring what runs faster, with the uncertainty of the answer.
+
+Candidates are interleaved: each round times every one of them once, in a random order, so that a
+machine that slows down for a while slows them all. Before each there is a pause, in which the
+threads of the one before stop spinning: torch's OpenMP threads do for about 8 ms.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PAUSE_S = 0.03
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A speedup with its 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one candidate.
+
+    Attributes:
+        name: The candidate's.
+        samples: Seconds per call, one of each round.
+        speedup: Median time of the baseline over this one's; 1 for the baseline itself.
+    """
+
+    name: str
+    samples: tuple[float, ...]
+    speedup: Ratio
+
+    @property
+    def median(self) -> float:
+        """Median seconds per call."""
+        return statistics.median(self.samples)
+
+
+def compare(
+    callables: dict[str, Callable[[], Any]],
+    rounds: int,
+    pause_s: float = PAUSE_S,
+    warmup: int = 2,
+    *,
+    repeat: int = 1,
+    lead_in: int = 1,
+    baseline: str | None = None,
+    synchronize: Callable[[], None] | None = None,
+    on_round: Callable[[], None] | None = None,
+    seed: int = 0,
+) -> dict[str, Timing]:
+    """Times candidates against each other.
+
+    Args:
+        callables: What to time, by name.
+        rounds: Samples of each.
+        pause_s: Sleep before each sample, in seconds.
+        warmup: Untimed calls of each before the first round.
+        repeat: Calls per sample; a sample is their mean. For calls of some microseconds.
+        lead_in: Untimed calls after each pause, which wake the threads that slept.
+        baseline: What the speedups refer to; the first candidate unless given.
+        synchronize: Called before and after each sample, for asynchronous devices.
+        on_round: Called after each round, to show progress.
+        seed: Of the order within the rounds, and of the confidence intervals.
+
+    Raises:
+        ValueError: There is nothing to time, or the baseline is not among the candidates.
+    """
+    if not callables or rounds < 1 or repeat < 1:
+        raise ValueError("compare() needs at least one candidate, one round and one repetition")
+    baseline = next(iter(callables)) if baseline is None else baseline
+    if baseline not in callables:
+        raise ValueError(f"baseline {baseline!r} is not one of: {', '.join(callables)}")
+    for function in callables.values():
+        for _ in range(warmup):
+            function()
+    samples: dict[str, list[float]] = {name: [] for name in callables}
+    order = list(callables)
+    shuffler = random.Random(seed)
+    for _ in range(rounds):
+        shuffler.shuffle(order)
+        for name in order:
+            time.sleep(pause_s)
+            samples[name].append(_sample(callables[name], repeat, lead_in, synchronize))
+        if on_round is not None:
+            on_round()
+    return {
+        name: Timing(name, tuple(times), speedup(samples[baseline], times, seed=seed))
+        for name, times in samples.items()
+    }
+
+
+def _sample(
+    function: Callable[[], Any],
+    repeat: int,
+    lead_in: int,
+    synchronize: Callable[[], None] | None,
+) -> float:
+    for _ in range(lead_in):
+        function()
+    if synchronize is not None:
+        synchronize()
+    start = time.perf_counter()
+    for _ in range(repeat):
+        function()
+    if synchronize is not None:
+        synchronize()
+    return (time.perf_counter() - start) / repeat
+
+
+def speedup(
+    baseline: Sequence[float], times: Sequence[float], resamples: int = 2000, seed: int = 0
+) -> Ratio:
+    """Ratio of two medians with a 95% bootstrap interval.
+
+    Rounds are drawn as a whole, so that what disturbed both candidates in a round cancels.
+
+    Args:
+        baseline: Times of the baseline, by round.
+        times: Times of the candidate, by round.
+        resamples: Number of bootstrap samples.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: The two have different numbers of rounds.
+    """
+    if len(baseline) != len(times) or not times:
+        raise ValueError(f"{len(baseline)} rounds of the baseline but {len(times)} of the other")
+    first, second = np.asarray(baseline, float), np.asarray(times, float)
+    drawn = np.random.default_rng(seed).integers(len(first), size=(resamples, len(first)))
+    ratios = np.median(first[drawn], axis=1) / np.median(second[drawn], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    value = float(np.median(first) / np.median(second))
+    return Ratio(value, min(float(low), value), max(float(high), value))
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers; NaN of none.
+
+    Raises:
+        ValueError: A value is not positive.
+    """
+    logarithms = []
+    for value in values:
+        if not value > 0:
+            raise ValueError(f"a geometric mean needs positive numbers, got {value}")
+        logarithms.append(math.log(value))
+    return math.exp(statistics.fmean(logarithms)) if logarithms else math.nan

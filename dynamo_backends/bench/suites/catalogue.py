@@ -1,0 +1,53 @@
+"""The suites by name."""
+
+import difflib
+from collections.abc import Callable, Iterable
+
+from dynamo_backends.bench.suites.case import ModelCase, Scale
+from dynamo_backends.bench.suites.classic import classic
+from dynamo_backends.bench.suites.control_flow import control_flow
+from dynamo_backends.bench.suites.recurrent import recurrent
+from dynamo_backends.bench.suites.transformers import transformers
+from dynamo_backends.bench.suites.unet import unet
+
+SUITES: dict[str, Callable[[Scale, int], list[ModelCase]]] = {
+    "classic": classic,
+    "transformers": transformers,
+    "recurrent": recurrent,
+    "unet": unet,
+    "control_flow": control_flow,
+}
+"""Name to a function of scale and batch size. Listing a suite imports no model library."""
+
+
+def suite(name: str, scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
+    """The models of a suite.
+
+    Args:
+        name: A key of `SUITES`.
+        scale: "bench" for sizes as published, "test" for small ones.
+        batch: Examples per call.
+
+    Raises:
+        ValueError: There is no such suite.
+    """
+    if name not in SUITES:
+        raise ValueError(f"unknown suite {name!r}; there are: {', '.join(SUITES)}")
+    return SUITES[name](scale, batch)
+
+
+def find_cases(cases: Iterable[ModelCase], names: Iterable[str]) -> list[ModelCase]:
+    """The named models, in the order of the names.
+
+    Raises:
+        ValueError: A name is not among the models; the message has the nearest one.
+    """
+    known = {case.name: case for case in cases}
+    found = []
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown model {name!r}.{hint} There are: {', '.join(known)}")
+        found.append(known[name])
+    return found

@@ -1,0 +1,286 @@
+"""Fused attention operators, as one softmax(QKᵀ·scale + mask)·V program that XLA fuses."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from torch import fx
+
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
+from dynamo_backends.xla.lowering.registry import lowers
+
+
+def _argument(node: fx.Node, name: str, default: Any) -> Any:
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == name:
+            if not argument.kwarg_only and position < len(node.args):
+                return node.args[position]
+            return node.kwargs.get(name, default)
+    return default
+
+
+def _drops(node: fx.Node) -> str | None:
+    if _argument(node, "dropout_p", 0.0):
+        return "attention with dropout draws random numbers"
+    return None
+
+
+def _debugs(node: fx.Node) -> str | None:
+    if _argument(node, "return_debug_mask", False):
+        return "it returns a debug mask"
+    return _drops(node)
+
+
+def _scores(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+) -> jax.Array:
+    """QKᵀ·scale + mask of (B, H, L, E) and (B, H, S, E), in the accumulation dtype."""
+    dtype = accumulation_dtype(query.dtype)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    batch = tuple(range(query.ndim - 2))
+    scores = lax.dot_general(
+        query,
+        key,
+        (((query.ndim - 1,), (key.ndim - 1,)), (batch, batch)),
+        precision=ctx.precision,
+        preferred_element_type=dtype,
+    )
+    scores = scores * dtype.type(scale)
+    if is_causal:
+        length, size = scores.shape[-2:]
+        visible = lax.iota(jnp.int32, length)[:, None] >= lax.iota(jnp.int32, size)
+        scores = jnp.where(visible, scores, -jnp.inf)
+    if mask is not None:
+        if mask.dtype == jnp.bool_:
+            scores = jnp.where(mask, scores, -jnp.inf)
+        else:
+            scores = scores + mask.astype(dtype)
+    return scores
+
+
+def _logsumexp(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The log-sum-exp over the last dimension (−inf for a row that sees nothing), kept as 1."""
+    top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
+    shift = jnp.where(jnp.isneginf(top), 0, top)
+    weights = jnp.exp(scores - shift)
+    total = jnp.sum(weights, -1, keepdims=True)
+    return weights / jnp.where(total == 0, 1, total), jnp.log(total) + shift
+
+
+def _grouped(query: jax.Array, x: jax.Array) -> jax.Array:
+    """Repeats the heads of keys or values for grouped-query attention."""
+    times = query.shape[1] // x.shape[1]
+    return x if times == 1 else jnp.repeat(x, times, axis=1)
+
+
+def attend(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention without dropout.
+
+    Args:
+        ctx: The call.
+        query: (B, H, L, E).
+        key: (B, H or a divisor, S, E).
+        value: (B, H or a divisor, S, Ev).
+        mask: Bool (True: visible) or additive, broadcastable to (B, H, L, S).
+        is_causal: Query i sees keys 0 to i.
+        scale: 1/√E if None.
+
+    Returns:
+        The result (B, H, L, Ev), and the log-sum-exp of the scores (B, H, L). A query that sees
+        no key gives zeros.
+    """
+    key, value = _grouped(query, key), _grouped(query, value)
+    weights, logsumexp = _logsumexp(_scores(ctx, query, key, mask, is_causal, scale))
+    batch = tuple(range(query.ndim - 2))
+    out = lax.dot_general(
+        weights.astype(value.dtype),
+        value,
+        (((query.ndim - 1,), (query.ndim - 2,)), (batch, batch)),
+        precision=ctx.precision,
+        preferred_element_type=weights.dtype,
+    )
+    return out, logsumexp[..., 0]
+
+
+def _fill(ctx: Context, *known: jax.Array) -> tuple[Any, ...]:
+    """Completes the results of a fused operator: seeds and offsets, which nothing reads, are 0."""
+    rest = ctx.out[len(known) :]
+    return *known, *(jnp.zeros(x.shape) if hasattr(x, "shape") else x for x in rest)
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu.default", when=_drops)
+def flash_attention_for_cpu(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    return attend(ctx, query, key, value, attn_mask, is_causal, scale)
+
+
+@lowers("_scaled_dot_product_flash_attention.default", when=_debugs)
+def flash_attention(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    return _fill(ctx, *attend(ctx, query, key, value, None, is_causal, scale))
+
+
+@lowers("_scaled_dot_product_efficient_attention.default", when=_drops)
+def efficient_attention(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attn_bias: jax.Array | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """The log-sum-exp's last dimension is padded (with +inf, as CUDA's kernel leaves it)."""
+    out, logsumexp = attend(ctx, query, key, value, attn_bias, is_causal, scale)
+    return _fill(ctx, out, _fit(logsumexp, ctx.out[1].shape))
+
+
+@lowers("_scaled_dot_product_cudnn_attention.default", when=_debugs)
+def cudnn_attention(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attn_bias: jax.Array | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    out, logsumexp = attend(ctx, query, key, value, attn_bias, is_causal, scale)
+    return _fill(ctx, out, _fit(logsumexp, ctx.out[1].shape))
+
+
+@lowers("_scaled_dot_product_fused_attention_overrideable.default", when=_debugs)
+def overrideable_attention(
+    ctx: Context,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attn_bias: jax.Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    return _fill(ctx, *attend(ctx, query, key, value, attn_bias, is_causal, scale))
+
+
+def _fit(logsumexp: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Brings (B, H, L) to the shape a CUDA operator promises: padded, trailing 1, or empty."""
+    if len(shape) == 4:
+        return logsumexp[..., None]
+    if 0 in shape:
+        return jnp.zeros(shape, logsumexp.dtype)
+    padding = [(0, 0), (0, 0), (0, shape[2] - logsumexp.shape[2])]
+    return jnp.pad(logsumexp, padding, constant_values=jnp.inf)
+
+
+def attend_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of `attend` for query, key, value and the scores before masking.
+
+    The weights are rebuilt from the saved log-sum-exp, as in the flash attention paper
+    (arXiv:2205.14135): dS = P · (dP − rowsum(dO · O)).
+    """
+    dtype = accumulation_dtype(query.dtype)
+    factor = dtype.type(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    shared_key, shared_value = key, value
+    key, value = _grouped(query, key), _grouped(query, value)
+    batch = tuple(range(query.ndim - 2))
+    row, column = query.ndim - 2, query.ndim - 1
+
+    def product(x: jax.Array, y: jax.Array, over_x: int, over_y: int) -> jax.Array:
+        dims = (((over_x,), (over_y,)), (batch, batch))
+        return lax.dot_general(x, y, dims, precision=ctx.precision, preferred_element_type=dtype)
+
+    scores = _scores(ctx, query, key, mask, is_causal, scale)
+    total = logsumexp.astype(dtype)[..., None]
+    weights = jnp.exp(scores - jnp.where(jnp.isneginf(total), 0, total))
+    narrow = weights.astype(query.dtype)
+    grad_value = product(narrow, grad_out, row, row)
+    grad_weights = product(grad_out, value, column, column)
+    inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1, keepdims=True)
+    grad_scores = weights * (grad_weights - inner)
+    scaled = (grad_scores * factor).astype(query.dtype)
+    grad_query = product(scaled, key, column, row)
+    grad_key = product(scaled, query, row, row)
+    grad_key = _ungrouped(grad_key, shared_key)
+    return grad_query, grad_key, _ungrouped(grad_value, shared_value), grad_scores
+
+
+def _ungrouped(grad: jax.Array, shared: jax.Array) -> jax.Array:
+    if grad.shape[1] == shared.shape[1]:
+        return grad
+    batch, heads, *rest = grad.shape
+    return grad.reshape(batch, shared.shape[1], heads // shared.shape[1], *rest).sum(2)
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default", when=_drops)
+def flash_attention_for_cpu_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return attend_backward(
+        ctx, grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale
+    )[:3]

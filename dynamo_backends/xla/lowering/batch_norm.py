@@ -1,0 +1,264 @@
+"""Batch normalisation and its gradient, in either memory layout.
+
+All of them work on (array, channel axis) pairs, so that a value which arrives channels last leaves
+channels last. Statistics are float32 for bfloat16 and float16, and take two passes.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+from torch import fx
+
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.reduction import widen
+from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
+
+
+class _Channels:
+    """Broadcasting and reduction per channel, for values that share one layout."""
+
+    def __init__(self, *values: Value):
+        self._last = any(isinstance(v, ChannelsLast) for v in values)
+        self.arrays = [widen(channels_last(v) if self._last else v) for v in values]  # type: ignore[arg-type]
+        self._shape = self.arrays[0].shape
+        axis = len(self._shape) - 1 if self._last else 1
+        self.others = tuple(a for a in range(len(self._shape)) if a != axis)
+        self.count = math.prod(self._shape[a] for a in self.others)
+
+    def spread(self, vector: Array) -> Array:
+        """A vector of one number per channel, ready to broadcast."""
+        shape = [1] * len(self._shape)
+        shape[-1 if self._last else 1] = vector.shape[0]
+        return widen(vector).reshape(shape)
+
+    def total(self, x: Array) -> Array:
+        return jnp.sum(x, self.others)
+
+    def wrap(self, x: Array) -> Value:
+        return ChannelsLast(x) if self._last else x
+
+
+def _statistics(channels: _Channels) -> tuple[Array, Array]:
+    x = channels.arrays[0]
+    mean = jnp.mean(x, channels.others)
+    return mean, jnp.mean(jnp.square(x - channels.spread(mean)), channels.others)
+
+
+def _normalise(
+    channels: _Channels,
+    mean: Array,
+    invstd: Array,
+    weight: Array | None,
+    bias: Array | None,
+) -> Value:
+    scale = widen(invstd) if weight is None else widen(invstd) * widen(weight)
+    x = (channels.arrays[0] - channels.spread(mean)) * channels.spread(scale)
+    return channels.wrap(x if bias is None else x + channels.spread(bias))
+
+
+def _saved(ctx: Context, index: int, value: Array) -> Array:
+    """A statistic for the backward; outside training torch leaves it empty on the CPU."""
+    shape = ctx.out[index].shape
+    return value if tuple(shape) == value.shape else jnp.zeros(shape, value.dtype)
+
+
+def _inference(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array,
+    var: Array,
+    eps: float,
+) -> tuple[Value, Array, Array]:
+    invstd = lax.rsqrt(widen(var) + eps)
+    out = _normalise(_Channels(x), mean, invstd, weight, bias)
+    return out, _saved(ctx, 1, mean), _saved(ctx, 2, invstd)
+
+
+def _training(
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array, Array | None, Array | None]:
+    channels = _Channels(x)
+    mean, var = _statistics(channels)
+    invstd = lax.rsqrt(var + eps)
+    if running_mean is not None:
+        running_mean = momentum * mean + (1 - momentum) * widen(running_mean)
+    if running_var is not None:
+        unbiased = var * (channels.count / max(channels.count - 1, 0.5))
+        running_var = momentum * unbiased + (1 - momentum) * widen(running_var)
+    out = _normalise(channels, mean, invstd, weight, bias)
+    return out, mean, invstd, running_mean, running_var
+
+
+@lowers("_native_batch_norm_legit_no_training.default", layout=Layout.RAW)
+def batch_norm_no_training(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array]:
+    return _inference(ctx, x, weight, bias, running_mean, running_var, eps)
+
+
+@lowers("_native_batch_norm_legit.no_stats", layout=Layout.RAW)
+def batch_norm_no_stats(
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array]:
+    return _training(x, weight, bias, None, None, momentum, eps)[:3]
+
+
+@lowers("_native_batch_norm_legit_functional.default", layout=Layout.RAW)
+def batch_norm_functional(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array, Array | None, Array | None]:
+    if training:
+        return _training(x, weight, bias, running_mean, running_var, momentum, eps)
+    out = _inference(ctx, x, weight, bias, running_mean, running_var, eps)
+    return *out, running_mean, running_var
+
+
+def _updates_in_place(node: fx.Node) -> str | None:
+    if node.args[5] and node.args[3] is not None:
+        return "it updates the running statistics in place"
+    return None
+
+
+@lowers("native_batch_norm.default", layout=Layout.RAW, when=_updates_in_place)
+def native_batch_norm(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array]:
+    if training:
+        return _training(x, weight, bias, None, None, momentum, eps)[:3]
+    assert running_mean is not None and running_var is not None
+    return _inference(ctx, x, weight, bias, running_mean, running_var, eps)
+
+
+@lowers("_batch_norm_with_update_functional.default", layout=Layout.RAW)
+def batch_norm_with_update(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array, Array, Array | None, Array | None]:
+    out = _training(x, weight, bias, running_mean, running_var, momentum, eps)
+    return *out[:3], jnp.zeros(ctx.out[3].shape, jnp.uint8), *out[3:]
+
+
+@lowers("_batch_norm_no_update.default", layout=Layout.RAW)
+def batch_norm_no_update(
+    ctx: Context,
+    x: Value,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Array, Array, Array]:
+    out = _inference(ctx, x, weight, bias, running_mean, running_var, eps)
+    return *out, jnp.zeros(ctx.out[3].shape, jnp.uint8)
+
+
+@lowers("native_batch_norm_backward.default", layout=Layout.RAW)
+def native_batch_norm_backward(
+    grad_out: Value,
+    x: Value,
+    weight: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_invstd: Array | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, Array | None, Array | None]:
+    channels = _Channels(grad_out, x)
+    grad, values = channels.arrays
+    if train:
+        mean, invstd = save_mean, save_invstd
+    else:
+        mean, invstd = running_mean, lax.rsqrt(widen(running_var) + eps)  # type: ignore[arg-type]
+    assert mean is not None and invstd is not None
+    invstd = widen(invstd)
+    normalised = (values - channels.spread(mean)) * channels.spread(invstd)
+    grad_bias = channels.total(grad)
+    grad_weight = channels.total(grad * normalised)
+    grad_x = None
+    if output_mask[0]:
+        if train:
+            share = normalised * channels.spread(grad_weight / channels.count)
+            grad = grad - channels.spread(grad_bias / channels.count) - share
+        scale = invstd if weight is None else invstd * widen(weight)
+        grad_x = channels.wrap(grad * channels.spread(scale))
+    return (
+        grad_x,
+        grad_weight if output_mask[1] else None,
+        grad_bias if output_mask[2] else None,
+    )
+
+
+@lowers("batch_norm_backward.default", layout=Layout.RAW)
+def batch_norm_backward(
+    grad_out: Value,
+    x: Value,
+    weight: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_var: Array | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Array,
+) -> tuple[Value | None, Array | None, Array | None]:
+    return native_batch_norm_backward(
+        grad_out,
+        x,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+        update,
+        eps,
+        output_mask,
+    )

@@ -1,0 +1,197 @@
+"""Which program computes a convolution fastest, and the convolution itself.
+
+XLA's own convolution is the best program for some shapes only: on CPU a depthwise convolution is
+up to thirty times faster as shifted multiply-adds. `RULES` is the whole choice. It was tuned with
+`benchmarks/xla_convolution.py`, which measures every program on every shape it is right for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering.convolution_dense import (
+    DOT,
+    IM2COL,
+    LAX,
+    PATCHES,
+    SHIFTS,
+    Prepared,
+    Program,
+)
+from dynamo_backends.xla.lowering.convolution_shape import (
+    ConvShape,
+)
+from dynamo_backends.xla.lowering.convolution_winograd import WINOGRAD_F2, WINOGRAD_F4
+
+# --- blocks: a grouped convolution as dense ones, each by its own rule ----------------------------
+
+_BLOCK_CHANNELS = 16  # a block has at least so many input channels, merging groups if need be
+_MAX_BLOCKS = 64  # compile time grows with the number of blocks
+
+
+def groups_per_block(shape: ConvShape) -> int:
+    """How many groups the blocks program merges into one dense convolution."""
+    divisors = (b for b in range(1, shape.groups + 1) if shape.groups % b == 0)
+    return next(
+        (
+            b
+            for b in divisors
+            if b * shape.in_per_group >= _BLOCK_CHANNELS and shape.groups // b <= _MAX_BLOCKS
+        ),
+        shape.groups,
+    )
+
+
+def block_shape(shape: ConvShape) -> ConvShape:
+    """The dense convolution that computes one block."""
+    return shape.one_of(shape.groups // groups_per_block(shape))
+
+
+def _blocks_prepare(w: jax.Array, shape: ConvShape) -> list[Prepared]:
+    """One prepared weight per block; merged groups get a block-diagonal weight.
+
+    A non-finite input of one group therefore reaches the other groups of its block as NaN.
+    """
+    per_block, inner = groups_per_block(shape), block_shape(shape)
+    program = choose(inner)
+    split = w.reshape(-1, per_block, shape.out_per_group, shape.in_per_group, *shape.kernel)
+    same = jnp.eye(per_block, dtype=bool).reshape(
+        (1, per_block, 1, per_block, 1, *(1,) * len(shape.kernel))
+    )
+    zero = jnp.zeros((), w.dtype)
+    blocks = jnp.where(same, split[:, :, :, None], zero)
+    blocks = blocks.reshape(-1, inner.out_channels, inner.in_channels, *shape.kernel)
+    return [program.prepare(block, inner) for block in blocks]
+
+
+def _blocks_apply(x: jax.Array, prepared: list[Prepared], shape: ConvShape) -> jax.Array:
+    inner = block_shape(shape)
+    program = choose(inner)
+    parts = jnp.split(x, len(prepared), axis=-1)
+    results = [program.apply(part, p, inner) for part, p in zip(parts, prepared, strict=True)]
+    return results[0] if len(results) == 1 else jnp.concatenate(results, axis=-1)
+
+
+BLOCKS = Program("blocks", lambda s: s.groups > 1, _blocks_prepare, _blocks_apply)
+
+PROGRAMS: tuple[Program, ...] = (
+    LAX,
+    DOT,
+    PATCHES,
+    IM2COL,
+    SHIFTS,
+    BLOCKS,
+    WINOGRAD_F2,
+    WINOGRAD_F4,
+)
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Use ``program`` where it applies and ``when`` holds, because of ``reason``."""
+
+    program: Program
+    when: Callable[[ConvShape], bool]
+    reason: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(LAX, lambda s: s.platform != "cpu", "accelerators' libraries choose for themselves"),
+    Rule(DOT, lambda s: True, "a kernel with one tap is one matrix product"),
+    Rule(PATCHES, lambda s: True, "tiles that do not overlap are cut out without copies to spare"),
+    Rule(
+        SHIFTS,
+        lambda s: s.in_per_group <= 4 and s.groups >= 8 and _terms(s) <= 1024,
+        "tiny groups leave a matrix product nothing to reuse; the groups fill the vectors",
+    ),
+    Rule(BLOCKS, lambda s: s.groups > 1, "XLA's own grouped convolution is a scalar loop"),
+    Rule(
+        IM2COL,
+        lambda s: s.in_channels <= 4 and 1 < s.taps <= 9 and len(s.kernel) > 1,
+        "so few channels do not fill a vector; side by side the taps do",
+    ),
+    Rule(
+        WINOGRAD_F4,
+        lambda s: min(s.in_channels, s.out_channels) >= 64 and 28 <= min(s.spatial) <= 112,
+        "a quarter of the multiplications, on images that its 4×4 tiles fill",
+    ),
+    Rule(
+        WINOGRAD_F2,
+        lambda s: min(s.in_channels, s.out_channels) >= 64 and min(s.spatial) < 28,
+        "less than half of the multiplications; 4×4 tiles would waste too much of the image",
+    ),
+    Rule(LAX, lambda s: True, "no better program is known"),
+)
+
+
+def _terms(shape: ConvShape) -> int:
+    """Multiply-adds that the shifts program writes out."""
+    return shape.taps * shape.in_per_group * shape.out_per_group
+
+
+def choose_rule(shape: ConvShape) -> Rule:
+    """The first rule that fits ``shape``."""
+    return next(rule for rule in RULES if rule.program.applies(shape) and rule.when(shape))
+
+
+def choose(shape: ConvShape) -> Program:
+    """The program that computes a convolution of this shape fastest."""
+    return choose_rule(shape).program
+
+
+# --- the convolutions -----------------------------------------------------------------------------
+
+
+def convolve(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    platform: str = "cpu",
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Convolve over any number of spatial dimensions, channels last, without bias.
+
+    Sixteen-bit floats are summed in float32. Everything done to ``w`` alone comes first, as plain
+    operations on it, so that a pass over the jaxpr can compute it once ahead of the calls.
+
+    Args:
+        x: Input, ``(N, *spatial, C_in)``.
+        w: Weight in torch's layout, ``(C_out, C_in / groups, *kernel)``.
+        stride: One stride per spatial dimension.
+        padding: Zeros at both ends of each spatial dimension.
+        dilation: Distance between taps, per spatial dimension.
+        groups: Channel groups convolved independently.
+        platform: XLA platform that it will run on.
+        precision: Precision of XLA's dots and convolutions.
+
+    Returns:
+        ``(N, *out_spatial, C_out)`` in ``x``'s dtype.
+
+    Raises:
+        ValueError: if the arguments do not fit together, or the kernel exceeds the padded input.
+    """
+    shape = ConvShape.of(
+        x,
+        w,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        platform=platform,
+        precision=precision,
+    )
+    if shape.is_empty:
+        return jnp.zeros(shape.out_shape, x.dtype)
+    return choose(shape)(x, w, shape)

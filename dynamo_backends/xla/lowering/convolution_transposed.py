@@ -1,0 +1,276 @@
+"""Transposed convolutions, which are also the input gradients of convolutions.
+
+Both scatter ``x[i] · w[k]`` to the position ``i · stride - padding + k · dilation``. Seen from the
+output, position ``y`` with ``y + padding = stride · q + r`` (phase ``r``) gathers the taps
+``k = r, r + stride, …``: for each phase an ordinary convolution of stride 1, whose results are
+interleaved. Phases with equally many taps are computed together, as more output channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering.convolution_rules import convolve
+from dynamo_backends.xla.lowering.convolution_shape import pad_spatial, preferred
+
+
+def convolve_transposed(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    platform: str = "cpu",
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Transposed convolution as in ``torch.nn.ConvTranspose``, channels last, without bias.
+
+    Args:
+        x: Input, ``(N, *spatial, C_in)``.
+        w: Weight in torch's layout, ``(C_in, C_out / groups, *kernel)``.
+        stride: One stride per spatial dimension.
+        padding: Removed from both ends of each spatial dimension of the full result.
+        output_padding: Added to the far end of each spatial dimension.
+        dilation: Distance between taps, per spatial dimension.
+        groups: Channel groups convolved independently.
+        platform: XLA platform that it will run on.
+        precision: Precision of XLA's dots and convolutions.
+
+    Returns:
+        ``(N, *out_spatial, C_out)`` in ``x``'s dtype, where ``out_spatial`` is
+        ``(spatial - 1) · stride - 2 · padding + dilation · (kernel - 1) + output_padding + 1``.
+    """
+    kernel = w.shape[2:]
+    out_spatial = tuple(
+        (size - 1) * s - 2 * p + d * (k - 1) + extra + 1
+        for size, s, p, d, k, extra in zip(
+            x.shape[1:-1], stride, padding, dilation, kernel, output_padding, strict=True
+        )
+    )
+    return scatter(
+        x,
+        w,
+        out_spatial,
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=groups,
+        platform=platform,
+        precision=precision,
+    )
+
+
+def grad_input(
+    dy: jax.Array,
+    w: jax.Array,
+    input_spatial: Sequence[int],
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    platform: str = "cpu",
+    precision: lax.PrecisionLike = None,
+) -> jax.Array:
+    """Gradient of `convolve` with respect to its input.
+
+    Args:
+        dy: Gradient of the result, ``(N, *out_spatial, C_out)``.
+        w: The weight, ``(C_out, C_in / groups, *kernel)``.
+        input_spatial: Spatial size of the input, which ``dy`` alone does not determine.
+        stride: As given to `convolve`.
+        padding: As given to `convolve`.
+        dilation: As given to `convolve`.
+        groups: As given to `convolve`.
+        platform: XLA platform that it will run on.
+        precision: Precision of XLA's dots and convolutions.
+
+    Returns:
+        ``(N, *input_spatial, C_in)`` in ``dy``'s dtype.
+    """
+    return scatter(
+        dy,
+        w,
+        tuple(input_spatial),
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        groups=groups,
+        platform=platform,
+        precision=precision,
+    )
+
+
+def scatter(
+    x: jax.Array,
+    w: jax.Array,
+    out_spatial: tuple[int, ...],
+    *,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    platform: str,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Scatter ``x`` ``(N, *spatial, C_in)`` through ``w`` ``(C_in, C_out / groups, *kernel)``.
+
+    Returns:
+        ``(N, *out_spatial, C_out)``; what falls outside is dropped, what nothing reaches is 0.
+    """
+    out_channels = w.shape[1] * groups
+    if 0 in (*x.shape, *w.shape, *out_spatial):
+        return jnp.zeros((x.shape[0], *out_spatial, out_channels), x.dtype)
+    # (g, C_in/g, C_out/g, *kernel) -> (g, C_out/g, C_in/g, *kernel)
+    w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2)
+    if platform != "cpu":
+        return _scatter_lax(x, w, out_spatial, stride, padding, dilation, precision)
+    spread = [s if s > 1 and d > 1 else 1 for s, d in zip(stride, dilation, strict=True)]
+    x = _spread(x, spread)
+    stride = tuple(s // e for s, e in zip(stride, spread, strict=True))
+    first = [p // s for p, s in zip(padding, stride, strict=True)]
+    last = [(o - 1 + p) // s for o, p, s in zip(out_spatial, padding, stride, strict=True)]
+
+    def rows(segments: tuple[_Segment, ...]) -> jax.Array:
+        """One convolution for all phases of the segments: ``(N, *q, *phases, g, C_out/g)``."""
+        counts = [s.count for s in segments]
+        taps = [s.taps for s in segments]
+        quotients = [b - a + 1 for a, b in zip(first, last, strict=True)]
+        if 0 in taps:
+            shape = (x.shape[0], *quotients, *counts, groups, w.shape[1])
+            return jnp.zeros(shape, x.dtype)
+        kernel = _phase_kernel(w, segments, stride)
+        reach = [d * (m - 1) for d, m in zip(dilation, taps, strict=True)]
+        low = [r - a for r, a in zip(reach, first, strict=True)]
+        high = [b - size + 1 for b, size in zip(last, x.shape[1:-1], strict=True)]
+        # Padding that is equal on both sides is left to the program, which may have it for free.
+        equal = [max(0, min(pair)) for pair in zip(low, high, strict=True)]
+        padded = pad_spatial(
+            x,
+            [a - e for a, e in zip(low, equal, strict=True)],
+            [b - e for b, e in zip(high, equal, strict=True)],
+        )
+        y = convolve(
+            padded,
+            kernel,
+            stride=(1,) * len(taps),
+            padding=equal,
+            dilation=dilation,
+            groups=groups,
+            platform=platform,
+            precision=precision,
+        )
+        y = y.reshape(*y.shape[:-1], groups, *counts, -1)
+        n = len(counts)
+        return jnp.moveaxis(y, n + 1, -2)
+
+    n = len(out_spatial)
+    y = _assemble(rows, [_segments(k, s) for k, s in zip(w.shape[3:], stride, strict=True)], n)
+    # (N, q1…qn, s1…sn, g, C) -> (N, q1, s1, …, qn, sn, g, C) -> (N, q1·s1, …, qn·sn, g·C)
+    order = [0, *itertools.chain.from_iterable((1 + d, 1 + n + d) for d in range(n))]
+    y = y.transpose(*order, 2 * n + 1, 2 * n + 2)
+    y = y.reshape(y.shape[0], *(y.shape[i] * y.shape[i + 1] for i in range(1, 2 * n, 2)), -1)
+    start = [p - a * s for p, a, s in zip(padding, first, stride, strict=True)]
+    limit = [a + o for a, o in zip(start, out_spatial, strict=True)]
+    return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, out_channels))
+
+
+class _Segment(NamedTuple):
+    """Consecutive phases ``start … start + count - 1`` of one axis, each with ``taps`` taps."""
+
+    start: int
+    count: int
+    taps: int
+
+
+def _segments(kernel: int, stride: int) -> list[_Segment]:
+    fewer, longer = divmod(kernel, stride)
+    segments = [_Segment(0, longer, fewer + 1), _Segment(longer, stride - longer, fewer)]
+    return [s for s in segments if s.count]
+
+
+def _phase_kernel(
+    w: jax.Array, segments: tuple[_Segment, ...], stride: tuple[int, ...]
+) -> jax.Array:
+    """(g, O, I, *kernel) -> (g · phases · O, I, *taps), taps reversed."""
+    groups, out, inner = w.shape[:3]
+    n = len(segments)
+    # Tap k = phase + stride · i lies at row i, column phase of the kernel cut into rows.
+    for d, (segment, s) in enumerate(zip(segments, stride, strict=True)):
+        axis = 3 + 2 * d
+        short = segment.taps * s - w.shape[axis]
+        w = lax.pad(
+            w, jnp.zeros((), w.dtype), [(0, short if a == axis else 0, 0) for a in range(w.ndim)]
+        )
+        w = w.reshape(*w.shape[:axis], segment.taps, s, *w.shape[axis + 1 :])
+        w = lax.slice_in_dim(w, segment.start, segment.start + segment.count, axis=axis + 1)
+    w = lax.rev(w, [3 + 2 * d for d in range(n)])
+    order = (0, *(4 + 2 * d for d in range(n)), 1, 2, *(3 + 2 * d for d in range(n)))
+    phases = math.prod(s.count for s in segments)
+    return w.transpose(order).reshape(groups * phases * out, inner, *(s.taps for s in segments))
+
+
+def _assemble(
+    rows: Callable[[tuple[_Segment, ...]], jax.Array], axes: list[list[_Segment]], n: int
+) -> jax.Array:
+    """Concatenate the results of all combinations of segments along their phase axes."""
+
+    def join(chosen: tuple[_Segment, ...]) -> jax.Array:
+        depth = len(chosen)
+        if depth == n:
+            return rows(chosen)
+        parts = [join((*chosen, segment)) for segment in axes[depth]]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1 + n + depth)
+
+    return join(())
+
+
+def _spread(x: jax.Array, factors: Sequence[int]) -> jax.Array:
+    """Put ``factor - 1`` zeros between neighbours of each spatial dimension."""
+    if set(factors) == {1}:
+        return x
+    config = [(0, 0, 0), *((0, 0, f - 1) for f in factors), (0, 0, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def _scatter_lax(
+    x: jax.Array,
+    w: jax.Array,
+    out_spatial: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """As one convolution with a dilated input, the form that accelerators recognise."""
+    groups, n = w.shape[0], len(out_spatial)
+    w = lax.rev(w, range(3, 3 + n)).reshape(-1, *w.shape[2:])
+    reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+    low = [r - p for r, p in zip(reach, padding, strict=True)]
+    high = [
+        o - 1 + p - (size - 1) * s
+        for o, p, size, s in zip(out_spatial, padding, x.shape[1:-1], stride, strict=True)
+    ]
+    last = (0, n + 1, *range(1, n + 1))
+    return lax.conv_general_dilated(
+        x,
+        w,
+        window_strides=(1,) * n,
+        padding=list(zip(low, high, strict=True)),
+        lhs_dilation=stride,
+        rhs_dilation=dilation,
+        dimension_numbers=lax.ConvDimensionNumbers(last, (0, 1, *range(2, 2 + n)), last),
+        feature_group_count=groups,
+        precision=precision,
+        preferred_element_type=preferred(x.dtype),
+    ).astype(x.dtype)

@@ -1,0 +1,144 @@
+"""3×3 convolutions by Winograd's minimal filtering F(m×m, 3×3).
+
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), arXiv:1509.09308:
+m² outputs from an (m+2)² input tile with (m+2)² instead of 9·m² multiplications. Float32 only:
+the transforms cost a few bits, which other types do not have to spare or are expected to keep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dynamo_backends.xla.lowering.convolution_dense import Program
+from dynamo_backends.xla.lowering.convolution_shape import ConvShape, pad_spatial, window
+
+
+@dataclass(frozen=True)
+class _Transforms:
+    """The matrices of one F(m, 3): Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A."""
+
+    m: int
+    input: np.ndarray  # Bᵀ, (m+2, m+2)
+    weight: np.ndarray  # G, (m+2, 3)
+    output: np.ndarray  # Aᵀ, (m, m+2)
+
+
+_F2 = _Transforms(
+    2,
+    np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32),
+    np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2,
+    np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32),
+)
+_F4 = _Transforms(
+    4,
+    np.array(
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        np.float32,
+    ),
+    np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
+    np.array(
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+        np.float32,
+    ),
+)
+
+
+def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
+    """matrix @ parts, written out as additions so that XLA fuses them."""
+    rows = []
+    for row in matrix:
+        total = None
+        for factor, part in zip(row, parts, strict=True):
+            if factor == 0:
+                continue
+            term = part if factor == 1 else part * jnp.asarray(factor, part.dtype)
+            total = term if total is None else total + term
+        rows.append(total)
+    return rows
+
+
+def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> jax.Array:
+    """(O, I, 3, 3) -> ((m+2)², I, O), computed exactly rounded from float64 where allowed."""
+    g = jnp.asarray(f.weight, w.dtype)
+    u = jnp.einsum("ai,bj,ocij->abco", g, g, w, precision=lax.Precision.HIGHEST)
+    return u.reshape(-1, shape.in_channels, shape.out_channels)
+
+
+def _apply(x: jax.Array, u: jax.Array, shape: ConvShape, f: _Transforms) -> jax.Array:
+    m, n = f.m, f.m + 2
+    batch, out = shape.batch, shape.out_spatial
+    th, tw = (-(-size // m) for size in out)
+    tiles = batch * th * tw
+    high = [
+        t * m + 2 - size - p
+        for t, size, p in zip((th, tw), shape.spatial, shape.padding, strict=True)
+    ]
+    x = lax.optimization_barrier(pad_spatial(x, shape.padding, high))
+    # Bᵀ d B: rows, then columns. Row i of all tiles is every m-th row of the input from row i on.
+    width = tw * m + 2
+    rows = [window(x, (i, 0), (th, width), (m, 1)) for i in range(n)]
+    v = lax.optimization_barrier(jnp.stack(_combine(f.input, rows)))
+    columns = [window(v, (0, j), (th, tw), (1, m), axis=2) for j in range(n)]
+    v = _combine(f.input, columns)  # v[j]: (n, batch, th, tw, C)
+    if _batched(shape, tiles):
+        stacked = jnp.stack(v, axis=1).reshape(n * n, tiles, shape.in_channels)
+        product = lax.dot_general(
+            stacked, u, (((2,), (1,)), ((0,), (0,))), precision=shape.precision
+        )
+        products = list(product)
+    else:
+        products = [
+            lax.dot(
+                v[j][i].reshape(tiles, shape.in_channels), u[i * n + j], precision=shape.precision
+            )
+            for i in range(n)
+            for j in range(n)
+        ]
+    products = [p.reshape(batch, th, tw, shape.out_channels) for p in products]
+    # Aᵀ M A, and the m × m outputs of each tile side by side.
+    half = [_combine(f.output, products[i * n : (i + 1) * n]) for i in range(n)]
+    y = [_combine(f.output, [half[i][j] for i in range(n)]) for j in range(m)]
+    result = jnp.stack([jnp.stack([y[j][i] for j in range(m)], 3) for i in range(m)], 2)
+    result = result.reshape(batch, th * m, tw * m, shape.out_channels)
+    return result[:, : out[0], : out[1]]
+
+
+def _batched(shape: ConvShape, tiles: int) -> bool:
+    """One batched product suits few tiles with large matrices; else separate ones are faster."""
+    return shape.in_channels * shape.out_channels >= 512 * 512 and tiles <= 256
+
+
+def _applies(shape: ConvShape) -> bool:
+    return (
+        shape.kernel == (3, 3)
+        and shape.stride == (1, 1)
+        and shape.dilation == (1, 1)
+        and shape.groups == 1
+        and shape.dtype == "float32"
+    )
+
+
+WINOGRAD_F2 = Program(
+    "winograd_f2",
+    _applies,
+    lambda w, s: _prepare(w, s, _F2),
+    lambda x, u, s: _apply(x, u, s, _F2),
+)
+WINOGRAD_F4 = Program(
+    "winograd_f4",
+    _applies,
+    lambda w, s: _prepare(w, s, _F4),
+    lambda x, u, s: _apply(x, u, s, _F4),
+)

@@ -1,0 +1,172 @@
+"""Operators that make tensors out of numbers, and conversions between element types."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from torch import fx
+
+from dynamo_backends.xla.lowering.casts import cast, scalar
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
+
+
+def _moves_between_devices(node: fx.Node) -> str | None:
+    source = node.args[0]
+    if not isinstance(source, fx.Node):
+        return None
+    origin, target = source.meta["val"].device.type, node.meta["val"].device.type
+    return None if origin == target else f"it copies from {origin} to {target}"
+
+
+@pointwise("_to_copy.default", promote=Promotion.NONE, when=_moves_between_devices)
+def to_copy(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
+    return cast(self, ctx.out_dtype)
+
+
+@pointwise("prims::convert_element_type.default", promote=Promotion.NONE)
+def convert_element_type(ctx: Context, a: jax.Array, dtype: Any) -> jax.Array:
+    return cast(a, ctx.out_dtype)
+
+
+@pointwise("prims::device_put.default", promote=Promotion.NONE, when=_moves_between_devices)
+def device_put(a: jax.Array, device: Any, non_blocking: bool = False) -> jax.Array:
+    return a
+
+
+@pointwise("copy.default", promote=Promotion.NONE)
+def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
+    return cast(jnp.broadcast_to(src, self.shape), self.dtype)
+
+
+@lowers("full.default", "prims::full.default")
+def full(ctx: Context, size: Sequence[int], fill_value: Any, **kwargs: Any) -> jax.Array:
+    return jnp.full(ctx.out.shape, scalar(fill_value, ctx.out_dtype))
+
+
+@lowers("new_full.default")
+def new_full(
+    ctx: Context, self: jax.Array, size: Sequence[int], fill_value: Any, **kwargs: Any
+) -> jax.Array:
+    return jnp.full(ctx.out.shape, scalar(fill_value, ctx.out_dtype))
+
+
+@pointwise("full_like.default", "prims::full_like.default", promote=Promotion.NONE)
+def full_like(ctx: Context, self: jax.Array, fill_value: Any, **kwargs: Any) -> jax.Array:
+    return jnp.full(self.shape, scalar(fill_value, ctx.out_dtype))
+
+
+@pointwise("fill.Scalar", promote=Promotion.NONE)
+def fill_scalar(self: jax.Array, value: Any) -> jax.Array:
+    return jnp.full(self.shape, scalar(value, self.dtype))
+
+
+@pointwise("fill.Tensor", promote=Promotion.NONE)
+def fill_tensor(self: jax.Array, value: jax.Array) -> jax.Array:
+    return cast(jnp.broadcast_to(value.reshape((1,) * self.ndim), self.shape), self.dtype)
+
+
+@lowers(
+    "zeros.default",
+    "empty.memory_format",
+    "empty.default",
+    "empty_strided.default",
+    "prims::empty_strided.default",
+    "prims::empty_permuted.default",
+    "empty_permuted.default",
+)
+def zeros(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
+    """Zeros; also for uninitialised memory, so that a run can be repeated."""
+    return jnp.zeros(ctx.out.shape, ctx.out_dtype)
+
+
+@lowers("new_zeros.default", "new_empty.default", "new_empty_strided.default")
+def new_zeros(ctx: Context, self: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    return jnp.zeros(ctx.out.shape, ctx.out_dtype)
+
+
+@pointwise("zeros_like.default", "empty_like.default", promote=Promotion.NONE)
+def zeros_like(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
+    return jnp.zeros(self.shape, ctx.out_dtype)
+
+
+@pointwise("zero.default", promote=Promotion.NONE)
+def zero(self: jax.Array) -> jax.Array:
+    return jnp.zeros_like(self)
+
+
+@lowers("ones.default")
+def ones(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
+    return jnp.ones(ctx.out.shape, ctx.out_dtype)
+
+
+@lowers("new_ones.default")
+def new_ones(ctx: Context, self: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+    return jnp.ones(ctx.out.shape, ctx.out_dtype)
+
+
+@pointwise("ones_like.default", promote=Promotion.NONE)
+def ones_like(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
+    return jnp.ones(self.shape, ctx.out_dtype)
+
+
+@lowers("scalar_tensor.default", "prims::scalar_tensor.default")
+def scalar_tensor(ctx: Context, s: Any, **kwargs: Any) -> jax.Array:
+    return jnp.asarray(scalar(s, ctx.out_dtype))
+
+
+def _range(ctx: Context, start: Any, step: Any) -> jax.Array:
+    length, dtype = ctx.out.shape[0], ctx.out_dtype
+    if jnp.issubdtype(dtype, jnp.integer):
+        return lax.iota(jnp.int64, length) * int(step) + int(start)
+    # torch's CPU kernel counts in double precision and rounds each element once.
+    return lax.iota(jnp.float64, length) * float(step) + float(start)
+
+
+@lowers("arange.default")
+def arange(ctx: Context, end: Any, **kwargs: Any) -> jax.Array:
+    return _range(ctx, 0, 1)
+
+
+@lowers("arange.start")
+def arange_start(ctx: Context, start: Any, end: Any, **kwargs: Any) -> jax.Array:
+    return _range(ctx, start, 1)
+
+
+@lowers("arange.start_step")
+def arange_start_step(
+    ctx: Context, start: Any, end: Any, step: Any = 1, **kwargs: Any
+) -> jax.Array:
+    return _range(ctx, start, step)
+
+
+@lowers("prims::iota.default")
+def iota(ctx: Context, length: int, *, start: int, step: int, **kwargs: Any) -> jax.Array:
+    return _range(ctx, start, step)
+
+
+@lowers("eye.default", "eye.m")
+def eye(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
+    return jnp.eye(*ctx.out.shape, dtype=ctx.out_dtype)
+
+
+@lowers("tril.default")
+def tril(self: jax.Array, diagonal: int = 0) -> jax.Array:
+    return jnp.tril(self, diagonal)
+
+
+@lowers("triu.default")
+def triu(self: jax.Array, diagonal: int = 0) -> jax.Array:
+    return jnp.triu(self, diagonal)
+
+
+@lowers("tril_indices.default")
+def tril_indices(ctx: Context, row: int, col: int, offset: int = 0, **kwargs: Any) -> jax.Array:
+    return jnp.stack(jnp.tril_indices(row, offset, col)).reshape(ctx.out.shape)
+
+
+@lowers("triu_indices.default")
+def triu_indices(ctx: Context, row: int, col: int, offset: int = 0, **kwargs: Any) -> jax.Array:
+    return jnp.stack(jnp.triu_indices(row, offset, col)).reshape(ctx.out.shape)

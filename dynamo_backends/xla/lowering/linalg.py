@@ -1,0 +1,211 @@
+"""Factorisations, solvers and functions of matrices.
+
+Where torch raises on singular input, the graph holds a `_linalg_check_errors` of its own next to
+these operators; it has no lowering and so runs eagerly, on the `info` that is computed here.
+Operators that raise by themselves on such input have no lowering.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import jax.scipy.linalg as jsl
+from jax import Array, lax
+from torch import fx
+
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.registry import lowers
+
+Pair = tuple[Array, Array]
+
+
+# --- Cholesky
+
+
+def _failing_minor(a: Array) -> Array:
+    """1 + the first leading minor that is not positive: elimination without pivoting."""
+    n = a.shape[-1]
+
+    def step(k: Array, state: Pair) -> Pair:
+        a, info = state
+        pivot = jnp.real(a[..., k, k])
+        info = jnp.where((info == 0) & ~(pivot > 0), k + 1, info)
+        column = a[..., :, k] * (jnp.arange(n) > k)
+        outer = column[..., :, None] * jnp.conj(column)[..., None, :]
+        return a - outer / pivot[..., None, None].astype(a.dtype), info
+
+    start = jnp.zeros(a.shape[:-2], jnp.int32)
+    return lax.fori_loop(0, n, step, (a, start))[1]
+
+
+@lowers("linalg_cholesky_ex.default", when=refuse_check_errors(2))
+def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) -> Pair:
+    """The factor is NaN, not partial as in LAPACK, where `info` says that there is none."""
+    if a.size == 0:
+        return a, jnp.zeros(a.shape[:-2], jnp.int32)
+    a = adjoint(a) if upper else a
+    factor = lax.linalg.cholesky(jnp.tril(a), symmetrize_input=False)
+    failed = jnp.any(jnp.isnan(diagonal(factor)))
+    info = lax.cond(
+        failed,
+        _failing_minor,
+        lambda a: jnp.zeros(a.shape[:-2], jnp.int32),
+        jnp.tril(a) + adjoint(jnp.tril(a, -1)),
+    )
+    return (adjoint(factor) if upper else factor), info
+
+
+@lowers("_cholesky_solve_helper.default", "cholesky_solve.default")
+def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
+    """Solves `A x = b` with `A = L L^H` or `A = U^H U`."""
+    complex_ = jnp.iscomplexobj(factor)
+    half = solve_triangular(
+        factor, b, lower=not upper, transpose_a=upper, conjugate_a=upper and complex_
+    )
+    return solve_triangular(
+        factor, half, lower=not upper, transpose_a=not upper, conjugate_a=not upper and complex_
+    )
+
+
+# --- Triangular systems
+
+
+@lowers("linalg_solve_triangular.default")
+def solve_triangular(
+    a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Array:
+    return solve_triangular(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
+
+
+@lowers("triangular_solve.default")
+def triangular_solve(
+    b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> Pair:
+    a, b = broadcast_batch(a, b)
+    x = solve_triangular(a, b, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular)
+    return x, a
+
+
+# --- Orthogonal factorisations
+
+
+@lowers("linalg_qr.default")
+def qr(ctx: Context, a: Array, mode: str = "reduced") -> Pair:
+    q_like, r_like = ctx.out
+    if a.size == 0:
+        q = jnp.eye(*q_like.shape[-2:], dtype=a.dtype) if q_like.numel() else jnp.zeros(())
+        q = jnp.broadcast_to(q, q_like.shape) if q_like.numel() else jnp.zeros(q_like.shape)
+        return q, jnp.zeros(r_like.shape, a.dtype)
+    if mode == "r":
+        return jnp.zeros(q_like.shape, a.dtype), jnp.linalg.qr(a, mode="r")
+    return lax.linalg.qr(a, full_matrices=mode == "complete")
+
+
+@lowers("geqrf.default")
+def geqrf(ctx: Context, a: Array) -> Pair:
+    if a.size == 0:
+        return a, jnp.zeros(ctx.out[1].shape, a.dtype)
+    packed, tau = jnp.linalg.qr(a, mode="raw")
+    return transpose(packed), tau
+
+
+@lowers("linalg_householder_product.default")
+def householder_product(a: Array, tau: Array) -> Array:
+    if a.size == 0:
+        return a
+    if tau.shape[-1] == 0:
+        return jnp.broadcast_to(jnp.eye(*a.shape[-2:], dtype=a.dtype), a.shape)
+    return lax.linalg.householder_product(a, tau)
+
+
+@lowers("_linalg_svd.default")
+def svd(
+    ctx: Context,
+    a: Array,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+) -> tuple[Array, Array, Array]:
+    """NaN results, where torch raises, for a matrix that is not finite."""
+    u_like, s_like, vh_like = ctx.out
+    if a.size == 0:
+        u, vh = (
+            jnp.broadcast_to(jnp.eye(*o.shape[-2:], dtype=a.dtype), o.shape)
+            if compute_uv
+            else jnp.zeros(o.shape, a.dtype)
+            for o in (u_like, vh_like)
+        )
+        return u, jnp.zeros(s_like.shape), vh
+    if not compute_uv:
+        s = lax.linalg.svd(a, full_matrices=False, compute_uv=False)
+        return jnp.zeros(u_like.shape, a.dtype), s, jnp.zeros(vh_like.shape, a.dtype)
+    return tuple(lax.linalg.svd(a, full_matrices=full_matrices))  # type: ignore[return-value]
+
+
+# --- Eigenvalues
+
+
+@lowers("_linalg_eigh.default")
+def eigh(ctx: Context, a: Array, UPLO: str = "L", compute_v: bool = True) -> Pair:
+    """NaN results, where torch raises, for a matrix that is not finite."""
+    values_like, vectors_like = ctx.out
+    if a.size == 0:
+        return jnp.zeros(values_like.shape), jnp.zeros(vectors_like.shape, a.dtype)
+    vectors, values = lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
+    return values, (vectors if compute_v else jnp.zeros(vectors_like.shape, a.dtype))
+
+
+def _on_cpu(ctx: Context) -> None:
+    if ctx.options.platform != "cpu":
+        raise ctx.refuse("XLA has a general eigenvalue solver on the CPU only")
+
+
+@lowers("linalg_eig.default")
+def eig(ctx: Context, a: Array) -> Pair:
+    _on_cpu(ctx)
+    if a.size == 0:
+        return jnp.zeros(ctx.out[0].shape, ctx.out_dtype), a
+    values, vectors = lax.linalg.eig(a, compute_left_eigenvectors=False)
+    return values, vectors
+
+
+@lowers("_linalg_eigvals.default")
+def eigvals(ctx: Context, a: Array) -> Array:
+    _on_cpu(ctx)
+    if a.size == 0:
+        return jnp.zeros(ctx.out.shape, ctx.out_dtype)
+    return lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
+
+
+# --- Functions of a matrix
+
+
+@lowers("linalg_matrix_exp.default")
+def matrix_exp(a: Array) -> Array:
+    if a.size == 0:
+        return a
+    return jsl.expm(a, max_squarings=64)
+
+
+@lowers("linalg_pinv.atol_rtol_tensor")
+def pinv(
+    a: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False
+) -> Array:
+    """Through the eigen- or singular values above `max(atol, rtol * largest)`."""
+    if a.size == 0:
+        return transpose(a)
+    default = jnp.finfo(a.dtype).eps * max(a.shape[-2:])
+    if rtol is None:
+        rtol = jnp.asarray(default) if atol is None else jnp.where(atol > 0, 0.0, default)
+    atol = jnp.zeros(()) if atol is None else atol
+    if hermitian:
+        u, values = lax.linalg.eigh(a, symmetrize_input=False)
+        v = u
+    else:
+        u, values, vh = lax.linalg.svd(a, full_matrices=False)
+        v = adjoint(vh)
+    size = jnp.abs(values)
+    cutoff = jnp.maximum(atol, rtol * jnp.max(size, -1)).astype(size.dtype)[..., None]
+    keep = size > cutoff
+    inverse = jnp.where(keep, 1 / jnp.where(keep, values, 1), 0).astype(a.dtype)
+    return jnp.matmul(v * inverse[..., None, :], adjoint(u), precision="highest")

@@ -1,0 +1,70 @@
+"""What the lowerings of linear algebra share."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+from torch import fx
+
+Pair = tuple[Array, Array]
+
+
+def adjoint(x: Array) -> Array:
+    return jnp.conj(jnp.swapaxes(x, -1, -2))
+
+
+def transpose(x: Array) -> Array:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def diagonal(x: Array) -> Array:
+    return jnp.diagonal(x, axis1=-2, axis2=-1)
+
+
+def broadcast_batch(a: Array, b: Array) -> Pair:
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (
+        jnp.broadcast_to(a, (*batch, *a.shape[-2:])),
+        jnp.broadcast_to(b, (*batch, *b.shape[-2:])),
+    )
+
+
+def triangular(
+    a: Array,
+    b: Array,
+    *,
+    lower: bool,
+    left: bool = True,
+    unit_diagonal: bool = False,
+    transpose_a: bool = False,
+    conjugate_a: bool = False,
+) -> Array:
+    a, b = broadcast_batch(a, b)
+    if b.size == 0:
+        return b
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=left,
+        lower=lower,
+        unit_diagonal=unit_diagonal,
+        transpose_a=transpose_a,
+        conjugate_a=conjugate_a,
+    )
+
+
+def refuse_check_errors(index: int) -> Callable[[fx.Node], str | None]:
+    def when(node: fx.Node) -> str | None:
+        check = node.args[index] if len(node.args) > index else node.kwargs.get("check_errors")
+        return "with check_errors=True it raises on bad input" if check else None
+
+    return when
+
+
+def first_true(bad: Array) -> Array:
+    """1 + the index of the first True along the last axis, 0 if there is none."""
+    if bad.shape[-1] == 0:
+        return jnp.zeros(bad.shape[:-1], jnp.int32)
+    return jnp.where(jnp.any(bad, -1), jnp.argmax(bad, -1) + 1, 0).astype(jnp.int32)
+
+

@@ -1,0 +1,146 @@
+"""LU factorisation, and what torch computes from it: solutions, inverses, determinants."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from torch import fx
+
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.linalg_common import (
+    Pair,
+    adjoint as conjugate_transpose,
+    broadcast_batch,
+    diagonal,
+    first_true,
+    refuse_check_errors,
+    transpose,
+    triangular,
+)
+from dynamo_backends.xla.lowering.registry import lowers
+
+
+def _lu(a: Array) -> tuple[Array, Array, Array]:
+    """Packed factors, LAPACK's 1-based pivots, and where the first zero pivot is."""
+    if a.size == 0:
+        pivots = jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), jnp.int32)
+        return a, pivots, jnp.zeros(a.shape[:-2], jnp.int32)
+    lu, pivots, _ = lax.linalg.lu(a)
+    return lu, pivots.astype(jnp.int32) + 1, first_true(diagonal(lu) == 0)
+
+
+def _permutation(pivots: Array, size: int) -> Array:
+    return lax.linalg.lu_pivots_to_permutation(pivots - 1, size)
+
+
+def _rows(b: Array, index: Array) -> Array:
+    return jnp.take_along_axis(b, index[..., None], axis=-2)
+
+
+def _factorised_as_transpose(ctx: Context) -> bool:
+    """Whether torch factorises `A.mT`, which is how a contiguous real A lies in memory.
+
+    The backward formulas, already in the graph, rely on it.
+    """
+    a = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    return a.is_contiguous() and not a.is_complex()
+
+
+def _no_pivoting(node: fx.Node) -> str | None:
+    pivot = node.kwargs.get("pivot", True)
+    return None if pivot else "XLA has no LU without pivoting"
+
+
+def _lu_factor_refusal(node: fx.Node) -> str | None:
+    return _no_pivoting(node) or refuse_check_errors(1)(node)
+
+
+@lowers("linalg_lu_factor_ex.default", when=_lu_factor_refusal)
+def lu_factor_ex(
+    a: Array, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Array, Array, Array]:
+    return _lu(a)
+
+
+@lowers("lu_unpack.default")
+def lu_unpack(
+    ctx: Context,
+    data: Array,
+    pivots: Array,
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+) -> tuple[Array, Array, Array]:
+    m, n = data.shape[-2:]
+    k = min(m, n)
+    p, lower, upper = (jnp.zeros(tuple(o.shape), data.dtype) for o in ctx.out)
+    if unpack_data:
+        lower = jnp.tril(data[..., :, :k], -1) + jnp.eye(m, k, dtype=data.dtype)
+        upper = jnp.triu(data[..., :k, :])
+    if unpack_pivots and p.size:
+        permutation = _permutation(pivots, m)
+        p = transpose(jnp.take(jnp.eye(m, dtype=data.dtype), permutation, axis=0))
+    return p, lower, upper
+
+
+@lowers("linalg_lu.default", when=_no_pivoting)
+def lu(ctx: Context, a: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    data, pivots, _ = _lu(a)
+    return lu_unpack(ctx, data, pivots)
+
+
+@lowers("linalg_lu_solve.default")
+def lu_solve(
+    lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False
+) -> Array:
+    if not left:
+        return adjoint(lu_solve(lu, pivots, adjoint(b), adjoint=not adjoint))
+    lu, b = broadcast_batch(lu, b)
+    if b.size == 0:
+        return b
+    size = lu.shape[-1]
+    permutation = jnp.broadcast_to(_permutation(pivots, size), (*lu.shape[:-2], size))
+    conjugate = adjoint and jnp.iscomplexobj(lu)
+    if adjoint:
+        b = triangular(lu, b, lower=False, transpose_a=True, conjugate_a=conjugate)
+        b = triangular(
+            lu, b, lower=True, unit_diagonal=True, transpose_a=True, conjugate_a=conjugate
+        )
+        return _rows(b, jnp.argsort(permutation, axis=-1))
+    b = triangular(lu, _rows(b, permutation), lower=True, unit_diagonal=True)
+    return triangular(lu, b, lower=False)
+
+
+@lowers("_linalg_solve_ex.default", when=refuse_check_errors(3))
+def solve_ex(
+    ctx: Context, a: Array, b: Array, *, left: bool = True, check_errors: bool = False
+) -> tuple[Array, Array, Array, Array]:
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    as_transpose = _factorised_as_transpose(ctx)
+    lu, pivots, info = _lu(transpose(a) if as_transpose else a)
+    x = lu_solve(lu, pivots, b[..., None] if vector else b, left=left, adjoint=as_transpose)
+    return (x[..., 0] if vector else x), lu, pivots, info
+
+
+@lowers("linalg_inv_ex.default", when=refuse_check_errors(1))
+def inv_ex(a: Array, *, check_errors: bool = False) -> Pair:
+    lu, pivots, info = _lu(a)
+    identity = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+    return lu_solve(lu, pivots, identity), info
+
+
+def _pivot_sign(lu: Array, pivots: Array) -> Array:
+    swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
+    return jnp.where(swaps % 2 == 1, -1, 1).astype(lu.dtype)
+
+
+@lowers("_linalg_det.default")
+def det(ctx: Context, a: Array) -> tuple[Array, Array, Array]:
+    lu, pivots, _ = _lu(transpose(a) if _factorised_as_transpose(ctx) else a)
+    return _pivot_sign(lu, pivots) * jnp.prod(diagonal(lu), -1), lu, pivots
+
+
+@lowers("_linalg_slogdet.default")
+def slogdet(ctx: Context, a: Array) -> tuple[Array, Array, Array, Array]:
+    lu, pivots, _ = _lu(transpose(a) if _factorised_as_transpose(ctx) else a)
+    diagonal = diagonal(lu)
+    sign = _pivot_sign(lu, pivots) * jnp.prod(jnp.sign(diagonal), -1)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), lu, pivots
+

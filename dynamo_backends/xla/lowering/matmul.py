@@ -1,0 +1,222 @@
+"""Matrix products and the operators built directly on them.
+
+float16 and bfloat16 products accumulate in float32 and are rounded once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering.casts import scalar
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.registry import lowers
+
+Dims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+_MATRIX: Dims = (((1,), (0,)), ((), ()))
+_BATCH: Dims = (((2,), (1,)), ((0,), (0,)))
+
+
+def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype in which sums of products of `dtype` are kept."""
+    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if small else jnp.dtype(dtype)
+
+
+def contract(ctx: Context, x: jax.Array, y: jax.Array, dims: Dims) -> jax.Array:
+    """`lax.dot_general` in the precision asked for; the result has the accumulation dtype."""
+    return lax.dot_general(
+        x,
+        y,
+        dims,
+        precision=ctx.precision,
+        preferred_element_type=accumulation_dtype(x.dtype),
+    )
+
+
+def _combine(ctx: Context, self: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+    """`beta * self + alpha * product`; with beta 0, NaNs of `self` do not count."""
+    if alpha != 1:
+        product = product * scalar(alpha, product.dtype)
+    if beta == 0:
+        return product
+    self = self.astype(product.dtype)
+    return product + (self if beta == 1 else self * scalar(beta, product.dtype))
+
+
+@lowers("mm.default")
+def mm(ctx: Context, self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return contract(ctx, self, mat2, _MATRIX)
+
+
+@lowers("mm.dtype")
+def mm_dtype(ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
+    return contract(ctx, self, mat2, _MATRIX)
+
+
+@lowers("_int_mm.default")
+def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return lax.dot_general(self, mat2, _MATRIX, preferred_element_type=jnp.int32)
+
+
+@lowers("bmm.default")
+def bmm(ctx: Context, self: jax.Array, mat2: jax.Array) -> jax.Array:
+    return contract(ctx, self, mat2, _BATCH)
+
+
+@lowers("bmm.dtype")
+def bmm_dtype(ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
+    return contract(ctx, self, mat2, _BATCH)
+
+
+@lowers("addmm.default")
+def addmm(
+    ctx: Context,
+    self: jax.Array,
+    mat1: jax.Array,
+    mat2: jax.Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    return _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
+
+
+@lowers("addmm.dtype")
+def addmm_dtype(
+    ctx: Context,
+    self: jax.Array,
+    mat1: jax.Array,
+    mat2: jax.Array,
+    out_dtype: Any,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    return _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
+
+
+@lowers("_addmm_activation.default")
+def addmm_activation(
+    ctx: Context,
+    self: jax.Array,
+    mat1: jax.Array,
+    mat2: jax.Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    use_gelu: bool = False,
+) -> jax.Array:
+    total = _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
+    if not use_gelu:
+        return jnp.maximum(total, 0)
+    return jax.nn.gelu(total, approximate=ctx.options.platform != "cpu")
+
+
+@lowers("baddbmm.default")
+def baddbmm(
+    ctx: Context,
+    self: jax.Array,
+    batch1: jax.Array,
+    batch2: jax.Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    return _combine(ctx, self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
+
+
+@lowers("baddbmm.dtype")
+def baddbmm_dtype(
+    ctx: Context,
+    self: jax.Array,
+    batch1: jax.Array,
+    batch2: jax.Array,
+    out_dtype: Any,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    return _combine(ctx, self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
+
+
+@lowers("addbmm.default")
+def addbmm(
+    ctx: Context,
+    self: jax.Array,
+    batch1: jax.Array,
+    batch2: jax.Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    product = contract(ctx, batch1, batch2, (((0, 2), (0, 1)), ((), ())))
+    return _combine(ctx, self, product, beta, alpha)
+
+
+@lowers("mv.default")
+def mv(ctx: Context, self: jax.Array, vec: jax.Array) -> jax.Array:
+    return contract(ctx, self, vec, _MATRIX)
+
+
+@lowers("addmv.default")
+def addmv(
+    ctx: Context,
+    self: jax.Array,
+    mat: jax.Array,
+    vec: jax.Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> jax.Array:
+    return _combine(ctx, self, contract(ctx, mat, vec, _MATRIX), beta, alpha)
+
+
+@lowers("dot.default")
+def dot(ctx: Context, self: jax.Array, tensor: jax.Array) -> jax.Array:
+    return contract(ctx, self, tensor, (((0,), (0,)), ((), ())))
+
+
+@lowers("vdot.default")
+def vdot(ctx: Context, self: jax.Array, other: jax.Array) -> jax.Array:
+    return contract(ctx, jnp.conj(self), other, (((0,), (0,)), ((), ())))
+
+
+@lowers("linear.default")
+def linear(
+    ctx: Context, input: jax.Array, weight: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    product = contract(ctx, input, weight, (((input.ndim - 1,), (weight.ndim - 1,)), ((), ())))
+    return product if bias is None else product + bias.astype(product.dtype)
+
+
+@lowers("_trilinear.default")
+def trilinear(
+    ctx: Context,
+    i1: jax.Array,
+    i2: jax.Array,
+    i3: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> jax.Array:
+    """The product of three tensors, each first given the dimensions `expand…`, summed."""
+    ndim = i1.ndim + len(expand1)
+    letters = [chr(ord("a") + d) for d in range(ndim)]
+
+    def axes(expanded: Sequence[int]) -> str:
+        return "".join(c for d, c in enumerate(letters) if d not in expanded)
+
+    dtype = accumulation_dtype(i1.dtype)
+    return jnp.einsum(
+        f"{axes(expand1)},{axes(expand2)},{axes(expand3)}->{axes(sumdim)}",
+        i1.astype(dtype),
+        i2.astype(dtype),
+        i3.astype(dtype),
+        precision=ctx.precision,
+    )

@@ -1,0 +1,137 @@
+"""Padding with constants, reflections or copies of the border, and pixel shuffling."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering.casts import scalar
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.layouts import storage, stored_axis, stored_like
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
+from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.values import Value
+
+_Pad = Callable[[jax.Array, Sequence[tuple[int, int]]], jax.Array]
+
+
+def _per_axis(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs (before, after) per stored dimension; torch lists the last dimension first."""
+    pairs = [(0, 0)] * x.ndim
+    for i in range(len(pad) // 2):
+        pairs[stored_axis(x, -1 - i)] = (pad[2 * i], pad[2 * i + 1])
+    return pairs
+
+
+@lowers("constant_pad_nd.default", layout=Layout.RAW)
+def constant_pad_nd(self: Value, pad: Sequence[int], value: Any = 0) -> Value:
+    array = storage(self)
+    config = [(before, after, 0) for before, after in _per_axis(self, pad)]
+    return stored_like(self, lax.pad(array, jnp.asarray(scalar(value, array.dtype)), config))
+
+
+def _repeat_border(array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    """Copies the first and last element outwards; a negative width crops, as torch has it."""
+    for axis, (before, after) in enumerate(pairs):
+        if not (before or after):
+            continue
+        size = array.shape[axis]
+        total = size + before + after
+        left = min(max(0, before), total)
+        right = min(max(0, after), total)
+        begin = min(max(0, -before), size)
+        middle = lax.slice_in_dim(array, begin, begin + total - left - right, axis=axis)
+        first = lax.slice_in_dim(array, 0, 1, axis=axis)
+        last = lax.slice_in_dim(array, size - 1, size, axis=axis)
+        array = lax.concatenate([first] * left + [middle] + [last] * right, axis)
+    return array
+
+
+def _reflect_border(array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+    for axis, (before, after) in enumerate(pairs):
+        if not (before or after):
+            continue
+        size = array.shape[axis]
+        if before < 0 or after < 0:
+            low, high = max(0, -before), size - max(0, -after)
+            array = lax.slice_in_dim(array, low, high, axis=axis)
+            size = high - low
+        left = lax.rev(lax.slice_in_dim(array, 1, 1 + max(0, before), axis=axis), (axis,))
+        stop = size - 1
+        right = lax.rev(lax.slice_in_dim(array, stop - max(0, after), stop, axis=axis), (axis,))
+        array = lax.concatenate([left, array, right], axis)
+    return array
+
+
+@lowers(
+    "reflection_pad1d.default",
+    "reflection_pad2d.default",
+    "reflection_pad3d.default",
+    layout=Layout.RAW,
+)
+def reflection_pad(self: Value, padding: Sequence[int]) -> Value:
+    return stored_like(self, _reflect_border(storage(self), _per_axis(self, padding)))
+
+
+@lowers(
+    "replication_pad1d.default",
+    "replication_pad2d.default",
+    "replication_pad3d.default",
+    layout=Layout.RAW,
+)
+def replication_pad(self: Value, padding: Sequence[int]) -> Value:
+    return stored_like(self, _repeat_border(storage(self), _per_axis(self, padding)))
+
+
+def _pad_gradient(
+    grad_output: jax.Array, like: jax.Array, padding: Sequence[int], pad: _Pad
+) -> jax.Array:
+    wide = accumulation_dtype(grad_output.dtype)
+    pairs = _per_axis(like, padding)
+    shape = jax.ShapeDtypeStruct(like.shape, wide)
+    transpose = jax.linear_transpose(lambda x: pad(x, pairs), shape)
+    return transpose(grad_output.astype(wide))[0]
+
+
+@lowers(
+    "reflection_pad1d_backward.default",
+    "reflection_pad2d_backward.default",
+    "reflection_pad3d_backward.default",
+)
+def reflection_pad_backward(
+    grad_output: jax.Array, self: jax.Array, padding: Sequence[int]
+) -> jax.Array:
+    return _pad_gradient(grad_output, self, padding, _reflect_border)
+
+
+@lowers(
+    "replication_pad1d_backward.default",
+    "replication_pad2d_backward.default",
+    "replication_pad3d_backward.default",
+)
+def replication_pad_backward(
+    grad_output: jax.Array, self: jax.Array, padding: Sequence[int]
+) -> jax.Array:
+    return _pad_gradient(grad_output, self, padding, _repeat_border)
+
+
+@lowers("pixel_shuffle.default")
+def pixel_shuffle(ctx: Context, self: jax.Array, upscale_factor: int) -> jax.Array:
+    *batch, channels, height, width = self.shape
+    r = upscale_factor
+    blocks = self.reshape(*batch, channels // (r * r), r, r, height, width)
+    n = len(batch)
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return blocks.transpose(order).reshape(ctx.out.shape)
+
+
+@lowers("pixel_unshuffle.default")
+def pixel_unshuffle(ctx: Context, self: jax.Array, downscale_factor: int) -> jax.Array:
+    *batch, channels, height, width = self.shape
+    r = downscale_factor
+    blocks = self.reshape(*batch, channels, height // r, r, width // r, r)
+    n = len(batch)
+    order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return blocks.transpose(order).reshape(ctx.out.shape)

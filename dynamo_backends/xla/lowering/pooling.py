@@ -1,0 +1,255 @@
+"""Pooling over windows, forward and backward; `pooling_programs` holds the XLA programs."""
+
+import math
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering import pooling_programs as programs
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
+from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.values import Value
+
+_MOST_SHIFTS = 64  # a larger window's gradient is scattered
+
+
+def _full(values: Sequence[int], spatial: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    values = tuple(values) or tuple(default)
+    return values * spatial if len(values) == 1 else values
+
+
+def _as_list(values: int | Sequence[int]) -> Sequence[int]:
+    return [values] if isinstance(values, int) else values
+
+
+def _max_pool(
+    ctx: Context,
+    self: Value,
+    spatial: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Value, Value]:
+    x, batched = batched_channels_last(self, spatial)
+    kernel = _full(kernel, spatial)
+    window = (
+        kernel,
+        _full(stride, spatial, kernel),
+        _full(padding, spatial),
+        _full(dilation, spatial),
+        ceil_mode,
+    )
+    if any(u.target is not operator.getitem or u.args[1] == 1 for u in ctx.node.users):
+        values, places = programs.max_pool_with_indices_nhwc(x, *window)
+    else:
+        values = programs.max_pool_nhwc(x, *window)
+        places = jnp.zeros(values.shape, jnp.int64)
+    return unbatched(ctx, self, values, batched), unbatched(ctx, self, places, batched)
+
+
+@lowers("max_pool2d_with_indices.default", layout=Layout.RAW)
+def max_pool2d_with_indices(
+    ctx: Context,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    padding, dilation = _as_list(padding), _as_list(dilation)
+    return _max_pool(ctx, self, 2, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@lowers("max_pool3d_with_indices.default", layout=Layout.RAW)
+def max_pool3d_with_indices(
+    ctx: Context,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    padding, dilation = _as_list(padding), _as_list(dilation)
+    return _max_pool(ctx, self, 3, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def _scatter_windows(grad: jax.Array, places: jax.Array, size: Sequence[int]) -> jax.Array:
+    """Adds gradients (N, *out, C) to the flat spatial places they come from, by a scatter."""
+    batch, channels = grad.shape[0], grad.shape[-1]
+    flat = (batch, -1, channels)
+    rows = lax.broadcasted_iota(places.dtype, (batch, 1, 1), 0)
+    columns = lax.broadcasted_iota(places.dtype, (1, 1, channels), 2)
+    total = jnp.zeros((batch, math.prod(size), channels), grad.dtype)
+    total = total.at[rows, places.reshape(flat), columns].add(grad.reshape(flat), mode="drop")
+    return total.reshape(batch, *size, channels)
+
+
+def _shift_windows(
+    grad: jax.Array,
+    places: jax.Array,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> jax.Array:
+    """The same as a sum over the window's elements: each is one comparison and one padding."""
+    zero = grad.dtype.type(0)
+    total = jnp.zeros((grad.shape[0], *size, grad.shape[-1]), grad.dtype)
+    taps = [()]
+    for k in kernel:
+        taps = [(*tap, i) for tap in taps for i in range(k)]
+    for tap in taps:
+        place = jnp.zeros((), places.dtype)
+        config = [(0, 0, 0)]
+        for d, n in enumerate(size):
+            count, shift = grad.shape[1 + d], tap[d] * dilation[d] - padding[d]
+            along = lax.broadcasted_iota(places.dtype, (1, *grad.shape[1:-1], 1), 1 + d)
+            place = place * n + along * stride[d] + shift
+            config.append((shift, n - shift - (count - 1) * stride[d] - 1, stride[d] - 1))
+        part = jnp.where(places == place, grad, zero)
+        total = total + lax.pad(part, zero, [*config, (0, 0, 0)])
+    return total
+
+
+def _max_pool_gradient(
+    ctx: Context,
+    grad_output: Value,
+    self: Value,
+    indices: Value,
+    window: tuple[Sequence[int], ...] | None,
+    spatial: int,
+) -> Value:
+    grad, batched = batched_channels_last(grad_output, spatial)
+    places, _ = batched_channels_last(indices, spatial)
+    size = tuple(self.shape[-spatial:])
+    wide = grad.astype(accumulation_dtype(grad.dtype))
+    if window is not None and math.prod(window[0]) <= _MOST_SHIFTS:
+        total = _shift_windows(wide, places, size, *window)
+    else:
+        total = _scatter_windows(wide, places, size)
+    return unbatched(ctx, grad_output, total, batched)
+
+
+@lowers(
+    "max_pool2d_with_indices_backward.default",
+    "max_pool3d_with_indices_backward.default",
+    layout=Layout.RAW,
+)
+def max_pool_with_indices_backward(
+    ctx: Context,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    spatial = 2 if "2d" in str(ctx.node.target) else 3
+    kernel = _full(kernel_size, spatial)
+    window = (
+        kernel,
+        _full(stride, spatial, kernel),
+        _full(_as_list(padding), spatial),
+        _full(_as_list(dilation), spatial),
+    )
+    return _max_pool_gradient(ctx, grad_output, self, indices, window, spatial)
+
+
+def _avg_program(
+    x: jax.Array,
+    spatial: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> jax.Array:
+    kernel = _full(kernel, spatial)
+    return programs.avg_pool_nhwc(
+        x,
+        kernel,
+        _full(stride, spatial, kernel),
+        _full(_as_list(padding), spatial),
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+@lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", layout=Layout.RAW)
+def avg_pool(
+    ctx: Context,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    spatial = _spatial(ctx)
+    x, batched = batched_channels_last(self, spatial)
+    wide = x.astype(accumulation_dtype(x.dtype))
+    out = _avg_program(
+        wide,
+        spatial,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+    return unbatched(ctx, self, out, batched)
+
+
+@lowers("avg_pool2d_backward.default", "avg_pool3d_backward.default", layout=Layout.RAW)
+def avg_pool_backward(
+    ctx: Context,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    spatial = _spatial(ctx)
+    grad, batched = batched_channels_last(grad_output, spatial)
+    wide = grad.astype(accumulation_dtype(grad.dtype))
+    size = tuple(self.shape[-spatial:])
+    like = jax.ShapeDtypeStruct((wide.shape[0], *size, wide.shape[-1]), wide.dtype)
+
+    def forward(x: jax.Array) -> jax.Array:
+        return _avg_program(
+            x,
+            spatial,
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+        )
+
+    (total,) = jax.linear_transpose(forward, like)(wide)
+    return unbatched(ctx, grad_output, total, batched)
+
+
+def _spatial(ctx: Context) -> int:
+    name = str(ctx.node.target)
+    return next(n for n in (1, 2, 3) if f"{n}d" in name)

@@ -1,0 +1,94 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dynamo_backends.bench import check, compare_outputs, enliven
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    enliven(layers, lambda: None)
+    return layers
+
+
+def test_eager_is_as_accurate_as_eager() -> None:
+    layers = model()
+    accuracy = check(layers, layers, (X,))
+    assert accuracy.passed
+    assert (accuracy.max_abs, accuracy.max_rel, accuracy.detail) == (0.0, 0.0, "")
+
+
+def test_small_differences_pass_and_are_reported() -> None:
+    layers = model()
+    accuracy = check(layers, lambda x: layers(x) + 1e-5, (X,))
+    assert accuracy.passed
+    assert accuracy.max_abs == pytest.approx(1e-5, rel=0.1)
+    assert accuracy.max_rel == pytest.approx(1e-5 / layers(X).abs().max().item(), rel=0.1)
+
+
+def test_more_accurate_than_eager_passes_however_far_from_it() -> None:
+    precise = torch.ones(100, dtype=torch.float64)
+    expected = torch.full((100,), 1.05)
+    assert compare_outputs(expected, torch.full((100,), 1.001), precise).passed
+    assert not compare_outputs(expected, torch.full((100,), 1.5), precise).passed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "detail"),
+    [
+        (lambda y: y + 0.01, "output 0 differs from eager by up to"),
+        (lambda y: y.double(), "output 0 is torch.float64[3, 2] instead of torch.float32[3, 2]"),
+        (lambda y: y[:, :1], "output 0 is torch.float32[3, 1] instead of torch.float32[3, 2]"),
+        (lambda y: y * float("nan"), "output 0 differs from eager by up to inf"),
+        (lambda y: (y,), "the outputs have the structure"),
+        (lambda y: None, "output 0 is None instead of torch.float32[3, 2]"),
+    ],
+)
+def test_wrong_results_fail_with_a_reason(wrong: Callable[[Tensor], Any], detail: str) -> None:
+    layers = model()
+    accuracy = check(layers, lambda x: wrong(layers(x)), (X,))
+    assert not accuracy.passed
+    assert detail in accuracy.detail
+
+
+def test_a_result_that_broadcasts_is_wrong() -> None:
+    same = torch.ones(4, 1)
+    accuracy = compare_outputs(same, torch.ones(4), same.double())
+    assert not accuracy.passed
+
+
+def test_integers_must_be_equal() -> None:
+    numbers = torch.arange(5)
+    other = torch.tensor([0, 1, 2, 3, 5])
+    assert compare_outputs(numbers, numbers.clone(), numbers).passed
+    accuracy = compare_outputs(numbers, other, numbers)
+    assert accuracy.detail == "output 0 differs from eager in 1 elements"
+    assert accuracy.max_abs == 1
+
+
+def test_plain_values_must_be_equal() -> None:
+    accuracy = compare_outputs((3, None), (4, None), (3, None))
+    assert accuracy.detail == "output 0 is 4 instead of 3"
+
+
+def test_equal_infinities_and_nans_are_no_difference() -> None:
+    values = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.0])
+    accuracy = compare_outputs(values, values.clone(), values.double())
+    assert accuracy.passed
+    assert accuracy.max_abs == 0
+
+
+def test_inputs_are_not_changed() -> None:
+    class Mutates(nn.Module):
+        def forward(self, x):
+            return x.add_(1)
+
+    x = torch.zeros(3)
+    assert check(Mutates(), Mutates(), (x,)).passed
+    assert torch.equal(x, torch.zeros(3))

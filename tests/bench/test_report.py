@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dynamo_backends.bench import (
+    Accuracy,
+    Compiled,
+    Ratio,
+    Result,
+    Timing,
+    as_record,
+    environment,
+    results_table,
+    save_json,
+    summarize,
+)
+
+
+def result(model: str, speedup: float, passed: bool = True, backend: str = "b") -> Result:
+    return Result(
+        model,
+        backend,
+        eager=Timing("eager", (0.002, 0.002), Ratio(1, 1, 1)),
+        timing=Timing("b", (0.002 / speedup,) * 2, Ratio(speedup, 0.9 * speedup, 1.1 * speedup)),
+        accuracy=Accuracy(passed, 1e-6, 1e-7, "" if passed else "output 0 is wrong"),
+        compiled=Compiled(print, backend, 1.5, 1, []),
+        error="" if passed else "output 0 is wrong",
+    )
+
+
+def rendered(results: list[Result]) -> str:
+    console = Console(width=120, record=True, quiet=True)
+    console.print(results_table("title", results))
+    return console.export_text()
+
+
+def test_table_has_times_ratio_and_verdict() -> None:
+    text = rendered([result("net", 2.0), result("other", 0.5, passed=False)])
+    (line,) = [line for line in text.splitlines() if "net" in line]
+    assert line.split() == [
+        "net",
+        "2.00",
+        "1.00",
+        "2.00",
+        "[1.80,",
+        "2.20]",
+        "1.0e-06",
+        "1",
+        "?",
+        "?",
+        "1.5",
+        "yes",
+    ]
+    (line,) = [line for line in text.splitlines() if "other" in line]
+    assert line.split()[-1] == "NO"
+
+
+def test_table_names_backends_if_there_are_several() -> None:
+    text = rendered([result("net", 2.0), result("net", 2.0, backend="c")])
+    assert "backend" in text.splitlines()[2]
+
+
+def test_failed_backend_has_a_line() -> None:
+    text = rendered([Result("net", "b", error="RuntimeError: no")])
+    (line,) = [line for line in text.splitlines() if "net" in line]
+    assert line.split() == ["net", *["-"] * 8, "NO"]
+
+
+def test_summary_is_by_backend() -> None:
+    summary = summarize([result("a", 1.0), result("b", 4.0), result("a", 3.0, backend="c")])
+    assert summary["b"].mean == pytest.approx(2)
+    assert (summary["b"].lowest, summary["b"].models) == (1, 2)
+    assert summary["c"].mean == pytest.approx(3)
+    assert summarize([Result("net", "b", error="no")]) == {}
+
+
+def test_json_round_trips_with_its_environment(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "results.json"
+    save_json(file, "inference", [as_record(result("a", 2.0))], settings={"batch": 4})
+    content = json.loads(file.read_text())
+    assert content["kind"] == "inference"
+    assert content["settings"] == {"batch": 4}
+    assert content["environment"] == environment()
+    (record,) = content["results"]
+    assert record["ratio"] == 2
+    assert record["ms"] == pytest.approx(1)
+    assert record["passed"] is True
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    save_json(file, "inference", [1])
+    before = file.read_text()
+    with pytest.raises(TypeError):
+        save_json(file, "inference", [object()])
+    assert file.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]

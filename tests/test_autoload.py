@@ -1,0 +1,107 @@
+"""`torch.compile(backend="openxla")` in processes that never import this package."""
+
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+COMPILE = """
+import torch
+m = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+x = torch.randn(3, 4)
+with torch.no_grad():
+    assert torch.allclose(torch.compile(m, backend="openxla")(x), m(x), atol=1e-5)
+"""
+
+
+def run(code: str, **environment: str) -> str:
+    """Runs code in a fresh interpreter and returns what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_openxla_works_without_an_import():
+    run(COMPILE)
+
+
+def test_openxla_works_with_autoload_off_after_an_import():
+    run("import dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    run("import torch._dynamo, dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_with_autoload_off_and_no_import_torchs_own_error_remains():
+    code = COMPILE.replace("with torch.no_grad():", "try:").replace(
+        "atol=1e-5)", "atol=1e-5)\nexcept Exception as e: print(type(e.__cause__ or e).__name__)"
+    )
+    out = run(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "ImportError" in out or "BackendCompilerFailed" in out
+
+
+@pytest.mark.parametrize("first", ["", "import dynamo_backends; "])
+def test_list_backends_still_works(first: str):
+    out = run(first + "import torch, json; print(json.dumps(torch._dynamo.list_backends()))")
+    names = json.loads(out)
+    assert "openxla" in names
+    assert "inductor" in names
+
+
+def test_import_torch_loads_next_to_nothing_of_ours():
+    code = (
+        "import torch, sys, json; "
+        "print(json.dumps([m for m in sys.modules if m.split('.')[0] in "
+        "('dynamo_backends', 'jax', 'jaxlib', 'rich', 'platformdirs')]))"
+    )
+    assert set(json.loads(run(code))) == {"dynamo_backends", "dynamo_backends._autoload"}
+
+
+def test_the_entry_point_takes_under_two_milliseconds():
+    code = (
+        "import torch, time, importlib, sys\n"
+        "for name in [m for m in sys.modules if m.startswith('dynamo_backends')]: del sys.modules[name]\n"
+        "start = time.perf_counter()\n"
+        "import dynamo_backends._autoload as a\n"
+        "a.autoload()\n"
+        "print(time.perf_counter() - start)"
+    )
+    assert statistics.median(float(run(code)) for _ in range(3)) < 2e-3
+
+
+def test_an_exception_in_the_entry_point_never_breaks_import_torch(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from dynamo_backends import _autoload
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("no")
+
+    importlib.import_module("torch._dynamo.backends.torchxla")  # so that there is a stub to replace
+    called = []
+    monkeypatch.setattr(_autoload, "_replace", lambda module: called.append(module) or fail(module))
+    _autoload.autoload()
+    assert called
+
+
+def test_tensors_on_torch_xlas_device_go_to_torchs_own_function():
+    from dynamo_backends._autoload import _Replacement
+
+    class OnXla:
+        class device:  # noqa: N801
+            type = "xla"
+
+    taken = []
+    theirs = lambda gm, inputs: taken.append(inputs) or gm  # noqa: E731
+    replacement = _Replacement("openxla", "dynamo_backends.xla", theirs)
+    assert replacement("graph", [OnXla()]) == "graph"
+    assert len(taken) == 1

@@ -1,0 +1,148 @@
+"""The texts of errors: what was given, what is valid, what to do."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends import (
+    BackendUnavailableError,
+    DeviceError,
+    FallbackRefusedError,
+    OptionError,
+    UnknownBackendError,
+)
+from dynamo_backends.cli import diagnose, main
+
+
+def compile_with(**options: object) -> None:
+    torch.compile(nn.Linear(2, 2), backend="openxla", options=options)(torch.ones(1, 2))
+
+
+def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:
+    """The error itself; Dynamo wraps what a backend raises."""
+    error = info.value
+    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = inner
+    return error
+
+
+def test_jax_missing(monkeypatch: pytest.MonkeyPatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n.startswith("jax") else find(n, *a)
+    )
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        compile_with()
+    error = cause(info)
+    assert isinstance(error, BackendUnavailableError)
+    assert "jax is not installed" in str(error)
+    assert "pip install 'dynamo-backends[xla]'" in str(error)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_device_that_is_absent():
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        compile_with(device="cuda")
+    error = cause(info)
+    assert isinstance(error, DeviceError)
+    assert "device='cuda' was asked for, but jax has no CUDA plugin here" in str(error)
+    assert "pip install 'jax[cuda13]'" in str(error)
+
+
+def test_an_unknown_option_names_the_valid_ones_and_the_nearest():
+    with pytest.raises(OptionError, match="has no option 'freezin'. Did you mean 'freezing'") as info:
+        dynamo_backends.compiler("openxla", freezin="off")
+    assert "Valid options: cache, device, fallback, freezing" in str(info.value)
+    with pytest.raises(Exception) as wrapped:  # noqa: PT011
+        compile_with(freezin="off")
+    assert isinstance(cause(wrapped), OptionError)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"verify": "yes"}, "option 'verify' of openxla must be bool, not 'yes' (str)"),
+        ({"min_block_size": True}, "option 'min_block_size' of openxla must be int, not True (bool)"),
+        ({"min_block_size": 0}, "option 'min_block_size' of openxla must be at least 1, not 0"),
+        ({"fallback": "no"}, "option 'fallback' of openxla must be one of 'eager', 'error', not"),
+        ({"device": "gpu"}, "must be one of 'auto', 'cpu', 'cuda', 'tpu', not 'gpu'"),
+    ],
+)
+def test_an_option_of_the_wrong_type_or_value(options: dict, text: str):
+    with pytest.raises(OptionError) as info:
+        dynamo_backends.compiler("openxla", **options)
+    assert text in str(info.value)
+
+
+def test_a_misspelt_backend():
+    with pytest.raises(UnknownBackendError, match="there is no backend 'openxa'. Did you mean 'openxla'"):
+        dynamo_backends.compiler("openxa")
+
+
+def test_a_mode_is_inductors():
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        torch.compile(nn.Linear(2, 2), backend="openxla", mode="max-autotune")(torch.ones(1, 2))
+    assert "openxla has no modes; mode='max-autotune' is one of Inductor's" in str(cause(info))
+
+
+@torch.library.custom_op("dynamo_backends_tests::unheard_of", mutates_args=())
+def unheard_of(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@unheard_of.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_refused_fallback_names_operator_reason_and_source_line():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return unheard_of(y)  # the unsupported line
+
+    compiler = dynamo_backends.compiler("openxla", fallback="error")
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        torch.compile(fn, backend=compiler)(torch.ones(3))
+    error = cause(info)
+    assert isinstance(error, FallbackRefusedError)
+    name = "dynamo_backends_tests.unheard_of.default"
+    assert f"openxla cannot run {name}: it has no lowering to XLA" in str(error)
+    assert "test_errors.py:" in str(error)
+    assert "the unsupported line" in str(error)
+
+
+def test_equal_options_give_the_same_object():
+    a = dynamo_backends.compiler("openxla", verify=True, cache=False)
+    assert a is dynamo_backends.compiler("openxla", cache=False, verify=True)
+    assert a is not dynamo_backends.compiler("openxla", verify=True)
+
+
+def test_doctor_finds_nothing_broken_here(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor"]) == 0
+    assert "backend openxla" in capsys.readouterr().out
+
+
+def test_doctor_fails_on_a_package_that_does_not_import(monkeypatch: pytest.MonkeyPatch):
+    import_module = importlib.import_module
+
+    def damaged(name: str) -> object:
+        if name == "jax":
+            raise ImportError("jax is damaged")
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", damaged)
+    broken = [c for c in diagnose() if c.status == "broken"]
+    assert [c.name for c in broken] == ["jax"]
+    assert "jax is damaged" in broken[0].detail
+    assert broken[0].remedy == "pip install 'dynamo-backends[xla]'"
+    assert main(["doctor", "--json"]) == 1
+
+
+def test_list_shows_every_backend(capsys: pytest.CaptureFixture[str]):
+    assert main(["list"]) == 0
+    assert "openxla" in capsys.readouterr().out

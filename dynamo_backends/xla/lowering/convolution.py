@@ -1,6 +1,7 @@
 """Convolution and its gradients; `convolution_programs` chooses the XLA program."""
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import jax
 
@@ -9,6 +10,15 @@ from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, logical
+
+
+class _Settings(TypedDict):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    platform: str
+    precision: jax.lax.Precision
 
 
 def _full(values: Sequence[int], spatial: int) -> tuple[int, ...]:
@@ -32,14 +42,14 @@ def convolution(
     weight = logical(weight)
     spatial = weight.ndim - 2
     x, batched = batched_channels_last(input, spatial)
-    common = {
-        "stride": _full(stride, spatial),
-        "padding": _full(padding, spatial),
-        "dilation": _full(dilation, spatial),
-        "groups": groups,
-        "platform": ctx.options.platform,
-        "precision": ctx.precision,
-    }
+    common = _Settings(
+        stride=_full(stride, spatial),
+        padding=_full(padding, spatial),
+        dilation=_full(dilation, spatial),
+        groups=groups,
+        platform=ctx.options.platform,
+        precision=ctx.precision,
+    )
     if transposed:
         out = programs.convolve_transposed(
             x, weight, output_padding=_full(output_padding, spatial), **common
@@ -49,3 +59,79 @@ def convolution(
     if bias is not None:
         out = out + bias.astype(out.dtype)
     return unbatched(ctx, input, out.astype(ctx.out_dtype), batched)
+
+
+@lowers("convolution_backward.default", layout=Layout.RAW)
+def convolution_backward(
+    ctx: Context,
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, jax.Array | None, jax.Array | None]:
+    """Gradients of input, weight and bias, each only if `output_mask` asks for it."""
+    w = logical(weight)
+    spatial = w.ndim - 2
+    dy, batched = batched_channels_last(grad_output, spatial)
+    x, _ = batched_channels_last(input, spatial)
+    common = _Settings(
+        stride=_full(stride, spatial),
+        padding=_full(padding, spatial),
+        dilation=_full(dilation, spatial),
+        groups=groups,
+        platform=ctx.options.platform,
+        precision=ctx.precision,
+    )
+    gradients = _transposed_gradients if transposed else _plain_gradients
+    grad_input, grad_weight = gradients(dy, x, w, common, output_mask)
+    grad_bias = None
+    if output_mask[2]:
+        grad_bias = jnp.sum(dy, tuple(range(spatial + 1)), dtype=accumulation_dtype(dy.dtype))
+    if grad_input is None:
+        return None, grad_weight, grad_bias
+    return unbatched(ctx, input, grad_input, batched), grad_weight, grad_bias
+
+
+def _plain_gradients(
+    dy: jax.Array, x: jax.Array, w: jax.Array, common: _Settings, mask: Sequence[bool]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    grad_input = programs.grad_input(dy, w, x.shape[1:-1], **common) if mask[0] else None
+    grad_weight = programs.grad_weight(x, dy, w.shape[2:], **common) if mask[1] else None
+    return grad_input, grad_weight
+
+
+def _transposed_gradients(
+    dy: jax.Array, x: jax.Array, w: jax.Array, common: _Settings, mask: Sequence[bool]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """A transposed convolution is the input's gradient of a plain one with the same weight.
+
+    Output padding of a stride or more lets that plain convolution reach past the input's end.
+    """
+    grad_input = grad_weight = None
+    size = x.shape[1:-1]
+    if mask[0]:
+        grad_input = programs.convolve(dy, w, **common)
+        grad_input = grad_input[(slice(None), *(slice(0, n) for n in size))]
+    if mask[1]:
+        reach = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 - m
+            for n, p, d, k, s, m in zip(
+                dy.shape[1:-1],
+                common["padding"],
+                common["dilation"],
+                w.shape[2:],
+                common["stride"],
+                size,
+                strict=True,
+            )
+        ]
+        x = jnp.pad(x, [(0, 0), *((0, r) for r in reach), (0, 0)])
+        grad_weight = programs.grad_weight(dy, x, w.shape[2:], **common)
+    return grad_input, grad_weight

@@ -97,9 +97,7 @@ def group_norm_backward(
             grad = grad * _spread_in_groups(weight, values, last)
         along = jnp.mean(grad * normalised, over, keepdims=True)
         inner = (grad - jnp.mean(grad, over, keepdims=True) - normalised * along) * rstd
-        shape = (
-            (grad.shape[0], *grad.shape[1:-2], C) if last else (N, C, *grad.shape[3:])
-        )
+        shape = (grad.shape[0], *grad.shape[1:-2], C) if last else (N, C, *grad.shape[3:])
         inner = inner.reshape(shape)
         grad_x = ChannelsLast(inner) if last else inner
     return grad_x, grad_weight, grad_bias

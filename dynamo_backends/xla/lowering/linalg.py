@@ -5,18 +5,21 @@ these operators; it has no lowering and so runs eagerly, on the `info` that is c
 Operators that raise by themselves on such input have no lowering.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import Array, lax
-from torch import fx
 
 from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.linalg_common import (
+    Pair,
+    broadcast_batch,
+    conjugate_transpose,
+    diagonal,
+    raises_itself,
+    transpose,
+    triangular,
+)
 from dynamo_backends.xla.lowering.registry import lowers
-
-Pair = tuple[Array, Array]
-
 
 # --- Cholesky
 
@@ -37,31 +40,29 @@ def _failing_minor(a: Array) -> Array:
     return lax.fori_loop(0, n, step, (a, start))[1]
 
 
-@lowers("linalg_cholesky_ex.default", when=refuse_check_errors(2))
+@lowers("linalg_cholesky_ex.default", when=raises_itself)
 def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) -> Pair:
     """The factor is NaN, not partial as in LAPACK, where `info` says that there is none."""
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-2], jnp.int32)
-    a = adjoint(a) if upper else a
+    a = conjugate_transpose(a) if upper else a
     factor = lax.linalg.cholesky(jnp.tril(a), symmetrize_input=False)
     failed = jnp.any(jnp.isnan(diagonal(factor)))
     info = lax.cond(
         failed,
         _failing_minor,
         lambda a: jnp.zeros(a.shape[:-2], jnp.int32),
-        jnp.tril(a) + adjoint(jnp.tril(a, -1)),
+        jnp.tril(a) + conjugate_transpose(jnp.tril(a, -1)),
     )
-    return (adjoint(factor) if upper else factor), info
+    return (conjugate_transpose(factor) if upper else factor), info
 
 
 @lowers("_cholesky_solve_helper.default", "cholesky_solve.default")
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
     """Solves `A x = b` with `A = L L^H` or `A = U^H U`."""
     complex_ = jnp.iscomplexobj(factor)
-    half = solve_triangular(
-        factor, b, lower=not upper, transpose_a=upper, conjugate_a=upper and complex_
-    )
-    return solve_triangular(
+    half = triangular(factor, b, lower=not upper, transpose_a=upper, conjugate_a=upper and complex_)
+    return triangular(
         factor, half, lower=not upper, transpose_a=not upper, conjugate_a=not upper and complex_
     )
 
@@ -73,7 +74,7 @@ def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
 def solve_triangular(
     a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Array:
-    return solve_triangular(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
+    return triangular(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
 
 
 @lowers("triangular_solve.default")
@@ -81,7 +82,7 @@ def triangular_solve(
     b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Pair:
     a, b = broadcast_batch(a, b)
-    x = solve_triangular(a, b, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular)
+    x = triangular(a, b, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular)
     return x, a
 
 
@@ -203,9 +204,9 @@ def pinv(
         v = u
     else:
         u, values, vh = lax.linalg.svd(a, full_matrices=False)
-        v = adjoint(vh)
+        v = conjugate_transpose(vh)
     size = jnp.abs(values)
     cutoff = jnp.maximum(atol, rtol * jnp.max(size, -1)).astype(size.dtype)[..., None]
     keep = size > cutoff
     inverse = jnp.where(keep, 1 / jnp.where(keep, values, 1), 0).astype(a.dtype)
-    return jnp.matmul(v * inverse[..., None, :], adjoint(u), precision="highest")
+    return jnp.matmul(v * inverse[..., None, :], conjugate_transpose(u), precision="highest")

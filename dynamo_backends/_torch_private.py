@@ -7,7 +7,7 @@ with that version. Code elsewhere imports these names from here and never from t
 |---|---|
 | `torch._prims_common.elementwise_dtypes` | 2.13 run |
 | `torch._functorch.aot_autograd.aot_module_simplified` | 2.13 run |
-| `torch._functorch._aot_autograd.descriptors` (`PlainAOTInput`, `InputMutationAOTOutput`, ...) | 2.13 run |
+| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.13 run |
 | `torch._dynamo.backends.common.aot_autograd` | 2.13 run |
 | `torch._guards.TracingContext.fw_metadata.static_input_indices` | 2.13 run |
 | `torch._dynamo.utils.same` | 2.13 run |

@@ -215,7 +215,7 @@ class Backend(ABC):
         """Composite operators to be handed over whole instead of decomposed."""
         return ()
 
-    def prepare(self, graph: "Graph", options: Any) -> None:
+    def prepare(self, graph: "Graph", options: Any) -> None:  # noqa: B027 - has a default
         """Checks, once per captured graph, that it can be compiled for the tensors' devices.
 
         Raises:

@@ -135,10 +135,7 @@ def diagnose() -> list[Check]:
 
 
 def _python() -> Check:
-    version = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Check("Python", "broken", version, "use Python 3.11 or newer")
-    return Check("Python", "ok", version)
+    return Check("Python", "ok", platform.python_version())
 
 
 def _torch() -> Check:

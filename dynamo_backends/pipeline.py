@@ -167,9 +167,7 @@ class _ProgramBuilder:
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
         while True:
-            split = partition(
-                self._graph, self._supports, self._options.min_block_size, _BY_DESIGN
-            )
+            split = partition(self._graph, self._supports, self._options.min_block_size, _BY_DESIGN)
             self._check_fallbacks(split)
             executables = self._compile_blocks(split)
             if executables is not None:
@@ -348,5 +346,3 @@ class _Verified:
         log.warning("%s; the graph runs in eager from now on", text)
         self._report.runtime_fallbacks.append(text)
         return expected
-
-

@@ -192,10 +192,7 @@ class Program:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        if self._constants:
-            values = args + self._constants
-        else:
-            values = args.copy()
+        values = args + self._constants
         args.clear()
         single = self._single
         if single is not None:

@@ -48,7 +48,9 @@ def run_verified(
     return results, expected, difference(expected, results, precise)
 
 
-def difference(expected: Sequence[Any], results: Sequence[Any], precise: Sequence[Any]) -> str | None:
+def difference(
+    expected: Sequence[Any], results: Sequence[Any], precise: Sequence[Any]
+) -> str | None:
     """What distinguishes results from eager's, in words; None if they are as accurate.
 
     Args:
@@ -64,9 +66,7 @@ def difference(expected: Sequence[Any], results: Sequence[Any], precise: Sequenc
                 return f"output {i} is {r!r} instead of {e!r}"
             continue
         if e.dtype != r.dtype or e.shape != r.shape:
-            return (
-                f"output {i} is {r.dtype}{list(r.shape)} instead of {e.dtype}{list(e.shape)}"
-            )
+            return f"output {i} is {r.dtype}{list(r.shape)} instead of {e.dtype}{list(e.shape)}"
         if e.is_floating_point() or e.is_complex():
             if not private.same(e, r, p, equal_nan=True, log_error=lambda *_, **__: None):
                 worst = (e.double() - r.double()).abs().max() if not e.is_complex() else "?"

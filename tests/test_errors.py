@@ -55,7 +55,9 @@ def test_a_device_that_is_absent():
 
 
 def test_an_unknown_option_names_the_valid_ones_and_the_nearest():
-    with pytest.raises(OptionError, match="has no option 'freezin'. Did you mean 'freezing'") as info:
+    with pytest.raises(
+        OptionError, match=r"has no option 'freezin'\. Did you mean 'freezing'"
+    ) as info:
         dynamo_backends.compiler("openxla", freezin="off")
     assert "Valid options: cache, device, fallback, freezing" in str(info.value)
     with pytest.raises(Exception) as wrapped:  # noqa: PT011
@@ -67,7 +69,10 @@ def test_an_unknown_option_names_the_valid_ones_and_the_nearest():
     ("options", "text"),
     [
         ({"verify": "yes"}, "option 'verify' of openxla must be bool, not 'yes' (str)"),
-        ({"min_block_size": True}, "option 'min_block_size' of openxla must be int, not True (bool)"),
+        (
+            {"min_block_size": True},
+            "option 'min_block_size' of openxla must be int, not True (bool)",
+        ),
         ({"min_block_size": 0}, "option 'min_block_size' of openxla must be at least 1, not 0"),
         ({"fallback": "no"}, "option 'fallback' of openxla must be one of 'eager', 'error', not"),
         ({"device": "gpu"}, "must be one of 'auto', 'cpu', 'cuda', 'tpu', not 'gpu'"),
@@ -80,7 +85,9 @@ def test_an_option_of_the_wrong_type_or_value(options: dict, text: str):
 
 
 def test_a_misspelt_backend():
-    with pytest.raises(UnknownBackendError, match="there is no backend 'openxa'. Did you mean 'openxla'"):
+    with pytest.raises(
+        UnknownBackendError, match=r"there is no backend 'openxa'\. Did you mean 'openxla'"
+    ):
         dynamo_backends.compiler("openxa")
 
 

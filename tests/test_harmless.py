@@ -58,7 +58,9 @@ torch.compile(lambda x: x.sin() + 1, backend="openxla")(torch.ones(3))
 
 
 def changes(action: str, before: str = "") -> list[str]:
-    found: list[str] = json.loads(run(SNAPSHOT.format(before=before, action=action)).splitlines()[-1])
+    found: list[str] = json.loads(
+        run(SNAPSHOT.format(before=before, action=action)).splitlines()[-1]
+    )
     return found
 
 
@@ -81,7 +83,9 @@ def test_the_check_can_fail():
         "environment",
         "dynamo",
     ]
-    assert "threads" in changes("threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    assert "threads" in changes(
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
 
 
 def test_eight_threads_at_once():

@@ -1,7 +1,7 @@
 """A hash of what a graph computes, equal in every process."""
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -19,7 +19,7 @@ def fingerprint(graph: Graph) -> str:
     for x in graph.inputs:
         digest.update(f"{x.role.value},{x.frozen};".encode())
     for node in graph.module.graph.nodes:
-        arguments = fx.map_arg((node.args, node.kwargs), lambda n: _Reference(number[n]))
+        arguments = fx.map_arg((node.args, node.kwargs), lambda n: cast(Any, _Reference(number[n])))
         line = f"{node.op} {_target(node)} {arguments!r} {_describe(node.meta.get('val'))}\n"
         digest.update(line.encode())
     return digest.hexdigest()

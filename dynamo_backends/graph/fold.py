@@ -1,9 +1,11 @@
 """Folds batch normalisation with fixed statistics into the convolution before it."""
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from dynamo_backends.graph.graph import Graph
 
@@ -24,9 +26,7 @@ def fold_batch_norm(graph: Graph) -> int:
     Returns:
         How many batch norms were folded.
     """
-    frozen = {
-        place for place, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen
-    }
+    frozen = {place for place, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen}
     folded = 0
     for norm in graph.calls:
         if norm.target is _NORM and _foldable(norm, frozen):
@@ -65,10 +65,10 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
 
     with graph.inserting_before(norm):
 
-        def call(op: object, *args: object) -> fx.Node:
-            node = graph.call_function(op, args)  # type: ignore[arg-type]
+        def call(op: OpOverload, *args: Any) -> fx.Node:
+            node = graph.call_function(op, args)
             fakes = fx.map_arg(args, lambda n: n.meta["val"])
-            node.meta["val"] = op(*fakes)  # type: ignore[operator]
+            node.meta["val"] = op(*fakes)
             return node
 
         scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
@@ -78,9 +78,9 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
             factor = call(aten.view.default, scale, [channels, 1, *spatial])
             folded = call(aten.mul.Tensor, weight, factor)
         else:  # weight is (in, out / groups, *kernel)
-            per_group = channels // groups  # type: ignore[operator]
+            per_group = channels // groups
             shape = list(w_value.shape)
-            split = [groups, shape[0] // groups, *shape[1:]]  # type: ignore[operator]
+            split = [groups, shape[0] // groups, *shape[1:]]
             factor = call(aten.view.default, scale, [groups, 1, per_group, *spatial])
             product = call(aten.mul.Tensor, call(aten.view.default, weight, split), factor)
             folded = call(aten.view.default, product, shape)

@@ -75,7 +75,8 @@ class Graph:
     @property
     def outputs(self) -> Sequence[Any]:
         """What the output node returns: nodes, None, or Python numbers."""
-        return self.module.graph.output_node().args[0]
+        results: Any = self.module.graph.output_node().args[0]
+        return tuple(results)
 
     @property
     def weights(self) -> list[int]:

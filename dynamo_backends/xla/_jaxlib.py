@@ -46,7 +46,8 @@ def _compile_options(device: Any) -> Any:
 
 def bytecode(lowered: "jax.stages.Lowered") -> bytes:
     """The StableHLO of a lowered function as MLIR bytecode."""
-    return mlir.module_to_bytecode(lowered.compiler_ir("stablehlo"))
+    module: Any = lowered.compiler_ir("stablehlo")
+    return mlir.module_to_bytecode(module)
 
 
 import_dlpack: Callable[..., Any] = _jax.dlpack_managed_tensor_to_buffer

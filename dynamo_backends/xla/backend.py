@@ -60,8 +60,10 @@ class OpenXLA(Backend):
 
         platform_name, index = _target(graph, options)
         if platform_name == "cuda" and not _has_cuda_plugin():
-            asked = "device='cuda' was asked for" if options.device == "cuda" else (
-                "the tensors are on a CUDA device"
+            asked = (
+                "device='cuda' was asked for"
+                if options.device == "cuda"
+                else ("the tensors are on a CUDA device")
             )
             raise DeviceError(
                 f"{asked}, but jax has no CUDA plugin here; run: pip install 'jax[cuda13]'"

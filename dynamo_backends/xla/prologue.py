@@ -61,7 +61,8 @@ def split(program: core.ClosedJaxpr, weights: int) -> SplitProgram:
     main_inputs += [acts[i] for i in activations]
     main = _close(program, main_inputs, list(jaxpr.outvars), main_eqns)
 
-    prologue, transformed = None, ()
+    prologue: core.ClosedJaxpr | None = None
+    transformed: tuple[int, ...] = ()
     if prepared:
         eqns, read = _slice(jaxpr.eqns, prepared, set())
         transformed = tuple(i for i, v in enumerate(weight_vars) if v in read)
@@ -75,7 +76,8 @@ def _vars(atoms: Sequence[Any]) -> list[core.Var]:
 
 def _derived_from(eqns: Sequence[Any], weights: Sequence[core.Var]) -> set[core.Var]:
     """Variables that follow from weights (at least one) and constants alone."""
-    known, constant = set(weights), set()
+    known: set[core.Var] = set(weights)
+    constant: set[core.Var] = set()
     for eqn in eqns:
         inputs = _vars(eqn.invars)
         if eqn.effects or not all(v in known or v in constant for v in inputs):

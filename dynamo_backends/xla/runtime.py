@@ -151,9 +151,7 @@ class XlaExecutable(Executable):
         values = [p.meta["val"] for p in graph.placeholders]
         self._weights = [Importer(values[i]) for i in graph.weights]
         activations = [values[i] for i in graph.activations]
-        self._activations = [
-            (i, Importer(activations[i])) for i in wiring.activations
-        ]
+        self._activations = [(i, Importer(activations[i])) for i in wiring.activations]
         fakes = [n.meta["val"] for n in graph.outputs]
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]

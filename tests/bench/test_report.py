@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def result(model: str, speedup: float, passed: bool = True, backend: str = "b") 
 
 
 def rendered(results: list[Result]) -> str:
-    console = Console(width=120, record=True, quiet=True)
+    console = Console(width=120, file=io.StringIO(), record=True)
     console.print(results_table("title", results))
     return console.export_text()
 

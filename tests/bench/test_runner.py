@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,11 +12,11 @@ RAISING = "bench_test_raising"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _backends():
-    def doubled(gm, inputs):
+def _backends() -> None:
+    def doubled(gm: Any, inputs: Any) -> Any:
         return lambda *args: [2 * out for out in gm(*args)]
 
-    def raising(gm, inputs):
+    def raising(gm: Any, inputs: Any) -> Any:
         raise RuntimeError("out of luck\nand of memory")
 
     torch._dynamo.register_backend(doubled, DOUBLED)
@@ -28,7 +30,7 @@ def model() -> nn.Module:
 
 def test_compile_model_counts_graphs_and_time() -> None:
     class Breaks(nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = x + 1
             torch._dynamo.graph_break()
             return x * 2
@@ -65,5 +67,6 @@ def test_results_can_be_kept_without_the_model() -> None:
     kept = result.without_model()
     assert kept.passed
     assert kept.timing == result.timing
+    assert kept.compiled is not None
     with pytest.raises(RuntimeError, match="kept without its model"):
         kept.compiled.function(X)

@@ -1,6 +1,8 @@
+import functools
 import math
 import random
 import time
+from typing import Any
 
 import pytest
 
@@ -44,7 +46,7 @@ def test_compare_finds_the_faster_one() -> None:
 
 def test_compare_interleaves_in_changing_order() -> None:
     calls: list[str] = []
-    runs = {name: lambda name=name: calls.append(name) for name in "abc"}
+    runs: dict[str, Any] = {name: functools.partial(calls.append, name) for name in "abc"}
     compare(runs, 12, pause_s=0, warmup=0, lead_in=0)
     rounds = [tuple(calls[i : i + 3]) for i in range(0, 36, 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)

@@ -45,7 +45,7 @@ def test_every_schema_is_valid_and_declared_once() -> None:
 def test_missing_package_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, package: str, load: str, remedy: str
 ) -> None:
-    def absent(name):
+    def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(shim.importlib, "import_module", absent)

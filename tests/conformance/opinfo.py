@@ -157,7 +157,9 @@ def _judge(
     expected, results = _dense(expected), _dense(results)
     precise = _eager(call, [_widen(x) for x in flat])
     precise = expected if precise is None else _dense(precise)
-    if [getattr(p, "shape", None) for p in precise] != [getattr(e, "shape", None) for e in expected]:
+    if [getattr(p, "shape", None) for p in precise] != [
+        getattr(e, "shape", None) for e in expected
+    ]:
         precise = expected
     return difference(expected, results, precise)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dynamo_backends.bench import SUITES, ModelCase, check, compile_model, suite
+from dynamo_backends.bench.suites import Inputs
 
 pytestmark = [
     # Said by torch about code of transformers and about eager's own LSTM; nothing of ours.
@@ -22,7 +23,7 @@ def cases(*names: str) -> list:
     ]
 
 
-def other_inputs(case: ModelCase):
+def other_inputs(case: ModelCase) -> Inputs:
     """Inputs of the same shapes that the model was not compiled with."""
     return dataclasses.replace(case, seed=case.seed + 100).inputs()
 

@@ -113,7 +113,7 @@ class GraphLowering:
                 return value
             return channels_last(value.reshape((1,) * (ndim - value.ndim) + value.shape))
 
-        args = list(fx.map_arg(node.args, read))
+        args: list[Any] = list(fx.map_arg(node.args, read))
         kwargs = fx.map_arg(node.kwargs, read)
         if lowering.promotion is not Promotion.NONE:
             fakes = fx.map_arg(node.args, lambda n: n.meta["val"])

@@ -16,10 +16,7 @@ from dynamo_backends.xla.lowering.registry import lowers
 
 def _shifted(ctx: Context, x: Array, dim: int) -> Array:
     x = widen(x)
-    if (
-        jnp.issubdtype(x.dtype, jnp.floating)
-        and ctx.out_dtype.itemsize > x.dtype.itemsize
-    ):
+    if jnp.issubdtype(x.dtype, jnp.floating) and ctx.out_dtype.itemsize > x.dtype.itemsize:
         x = x.astype(ctx.out_dtype)
     return x - jnp.max(x, dim, keepdims=True) if x.ndim else x - x
 
@@ -37,11 +34,7 @@ def log_softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
     if x.size == 0:
         return x
     shifted = _shifted(ctx, x, dim)
-    return (
-        shifted - jnp.log(jnp.sum(jnp.exp(shifted), dim, keepdims=True))
-        if x.ndim
-        else shifted
-    )
+    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), dim, keepdims=True)) if x.ndim else shifted
 
 
 def _sum_keepdims(x: Array, dim: int) -> Array:
@@ -49,24 +42,18 @@ def _sum_keepdims(x: Array, dim: int) -> Array:
 
 
 @lowers("_softmax_backward_data.default")
-def softmax_backward(
-    grad: Array, output: Array, dim: int, input_dtype: object
-) -> Array:
+def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: object) -> Array:
     weighted = widen(grad) * widen(output)
     return weighted - widen(output) * _sum_keepdims(weighted, dim)
 
 
 @lowers("_log_softmax_backward_data.default")
-def log_softmax_backward(
-    grad: Array, output: Array, dim: int, input_dtype: object
-) -> Array:
+def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: object) -> Array:
     grad = widen(grad)
     return grad - jnp.exp(widen(output)) * _sum_keepdims(grad, dim)
 
 
-def _standardise(
-    x: Array, over: tuple[int, ...], eps: float
-) -> tuple[Array, Array, Array]:
+def _standardise(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
     """Normalised values, mean and 1/std over some axes, which are kept with length 1."""
     mean = jnp.mean(x, over, keepdims=True)
     centred = x - mean
@@ -112,9 +99,7 @@ def layer_norm_backward(
     if output_mask[0]:
         grad = grad_out if weight is None else grad_out * widen(weight)
         along = jnp.mean(grad * normalised, inner, keepdims=True)
-        grad_x = (
-            grad - jnp.mean(grad, inner, keepdims=True) - normalised * along
-        ) * rstd
+        grad_x = (grad - jnp.mean(grad, inner, keepdims=True) - normalised * along) * rstd
     if output_mask[1]:
         grad_weight = jnp.sum(grad_out * normalised, outer)
     if output_mask[2]:

@@ -75,16 +75,12 @@ class _Chebyshev:
         )
         value = jnp.where(inside, self.trigonometric(real_degree, angle), value)
         sign = jnp.where(degree % 2 == 0, 1.0, -1.0).astype(x.dtype)
-        end = jnp.where(
-            x > 0, self.at_one(real_degree), sign * self.at_minus_one(real_degree)
-        )
+        end = jnp.where(x > 0, self.at_one(real_degree), sign * self.at_minus_one(real_degree))
         return jnp.where(at_end & (degree >= 0), end, value)
 
 
 _CHEBYSHEV = {
-    "t": _Chebyshev(
-        lambda x: x, lambda n, t: jnp.cos(n * t), jnp.ones_like, jnp.ones_like
-    ),
+    "t": _Chebyshev(lambda x: x, lambda n, t: jnp.cos(n * t), jnp.ones_like, jnp.ones_like),
     "u": _Chebyshev(
         lambda x: 2 * x,
         lambda n, t: jnp.sin((n + 1) * t) / jnp.sin(t),
@@ -115,15 +111,11 @@ for _kind, _polynomial in _CHEBYSHEV.items():
     special(*_names(f"shifted_chebyshev_polynomial_{_kind}"))(_shifted(_polynomial))
 
 
-def _simple(
-    x: Array, n: Array, first: Callable[[Array], Array], step: Callable
-) -> Array:  # type: ignore[type-arg]
+def _simple(x: Array, n: Array, first: Callable[[Array], Array], step: Callable) -> Array:  # type: ignore[type-arg]
     degree = _degree(n)
     x, degree = jnp.broadcast_arrays(x, degree)
     known = jnp.zeros(x.shape, jnp.bool_)
-    return _recur(
-        degree, first(x), lambda k, last, before: step(k, x, last, before), known
-    )
+    return _recur(degree, first(x), lambda k, last, before: step(k, x, last, before), known)
 
 
 @special(*_names("legendre_polynomial_p"))

@@ -49,9 +49,7 @@ def lstm_layer(
         `cx_`, and an empty workspace.
     """
     wide = jnp.promote_types(input.dtype, jnp.float32)
-    x, w_input, w_state, h, c = (
-        a.astype(wide) for a in (input, weight0, weight1, hx_, cx_)
-    )
+    x, w_input, w_state, h, c = (a.astype(wide) for a in (input, weight0, weight1, hx_, cx_))
     bias = weight2.astype(wide) + weight3.astype(wide)
     gates = jnp.einsum("tbf,gf->tbg", x, w_input, precision=ctx.precision) + bias
     batch, hidden = x.shape[1], w_state.shape[1]

@@ -17,17 +17,13 @@ def _prepared(ctx: Context, x: Array, dtype: torch.dtype | None) -> Array:
 
 
 @lowers("cumsum.default")
-def cumsum(
-    ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None
-) -> Array:
+def cumsum(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     x = _prepared(ctx, x, dtype)
     return jnp.cumsum(x, dim) if x.ndim else x
 
 
 @lowers("cumprod.default")
-def cumprod(
-    ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None
-) -> Array:
+def cumprod(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     x = _prepared(ctx, x, dtype)
     return jnp.cumprod(x, dim) if x.ndim else x
 
@@ -40,9 +36,7 @@ def _running_extreme(
         return x, jnp.zeros((), jnp.int64)
     index = lax.broadcasted_iota(jnp.int64, x.shape, dim % x.ndim)
 
-    def later_wins(
-        early: tuple[Array, Array], late: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
+    def later_wins(early: tuple[Array, Array], late: tuple[Array, Array]) -> tuple[Array, Array]:
         take = keeps(late[0], early[0])
         if jnp.issubdtype(x.dtype, jnp.floating):
             take = jnp.isnan(late[0]) | (take & ~jnp.isnan(early[0]))

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import jax
+import jax.numpy as jnp
 
 from dynamo_backends.xla.lowering import convolution_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, logical
 

@@ -212,4 +212,12 @@ def _shifts_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
     return result.reshape(shape.out_shape).astype(x.dtype)
 
 
-SHIFTS = Program("shifts", lambda s: True, _shifts_prepare, _shifts_apply)
+# Every multiply-add is written out, which bounds what can be compiled in reasonable time.
+_MAX_TERMS = 1024
+
+SHIFTS = Program(
+    "shifts",
+    lambda s: s.taps * s.in_per_group * s.out_per_group <= _MAX_TERMS,
+    _shifts_prepare,
+    _shifts_apply,
+)

@@ -30,54 +30,73 @@ from dynamo_backends.xla.lowering.convolution_winograd import WINOGRAD_F2, WINOG
 
 # --- blocks: a grouped convolution as dense ones, each by its own rule ----------------------------
 
-_BLOCK_CHANNELS = 16  # a block has at least so many input channels, merging groups if need be
 _MAX_BLOCKS = 64  # compile time grows with the number of blocks
 
 
-def groups_per_block(shape: ConvShape) -> int:
-    """How many groups the blocks program merges into one dense convolution."""
+def groups_per_block(shape: ConvShape, channels: int = 16) -> int:
+    """How many groups to merge so that a block has at least ``channels`` input channels."""
     divisors = (b for b in range(1, shape.groups + 1) if shape.groups % b == 0)
     return next(
         (
             b
             for b in divisors
-            if b * shape.in_per_group >= _BLOCK_CHANNELS and shape.groups // b <= _MAX_BLOCKS
+            if b * shape.in_per_group >= channels and shape.groups // b <= _MAX_BLOCKS
         ),
         shape.groups,
     )
 
 
-def block_shape(shape: ConvShape) -> ConvShape:
-    """The dense convolution that computes one block."""
-    return shape.one_of(shape.groups // groups_per_block(shape))
+def blocks_program(
+    name: str, channels: int, inner: Callable[[ConvShape], Program] | None = None
+) -> Program:
+    """The program that computes a grouped convolution as dense ones on blocks of its groups.
 
+    Merged groups get a block-diagonal weight, so a non-finite input of one group reaches the
+    other groups of its block as NaN.
 
-def _blocks_prepare(w: jax.Array, shape: ConvShape) -> list[Prepared]:
-    """One prepared weight per block; merged groups get a block-diagonal weight.
-
-    A non-finite input of one group therefore reaches the other groups of its block as NaN.
+    Args:
+        name: Name of the program.
+        channels: Groups are merged until a block has at least so many input channels.
+        inner: Chooses the program for one block; by default the rules do.
     """
-    per_block, inner = groups_per_block(shape), block_shape(shape)
-    program = choose(inner)
-    split = w.reshape(-1, per_block, shape.out_per_group, shape.in_per_group, *shape.kernel)
-    same = jnp.eye(per_block, dtype=bool).reshape(
-        (1, per_block, 1, per_block, 1, *(1,) * len(shape.kernel))
-    )
-    zero = jnp.zeros((), w.dtype)
-    blocks = jnp.where(same, split[:, :, :, None], zero)
-    blocks = blocks.reshape(-1, inner.out_channels, inner.in_channels, *shape.kernel)
-    return [program.prepare(block, inner) for block in blocks]
+    inner = inner or choose
+
+    def block(shape: ConvShape) -> tuple[int, ConvShape]:
+        merged = groups_per_block(shape, channels)
+        return merged, shape.one_of(shape.groups // merged)
+
+    def prepare(w: jax.Array, shape: ConvShape) -> list[Prepared]:
+        merged, dense = block(shape)
+        split = w.reshape(-1, merged, shape.out_per_group, shape.in_per_group, *shape.kernel)
+        diagonal = jnp.eye(merged, dtype=bool).reshape(
+            (1, merged, 1, merged, 1, *(1,) * len(shape.kernel))
+        )
+        # out channel (i, o), in channel (j, c): zero where the groups i and j differ
+        weights = jnp.where(diagonal, split[:, :, :, None], jnp.zeros((), w.dtype))
+        weights = weights.reshape(-1, dense.out_channels, dense.in_channels, *shape.kernel)
+        return [inner(dense).prepare(one, dense) for one in weights]
+
+    def apply(x: jax.Array, prepared: list[Prepared], shape: ConvShape) -> jax.Array:
+        _, dense = block(shape)
+        parts = jnp.split(x, len(prepared), axis=-1)
+        program = inner(dense)
+        results = [program.apply(part, p, dense) for part, p in zip(parts, prepared, strict=True)]
+        return results[0] if len(results) == 1 else jnp.concatenate(results, axis=-1)
+
+    return Program(name, lambda s: s.groups > 1, prepare, apply)
 
 
-def _blocks_apply(x: jax.Array, prepared: list[Prepared], shape: ConvShape) -> jax.Array:
-    inner = block_shape(shape)
-    program = choose(inner)
-    parts = jnp.split(x, len(prepared), axis=-1)
-    results = [program.apply(part, p, inner) for part, p in zip(parts, prepared, strict=True)]
-    return results[0] if len(results) == 1 else jnp.concatenate(results, axis=-1)
+def choose(shape: ConvShape) -> Program:
+    """The program that computes a convolution of this shape fastest."""
+    return choose_rule(shape).program
 
 
-BLOCKS = Program("blocks", lambda s: s.groups > 1, _blocks_prepare, _blocks_apply)
+def choose_rule(shape: ConvShape) -> Rule:
+    """The first rule that fits ``shape``."""
+    return next(rule for rule in RULES if rule.program.applies(shape) and rule.when(shape))
+
+
+BLOCKS = blocks_program("blocks", channels=16)
 
 PROGRAMS: tuple[Program, ...] = (
     LAX,
@@ -109,7 +128,7 @@ RULES: tuple[Rule, ...] = (
     Rule(PATCHES, lambda s: True, "tiles that do not overlap are cut out without copies to spare"),
     Rule(
         SHIFTS,
-        lambda s: s.in_per_group <= 4 and s.groups >= 8 and _terms(s) <= 1024,
+        lambda s: s.in_per_group <= 4 and s.groups >= 8,
         "tiny groups leave a matrix product nothing to reuse; the groups fill the vectors",
     ),
     Rule(BLOCKS, lambda s: s.groups > 1, "XLA's own grouped convolution is a scalar loop"),
@@ -120,34 +139,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         WINOGRAD_F4,
-        lambda s: min(s.in_channels, s.out_channels) >= 64 and 28 <= min(s.spatial) <= 112,
+        lambda s: min(s.in_channels, s.out_channels) >= 64 and 28 <= min(s.out_spatial) <= 112,
         "a quarter of the multiplications, on images that its 4×4 tiles fill",
     ),
     Rule(
         WINOGRAD_F2,
-        lambda s: min(s.in_channels, s.out_channels) >= 64 and min(s.spatial) < 28,
+        lambda s: min(s.in_channels, s.out_channels) >= 64 and min(s.out_spatial) < 28,
         "less than half of the multiplications; 4×4 tiles would waste too much of the image",
     ),
     Rule(LAX, lambda s: True, "no better program is known"),
 )
 
 
-def _terms(shape: ConvShape) -> int:
-    """Multiply-adds that the shifts program writes out."""
-    return shape.taps * shape.in_per_group * shape.out_per_group
-
-
-def choose_rule(shape: ConvShape) -> Rule:
-    """The first rule that fits ``shape``."""
-    return next(rule for rule in RULES if rule.program.applies(shape) and rule.when(shape))
-
-
-def choose(shape: ConvShape) -> Program:
-    """The program that computes a convolution of this shape fastest."""
-    return choose_rule(shape).program
-
-
-# --- the convolutions -----------------------------------------------------------------------------
+# --- the convolution ------------------------------------------------------------------------------
 
 
 def convolve(

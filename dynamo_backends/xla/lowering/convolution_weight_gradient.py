@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.lowering.convolution_dense import LAX
-from dynamo_backends.xla.lowering.convolution_rules import block_shape, groups_per_block
+from dynamo_backends.xla.lowering.convolution_rules import groups_per_block
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
     accumulator,
@@ -95,7 +95,7 @@ def _by_dot(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
 def _by_shifts(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
     """Tiny groups: for each tap the sum of shifted input times ``dy``, over all positions."""
     groups, n = shape.groups, len(shape.spatial)
-    wide = accumulator(x.dtype)
+    dtype, wide = x.dtype, accumulator(x.dtype)
     x = pad_spatial(x.astype(wide), shape.padding, shape.padding)
     x = lax.optimization_barrier(x)
     dy = dy.astype(wide).reshape(*dy.shape[:-1], groups, shape.out_per_group, 1)
@@ -105,14 +105,15 @@ def _by_shifts(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
         part = window(x, offset, shape.out_spatial, shape.stride)
         part = part.reshape(*part.shape[:-1], groups, 1, shape.in_per_group)
         taps.append(jnp.sum(part * dy, axis=tuple(range(n + 1))))
-    grad = jnp.stack(taps, axis=-1).astype(x.dtype)  # (g, O/g, I/g, taps)
+    grad = jnp.stack(taps, axis=-1).astype(dtype)  # (g, O/g, I/g, taps)
     return grad.reshape(shape.out_channels, shape.in_per_group, *shape.kernel)
 
 
 def _by_blocks(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
     """Groups: dense gradients of blocks of them, of which the block diagonal counts."""
-    merged, inner = groups_per_block(shape), block_shape(shape)
+    merged = groups_per_block(shape)
     parts = shape.groups // merged
+    inner = shape.one_of(parts)
     grads = []
     for part, grad in zip(jnp.split(x, parts, axis=-1), jnp.split(dy, parts, axis=-1), strict=True):
         dense = (_by_dot if shape.pointwise else _by_transposing_lax)(part, grad, inner)

@@ -118,6 +118,13 @@ def householder_product(a: Array, tau: Array) -> Array:
     return lax.linalg.householder_product(a, tau)
 
 
+@lowers("ormqr.default")
+def ormqr(a: Array, tau: Array, other: Array, left: bool = True, transpose: bool = False) -> Array:
+    if other.size == 0 or tau.shape[-1] == 0:
+        return other
+    return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
+
+
 @lowers("_linalg_svd.default")
 def svd(
     ctx: Context,

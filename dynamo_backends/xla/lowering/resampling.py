@@ -69,9 +69,9 @@ def _positions(
 
 def nearest(size: int, count: int, scale: float | None, exact: bool = False) -> Taps:
     """Nearest neighbour, computed in float32 as torch does for every dtype."""
-    if count == size:
+    if count == size and not exact:
         places = np.arange(count)
-    elif count == 2 * size:
+    elif count == 2 * size and not exact:
         places = np.arange(count) // 2
     else:
         distance = np.float32(step(size, count, False, scale))
@@ -131,7 +131,8 @@ def antialiased(
     weights = np.where(offsets < lengths[:, None], weights, 0)
     total = weights.sum(1, keepdims=True)
     weights = np.divide(weights, total, out=weights, where=total != 0)
-    return Taps(np.minimum(places, np.maximum(last - 1, first)[:, None]), weights, size)
+    places = np.minimum(places, np.maximum(last - 1, first)[:, None])
+    return Taps(np.minimum(places, size - 1), weights, size)
 
 
 def _take(x: jax.Array, places: np.ndarray, axis: int) -> jax.Array:

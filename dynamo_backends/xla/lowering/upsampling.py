@@ -34,7 +34,10 @@ def _integers(node: fx.Node) -> str | None:
 def _upsample(ctx: Context, x: Value, scales: Sequence[float | None], table: Table) -> Value:
     array = channels_last(x)
     array = array.astype(accumulation_dtype(array.dtype))
+    antialiasing = "_aa" in str(ctx.node.target)
     for axis, (count, scale) in enumerate(zip(ctx.out.shape[2:], scales, strict=True), 1):
+        if antialiasing and array.shape[axis] == count:
+            continue  # whatever the scale, as in torch
         array = resample(array, axis, table(array.shape[axis], count, scale))
     return finish_channels_last(ctx, x, array)
 
@@ -47,6 +50,9 @@ def _gradient(
     table: Table,
 ) -> Value:
     array = channels_last(grad_output)
+    name = str(ctx.node.target)
+    if tuple(input_size) == tuple(grad_output.shape) and "exact" not in name and "_aa" not in name:
+        return grad_output  # whatever the scale, and whatever the forward pass did, as in torch
     array = array.astype(accumulation_dtype(array.dtype))
     for axis, (size, scale) in enumerate(zip(input_size[2:], scales, strict=True), 1):
         taps = table(size, array.shape[axis], scale).transposed()

@@ -11,6 +11,7 @@ best one. The exit status is 1 if a row fails.
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -216,6 +217,8 @@ def main() -> int:
     parser.add_argument("--only", help="measure the rows whose name contains this")
     arguments = parser.parse_args()
     console = Console()
+    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
+        console.print("[yellow]other programs are running: trust the ratios, not the times[/]")
     console.width = max(console.width, 110)  # piped into a file, names would be cut
     rows = []
     with console.status("") as status:

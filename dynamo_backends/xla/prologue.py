@@ -47,7 +47,7 @@ def split(program: core.ClosedJaxpr, weights: int) -> SplitProgram:
     """
     jaxpr = program.jaxpr
     weight_vars = jaxpr.invars[:weights]
-    from_weights = _derived_from(jaxpr.eqns, weight_vars)
+    from_weights = _derived_from(jaxpr, weight_vars)
     producer = {v: e for e in jaxpr.eqns for v in e.outvars}
     needed = _needed_by_main(jaxpr, from_weights)
     boundary = _pull_back(needed, producer, set(weight_vars), _read_by_dot_only(jaxpr))
@@ -74,11 +74,11 @@ def _vars(atoms: Sequence[Any]) -> list[core.Var]:
     return [a for a in atoms if isinstance(a, core.Var)]
 
 
-def _derived_from(eqns: Sequence[Any], weights: Sequence[core.Var]) -> set[core.Var]:
+def _derived_from(jaxpr: core.Jaxpr, weights: Sequence[core.Var]) -> set[core.Var]:
     """Variables that follow from weights (at least one) and constants alone."""
     known: set[core.Var] = set(weights)
-    constant: set[core.Var] = set()
-    for eqn in eqns:
+    constant: set[core.Var] = set(jaxpr.constvars)
+    for eqn in jaxpr.eqns:
         inputs = _vars(eqn.invars)
         if eqn.effects or not all(v in known or v in constant for v in inputs):
             continue

@@ -1,4 +1,4 @@
-"""Division, remainders, powers and shifts: where integers and floats part ways.
+"""Division, rounding to decimals, powers and shifts: where integers and floats part ways.
 
 torch raises where an integer divisor is zero. XLA does not, so integer divisions have a lowering
 only where the divisor is known not to be zero.
@@ -16,10 +16,9 @@ from dynamo_backends.xla.lowering.registry import Promotion, pointwise
 
 def _true_divide(x: Array, y: Array) -> Array:
     # XLA turns a division by one number into a multiplication by its rounded reciprocal, and then
-    # 41 / 41 < 1: fatal under a later floor. The barrier hides that it is one number; it is gone
-    # before XLA fuses.
+    # 41 / 41 < 1: fatal under a later floor. A divisor that seems to depend on x prevents that.
     if y.size == 1 and jnp.issubdtype(x.dtype, jnp.floating):
-        y = lax.optimization_barrier(jnp.broadcast_to(y, jnp.broadcast_shapes(x.shape, y.shape)))
+        y = jnp.where(jnp.isnan(x), x, y)
     return x / y
 
 
@@ -88,6 +87,18 @@ def fmod(x: Array, y: Array) -> Array:
     return lax.rem(*jnp.broadcast_arrays(x, y))
 
 
+@pointwise("round.decimals")
+def round_decimals(x: Array, *, decimals: int) -> Array:
+    if decimals == 0 or is_integral(x):
+        return x if is_integral(x) else jnp.round(x)
+    scale = jnp.asarray(10.0 ** abs(decimals), x.dtype)
+    return (
+        _true_divide(jnp.round(x * scale), scale)
+        if decimals > 0
+        else jnp.round(_true_divide(x, scale)) * scale
+    )
+
+
 _POWERS = {
     0.5: jnp.sqrt,
     -0.5: lax.rsqrt,
@@ -112,10 +123,11 @@ def power(ctx: Context, x: Array, exponent: Array) -> Array:
     if is_integral(x):
         return _integer_power(x, exponent)
     constant = ctx.node.args[1]
-    if not isinstance(constant, fx.Node) and constant in _POWERS:
-        return _POWERS[constant](x)
-    if not isinstance(constant, fx.Node) and constant == 0:
-        return jnp.ones_like(x)
+    if isinstance(constant, int | float):
+        if constant == 0:
+            return jnp.ones_like(x)
+        if constant in _POWERS:
+            return _POWERS[constant](x)
     return jnp.power(x, exponent)
 
 

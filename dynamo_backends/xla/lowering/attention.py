@@ -22,7 +22,8 @@ def _argument(node: fx.Node, name: str, default: Any) -> Any:
     return default
 
 
-def _drops(node: fx.Node) -> str | None:
+def drops(node: fx.Node) -> str | None:
+    """Refuses attention with dropout."""
     if _argument(node, "dropout_p", 0.0):
         return "attention with dropout draws random numbers"
     return None
@@ -31,10 +32,10 @@ def _drops(node: fx.Node) -> str | None:
 def _debugs(node: fx.Node) -> str | None:
     if _argument(node, "return_debug_mask", False):
         return "it returns a debug mask"
-    return _drops(node)
+    return drops(node)
 
 
-def _scores(
+def scores_of(
     ctx: Context,
     query: jax.Array,
     key: jax.Array,
@@ -75,7 +76,7 @@ def _logsumexp(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
     return weights / jnp.where(total == 0, 1, total), jnp.log(total) + shift
 
 
-def _grouped(query: jax.Array, x: jax.Array) -> jax.Array:
+def repeat_heads(query: jax.Array, x: jax.Array) -> jax.Array:
     """Repeats the heads of keys or values for grouped-query attention."""
     times = query.shape[1] // x.shape[1]
     return x if times == 1 else jnp.repeat(x, times, axis=1)
@@ -105,8 +106,8 @@ def attend(
         The result (B, H, L, Ev), and the log-sum-exp of the scores (B, H, L). A query that sees
         no key gives zeros.
     """
-    key, value = _grouped(query, key), _grouped(query, value)
-    weights, logsumexp = _logsumexp(_scores(ctx, query, key, mask, is_causal, scale))
+    key, value = repeat_heads(query, key), repeat_heads(query, value)
+    weights, logsumexp = _logsumexp(scores_of(ctx, query, key, mask, is_causal, scale))
     batch = tuple(range(query.ndim - 2))
     out = lax.dot_general(
         weights.astype(value.dtype),
@@ -124,7 +125,7 @@ def _fill(ctx: Context, *known: jax.Array) -> tuple[Any, ...]:
     return *known, *(jnp.zeros(x.shape) if hasattr(x, "shape") else x for x in rest)
 
 
-@lowers("_scaled_dot_product_flash_attention_for_cpu.default", when=_drops)
+@lowers("_scaled_dot_product_flash_attention_for_cpu.default", when=drops)
 def flash_attention_for_cpu(
     ctx: Context,
     query: jax.Array,
@@ -154,7 +155,7 @@ def flash_attention(
     return _fill(ctx, *attend(ctx, query, key, value, None, is_causal, scale))
 
 
-@lowers("_scaled_dot_product_efficient_attention.default", when=_drops)
+@lowers("_scaled_dot_product_efficient_attention.default", when=drops)
 def efficient_attention(
     ctx: Context,
     query: jax.Array,
@@ -214,73 +215,3 @@ def _fit(logsumexp: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return jnp.zeros(shape, logsumexp.dtype)
     padding = [(0, 0), (0, 0), (0, shape[2] - logsumexp.shape[2])]
     return jnp.pad(logsumexp, padding, constant_values=jnp.inf)
-
-
-def attend_backward(
-    ctx: Context,
-    grad_out: jax.Array,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of `attend` for query, key, value and the scores before masking.
-
-    The weights are rebuilt from the saved log-sum-exp, as in the flash attention paper
-    (arXiv:2205.14135): dS = P · (dP − rowsum(dO · O)).
-    """
-    dtype = accumulation_dtype(query.dtype)
-    factor = dtype.type(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    shared_key, shared_value = key, value
-    key, value = _grouped(query, key), _grouped(query, value)
-    batch = tuple(range(query.ndim - 2))
-    row, column = query.ndim - 2, query.ndim - 1
-
-    def product(x: jax.Array, y: jax.Array, over_x: int, over_y: int) -> jax.Array:
-        dims = (((over_x,), (over_y,)), (batch, batch))
-        return lax.dot_general(x, y, dims, precision=ctx.precision, preferred_element_type=dtype)
-
-    scores = _scores(ctx, query, key, mask, is_causal, scale)
-    total = logsumexp.astype(dtype)[..., None]
-    weights = jnp.exp(scores - jnp.where(jnp.isneginf(total), 0, total))
-    narrow = weights.astype(query.dtype)
-    grad_value = product(narrow, grad_out, row, row)
-    grad_weights = product(grad_out, value, column, column)
-    inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1, keepdims=True)
-    grad_scores = weights * (grad_weights - inner)
-    scaled = (grad_scores * factor).astype(query.dtype)
-    grad_query = product(scaled, key, column, row)
-    grad_key = product(scaled, query, row, row)
-    grad_key = _ungrouped(grad_key, shared_key)
-    return grad_query, grad_key, _ungrouped(grad_value, shared_value), grad_scores
-
-
-def _ungrouped(grad: jax.Array, shared: jax.Array) -> jax.Array:
-    if grad.shape[1] == shared.shape[1]:
-        return grad
-    batch, heads, *rest = grad.shape
-    return grad.reshape(batch, shared.shape[1], heads // shared.shape[1], *rest).sum(2)
-
-
-@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default", when=_drops)
-def flash_attention_for_cpu_backward(
-    ctx: Context,
-    grad_out: jax.Array,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: jax.Array | None = None,
-    scale: float | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return attend_backward(
-        ctx, grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale
-    )[:3]

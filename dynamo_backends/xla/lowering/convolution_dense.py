@@ -8,8 +8,10 @@ it once ahead of the calls; ``apply`` does the rest. Which one is used is decide
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -199,15 +201,14 @@ def _shifts_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
     ]
     outputs = []
     for o in range(shape.out_per_group):
-        total = None
+        terms = []
         for t, offset in enumerate(offsets):
             for i in range(shape.in_per_group):
                 start = (i, 0, *offset)
                 size = (1, shape.batch, *shape.out_spatial)
                 shifted = window(planes, start, size, (1, 1, *shape.stride), axis=0)
-                term = shifted.reshape(shifted.shape[1:]) * w[t, i, o]
-                total = term if total is None else total + term
-        outputs.append(total)
+                terms.append(shifted.reshape(shifted.shape[1:]) * w[t, i, o])
+        outputs.append(reduce(operator.add, terms))
     result = outputs[0] if len(outputs) == 1 else jnp.stack(outputs, axis=n + 2)
     return result.reshape(shape.out_shape).astype(x.dtype)
 

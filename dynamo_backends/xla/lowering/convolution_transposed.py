@@ -143,7 +143,7 @@ def scatter(
 
     def rows(segments: tuple[_Segment, ...]) -> jax.Array:
         """One convolution for all phases of the segments: ``(N, *q, *phases, g, C_out/g)``."""
-        counts = [s.count for s in segments]
+        counts = [s.phases for s in segments]
         taps = [s.taps for s in segments]
         quotients = [b - a + 1 for a, b in zip(first, last, strict=True)]
         if 0 in taps:
@@ -186,17 +186,17 @@ def scatter(
 
 
 class _Segment(NamedTuple):
-    """Consecutive phases ``start … start + count - 1`` of one axis, each with ``taps`` taps."""
+    """Consecutive phases ``start … start + phases - 1`` of one axis, each with ``taps`` taps."""
 
     start: int
-    count: int
+    phases: int
     taps: int
 
 
 def _segments(kernel: int, stride: int) -> list[_Segment]:
     fewer, longer = divmod(kernel, stride)
     segments = [_Segment(0, longer, fewer + 1), _Segment(longer, stride - longer, fewer)]
-    return [s for s in segments if s.count]
+    return [s for s in segments if s.phases]
 
 
 def _phase_kernel(
@@ -213,10 +213,10 @@ def _phase_kernel(
             w, jnp.zeros((), w.dtype), [(0, short if a == axis else 0, 0) for a in range(w.ndim)]
         )
         w = w.reshape(*w.shape[:axis], segment.taps, s, *w.shape[axis + 1 :])
-        w = lax.slice_in_dim(w, segment.start, segment.start + segment.count, axis=axis + 1)
+        w = lax.slice_in_dim(w, segment.start, segment.start + segment.phases, axis=axis + 1)
     w = lax.rev(w, [3 + 2 * d for d in range(n)])
     order = (0, *(4 + 2 * d for d in range(n)), 1, 2, *(3 + 2 * d for d in range(n)))
-    phases = math.prod(s.count for s in segments)
+    phases = math.prod(s.phases for s in segments)
     return w.transpose(order).reshape(groups * phases * out, inner, *(s.taps for s in segments))
 
 

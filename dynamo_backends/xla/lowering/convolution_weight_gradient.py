@@ -93,19 +93,36 @@ def _by_dot(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
 
 
 def _by_shifts(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
-    """Tiny groups: for each tap the sum of shifted input times ``dy``, over all positions."""
-    groups, n = shape.groups, len(shape.spatial)
-    dtype, wide = x.dtype, accumulator(x.dtype)
-    x = pad_spatial(x.astype(wide), shape.padding, shape.padding)
+    """Tiny groups: for each tap the sum of shifted input times ``dy``, over all positions.
+
+    A loop adds up the rows, for all taps at once: XLA's reduction over all positions would not
+    use vectors, and takes ten times as long.
+    """
+    groups, out, dtype = shape.groups, shape.out_spatial, x.dtype
+    x = pad_spatial(x.astype(accumulator(dtype)), shape.padding, shape.padding)
     x = lax.optimization_barrier(x)
-    dy = dy.astype(wide).reshape(*dy.shape[:-1], groups, shape.out_per_group, 1)
-    taps = []
-    for tap in itertools.product(*map(range, shape.kernel)):
-        offset = [i * d for i, d in zip(tap, shape.dilation, strict=True)]
-        part = window(x, offset, shape.out_spatial, shape.stride)
-        part = part.reshape(*part.shape[:-1], groups, 1, shape.in_per_group)
-        taps.append(jnp.sum(part * dy, axis=tuple(range(n + 1))))
-    grad = jnp.stack(taps, axis=-1).astype(dtype)  # (g, O/g, I/g, taps)
+    dy = dy.astype(x.dtype).reshape(*dy.shape[:-1], groups, shape.out_per_group, 1)
+    taps = list(itertools.product(*map(range, shape.kernel)))
+
+    def row_products(row: jax.Array | int) -> list[jax.Array]:
+        """``(N, *out[1:], g, O/g, I/g)`` for each tap, of one row of the first dimension."""
+        grad = lax.dynamic_index_in_dim(dy, row, axis=1, keepdims=False)
+        products = []
+        for tap in taps:
+            first, *rest = (i * d for i, d in zip(tap, shape.dilation, strict=True))
+            at = row * shape.stride[0] + first
+            part = lax.dynamic_index_in_dim(x, at, axis=1, keepdims=False)
+            part = window(part, rest, out[1:], shape.stride[1:])
+            part = part.reshape(*part.shape[:-1], groups, 1, shape.in_per_group)
+            products.append(part * grad)
+        return products
+
+    def add_row(row: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        return [total + p for total, p in zip(totals, row_products(row), strict=True)]
+
+    totals = lax.fori_loop(1, out[0], add_row, row_products(0))
+    sums = [jnp.sum(total, axis=tuple(range(total.ndim - 3))) for total in totals]
+    grad = jnp.stack(sums, axis=-1).astype(dtype)  # (g, O/g, I/g, taps)
     return grad.reshape(shape.out_channels, shape.in_per_group, *shape.kernel)
 
 

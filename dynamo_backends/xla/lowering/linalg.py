@@ -15,10 +15,12 @@ from dynamo_backends.xla.lowering.linalg_common import (
     broadcast_batch,
     conjugate_transpose,
     diagonal,
+    identity,
     raises_itself,
     transpose,
     triangular,
 )
+from dynamo_backends.xla.lowering.reduction import widen
 from dynamo_backends.xla.lowering.registry import lowers
 
 # --- Cholesky
@@ -93,8 +95,7 @@ def triangular_solve(
 def qr(ctx: Context, a: Array, mode: str = "reduced") -> Pair:
     q_like, r_like = ctx.out
     if a.size == 0:
-        q = jnp.eye(*q_like.shape[-2:], dtype=a.dtype) if q_like.numel() else jnp.zeros(())
-        q = jnp.broadcast_to(q, q_like.shape) if q_like.numel() else jnp.zeros(q_like.shape)
+        q = jnp.zeros(q_like.shape) if mode == "r" else identity(q_like.shape, a.dtype)
         return q, jnp.zeros(r_like.shape, a.dtype)
     if mode == "r":
         return jnp.zeros(q_like.shape, a.dtype), jnp.linalg.qr(a, mode="r")
@@ -114,7 +115,7 @@ def householder_product(a: Array, tau: Array) -> Array:
     if a.size == 0:
         return a
     if tau.shape[-1] == 0:
-        return jnp.broadcast_to(jnp.eye(*a.shape[-2:], dtype=a.dtype), a.shape)
+        return identity(a.shape, a.dtype)
     return lax.linalg.householder_product(a, tau)
 
 
@@ -138,16 +139,15 @@ def svd(
     u_like, s_like, vh_like = ctx.out
     if a.size == 0:
         u, vh = (
-            jnp.broadcast_to(jnp.eye(*o.shape[-2:], dtype=a.dtype), o.shape)
-            if compute_uv
-            else jnp.zeros(o.shape, a.dtype)
+            identity(o.shape, a.dtype) if compute_uv else jnp.zeros(o.shape, a.dtype)
             for o in (u_like, vh_like)
         )
         return u, jnp.zeros(s_like.shape), vh
     if not compute_uv:
         s = lax.linalg.svd(a, full_matrices=False, compute_uv=False)
         return jnp.zeros(u_like.shape, a.dtype), s, jnp.zeros(vh_like.shape, a.dtype)
-    return tuple(lax.linalg.svd(a, full_matrices=full_matrices))  # type: ignore[return-value]
+    u, s, vh = lax.linalg.svd(a, full_matrices=full_matrices)
+    return u, s, vh
 
 
 # --- Eigenvalues
@@ -189,9 +189,14 @@ def eigvals(ctx: Context, a: Array) -> Array:
 
 
 @lowers("linalg_matrix_exp.default")
-def matrix_exp(a: Array) -> Array:
+def matrix_exp(ctx: Context, a: Array) -> Array:
+    """In float64 where that is cheap: squaring doubles the error each time."""
     if a.size == 0:
         return a
+    if ctx.options.platform == "tpu":
+        a = widen(a)
+    else:
+        a = a.astype(jnp.complex128 if jnp.iscomplexobj(a) else jnp.float64)
     return jsl.expm(a, max_squarings=64)
 
 

@@ -1,5 +1,7 @@
 """What the lowerings of linear algebra share."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jax import Array, lax
 from torch import fx
@@ -64,3 +66,9 @@ def first_true(bad: Array) -> Array:
     if bad.shape[-1] == 0:
         return jnp.zeros(bad.shape[:-1], jnp.int32)
     return jnp.where(jnp.any(bad, -1), jnp.argmax(bad, -1) + 1, 0).astype(jnp.int32)
+
+
+def identity(shape: Sequence[int], dtype: jnp.dtype) -> Array:
+    """Ones on the diagonals of a batch of matrices."""
+    *batch, rows, columns = shape
+    return jnp.broadcast_to(jnp.eye(rows, columns, dtype=dtype), (*batch, rows, columns))

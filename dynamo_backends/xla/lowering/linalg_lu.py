@@ -11,6 +11,7 @@ from dynamo_backends.xla.lowering.linalg_common import (
     conjugate_transpose,
     diagonal,
     first_true,
+    identity,
     raises_itself,
     transpose,
     triangular,
@@ -123,8 +124,7 @@ def solve_ex(
 @lowers("linalg_inv_ex.default", when=raises_itself)
 def inv_ex(a: Array, *, check_errors: bool = False) -> Pair:
     lu, pivots, info = _lu(a)
-    identity = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
-    return lu_solve(lu, pivots, identity), info
+    return lu_solve(lu, pivots, identity(a.shape, a.dtype)), info
 
 
 def _pivot_sign(lu: Array, pivots: Array) -> Array:

@@ -111,7 +111,9 @@ for _kind, _polynomial in _CHEBYSHEV.items():
     special(*_names(f"shifted_chebyshev_polynomial_{_kind}"))(_shifted(_polynomial))
 
 
-def _simple(x: Array, n: Array, first: Callable[[Array], Array], step: Callable) -> Array:  # type: ignore[type-arg]
+def _simple(
+    x: Array, n: Array, first: Callable[[Array], Array], step: Callable[..., Array]
+) -> Array:
     degree = _degree(n)
     x, degree = jnp.broadcast_arrays(x, degree)
     known = jnp.zeros(x.shape, jnp.bool_)

@@ -5,6 +5,7 @@ zeros as torch does; what differs has a function of its own below.
 """
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import torch
@@ -42,7 +43,9 @@ def _signbit(x: Array) -> Array:
     return x < 0 if is_integral(x) and x.dtype != jnp.bool_ else jnp.signbit(x)
 
 
-_FLOAT_UNARY = {
+_Table = dict[str, Callable[..., Array]]
+
+_FLOAT_UNARY: _Table = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
     "asin": jnp.arcsin,
@@ -67,25 +70,25 @@ _FLOAT_UNARY = {
     "tan": jnp.tan,
     "tanh": jnp.tanh,
 }
-_UNARY = {
+_UNARY: _Table = {
     "bitwise_not": jnp.bitwise_not,
     "neg": jnp.negative,
     "sign": _sign,
     "square": jnp.square,
 }
-_ROUNDING = {
+_ROUNDING: _Table = {
     "ceil": jnp.ceil,
     "floor": jnp.floor,
     "round": jnp.round,
     "trunc": jnp.trunc,
 }
-_TESTS = {
+_TESTS: _Table = {
     "isinf": jnp.isinf,
     "isnan": jnp.isnan,
     "logical_not": jnp.logical_not,
     "signbit": _signbit,
 }
-_BINARY = {
+_BINARY: _Table = {
     "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or,
     "bitwise_xor": jnp.bitwise_xor,
@@ -97,8 +100,8 @@ _BINARY = {
     "minimum": jnp.minimum,
     "mul": jnp.multiply,
 }
-_FLOAT_BINARY = {"atan2": jnp.arctan2, "copysign": jnp.copysign, "hypot": jnp.hypot}
-_COMPARISONS = {
+_FLOAT_BINARY: _Table = {"atan2": jnp.arctan2, "copysign": jnp.copysign, "hypot": jnp.hypot}
+_COMPARISONS: _Table = {
     "eq": jnp.equal,
     "ge": jnp.greater_equal,
     "gt": jnp.greater,
@@ -182,14 +185,6 @@ def clamp(x: Array, lower: Array | None = None, upper: Array | None = None) -> A
     if lower is not None:
         x = jnp.maximum(x, lower)
     return x if upper is None else jnp.minimum(x, upper)
-
-
-@pointwise("round.decimals")
-def round_decimals(x: Array, *, decimals: int) -> Array:
-    if decimals == 0 or is_integral(x):
-        return x if is_integral(x) else jnp.round(x)
-    scale = jnp.asarray(10.0 ** abs(decimals), x.dtype)
-    return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
 
 
 @pointwise("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT)

@@ -144,8 +144,8 @@ def avg_pool_nhwc(
         divisor = np.asarray(divisor_override)
     elif divisor.size and (divisor == divisor.flat[0]).all():
         divisor = divisor.flat[0]
-    divisor = jnp.broadcast_to(jnp.asarray(divisor, wide), total.shape)
-    return lax.div(total, divisor).astype(x.dtype)
+    divisors = jnp.broadcast_to(jnp.asarray(divisor, wide), total.shape)
+    return lax.div(total, divisors).astype(x.dtype)
 
 
 def _divisor(

@@ -1,0 +1,176 @@
+"""Gradients of the fused attention operators, rebuilt from the saved log-sum-exp."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dynamo_backends.xla.lowering.attention import drops, repeat_heads, scores_of
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
+from dynamo_backends.xla.lowering.registry import lowers
+
+
+def attend_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of `attend` for query, key, value and the scores before masking.
+
+    The weights are rebuilt from the saved log-sum-exp, as in the flash attention paper
+    (arXiv:2205.14135): dS = P · (dP − rowsum(dO · O)).
+    """
+    dtype = accumulation_dtype(query.dtype)
+    factor = dtype.type(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    shared_key, shared_value = key, value
+    key, value = repeat_heads(query, key), repeat_heads(query, value)
+    batch = tuple(range(query.ndim - 2))
+    row, column = query.ndim - 2, query.ndim - 1
+
+    def product(x: jax.Array, y: jax.Array, over_x: int, over_y: int) -> jax.Array:
+        dims = (((over_x,), (over_y,)), (batch, batch))
+        return lax.dot_general(x, y, dims, precision=ctx.precision, preferred_element_type=dtype)
+
+    scores = scores_of(ctx, query, key, mask, is_causal, scale)
+    total = logsumexp.astype(dtype)[..., None]
+    weights = jnp.exp(scores - jnp.where(jnp.isneginf(total), 0, total))
+    narrow = weights.astype(query.dtype)
+    grad_value = product(narrow, grad_out, row, row)
+    grad_weights = product(grad_out, value, column, column)
+    inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1, keepdims=True)
+    grad_scores = weights * (grad_weights - inner)
+    scaled = (grad_scores * factor).astype(query.dtype)
+    grad_query = product(scaled, key, column, row)
+    grad_key = product(scaled, query, row, row)
+    grad_key = _merge_heads(grad_key, shared_key)
+    return grad_query, grad_key, _merge_heads(grad_value, shared_value), grad_scores
+
+
+def _merge_heads(grad: jax.Array, shared: jax.Array) -> jax.Array:
+    if grad.shape[1] == shared.shape[1]:
+        return grad
+    batch, heads, *rest = grad.shape
+    return grad.reshape(batch, shared.shape[1], heads // shared.shape[1], *rest).sum(2)
+
+
+@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default", when=drops)
+def flash_attention_for_cpu_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: jax.Array | None = None,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return attend_backward(
+        ctx, grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale
+    )[:3]
+
+
+def _saved(logsumexp: jax.Array, query: jax.Array) -> jax.Array:
+    """The log-sum-exp (B, H, L) out of what a CUDA operator saved: padded, or with a last 1."""
+    if logsumexp.ndim == 4:
+        logsumexp = logsumexp[..., 0]
+    return logsumexp[:, :, : query.shape[2]]
+
+
+def _mask_gradient(grad_scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sums the gradient of the scores over the dimensions in which the mask was broadcast."""
+    shape = (1,) * (grad_scores.ndim - mask.ndim) + mask.shape
+    over = [d for d, (n, m) in enumerate(zip(grad_scores.shape, shape, strict=True)) if n != m]
+    return grad_scores.sum(over, keepdims=True).reshape(mask.shape)
+
+
+@lowers("_scaled_dot_product_efficient_attention_backward.default", when=drops)
+def efficient_attention_backward(
+    ctx: Context,
+    grad_out_: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attn_bias: jax.Array | None,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    philox_seed: jax.Array,
+    philox_offset: jax.Array,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[jax.Array | None, ...]:
+    saved = _saved(logsumexp, query)
+    *gradients, grad_scores = attend_backward(
+        ctx, grad_out_, query, key, value, out, saved, attn_bias, is_causal, scale
+    )
+    wanted = [g if m else None for g, m in zip(gradients, grad_input_mask[:3], strict=True)]
+    if attn_bias is None or not grad_input_mask[3]:
+        return *wanted, None
+    return *wanted, _mask_gradient(grad_scores, attn_bias)
+
+
+@lowers("_scaled_dot_product_flash_attention_backward.default", when=drops)
+def flash_attention_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    cum_seq_q: jax.Array,
+    cum_seq_k: jax.Array,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: jax.Array,
+    philox_offset: jax.Array,
+    *,
+    scale: float | None = None,
+) -> tuple[jax.Array, ...]:
+    saved = _saved(logsumexp, query)
+    return attend_backward(ctx, grad_out, query, key, value, out, saved, None, is_causal, scale)[:3]
+
+
+@lowers("_scaled_dot_product_cudnn_attention_backward.default", when=drops)
+def cudnn_attention_backward(
+    ctx: Context,
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    philox_seed: jax.Array,
+    philox_offset: jax.Array,
+    attn_bias: jax.Array | None,
+    cum_seq_q: jax.Array,
+    cum_seq_k: jax.Array,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[jax.Array, ...]:
+    saved = _saved(logsumexp, query)
+    return attend_backward(
+        ctx, grad_out, query, key, value, out, saved, attn_bias, is_causal, scale
+    )[:3]

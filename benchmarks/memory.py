@@ -39,14 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     order = [kind for _ in range(settings.rounds) for kind in kinds]
     for kind in track(order, "measuring", console=console, transient=True):
         runs[kind].append(in_a_process(settings, kind))
-    peaks = {k: statistics.median(m["peak"] for m in measured) for k, measured in runs.items()}
+    peaks, ends = (
+        {kind: statistics.median(run[key] for run in measured) for kind, measured in runs.items()}
+        for key in ("peak", "end")
+    )
     weights = runs["eager"][0]["weights"]
-    table = Table("run", "peak MB", "above eager MB", "× the weights")
+    table = Table("run", "peak MB", "above eager MB", "× the weights", "at the end MB")
     table.title = f"{settings.model}: {weights / 1e6:.0f} MB of weights"
     for kind, text in kinds.items():
         above = peaks[kind] - peaks["eager"]
-        row = f"{peaks[kind] / 1e6:.0f}", f"{above / 1e6:.0f}", f"{above / weights:.2f}"
-        table.add_row(text, *row)
+        row = [f"{size / 1e6:.0f}" for size in (peaks[kind], above, ends[kind])]
+        table.add_row(text, *row[:2], f"{above / weights:.2f}", row[2])
     console.print(table)
     multiple = (peaks["compiled"] - peaks["eager"]) / weights
     console.print(f"compile and run: {multiple:.2f} × the weights above eager")
@@ -79,7 +82,8 @@ def child(settings: argparse.Namespace) -> int:
     for _ in range(CALLS):
         run(*inputs)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    bench.hand_back(peak=bench.peak_rss_bytes(), weights=weights)
+    gc.collect()
+    bench.hand_back(peak=bench.peak_rss_bytes(), end=bench.rss_bytes(), weights=weights)
     return 0
 
 

@@ -34,6 +34,9 @@ SENTENCES = (
 NEAREST = (0, 3)
 """The two sentences that mean the same: what a working encoder finds."""
 
+BUDGET_S = 25.0
+"""Seconds of timing per model; a slow machine makes fewer rounds."""
+
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -111,7 +114,7 @@ def run(
     results = []
     with Progress(*columns, console=console, transient=True) as progress, torch.no_grad():
         task = progress.add_task("", total=len(subjects) * (rounds + 1))
-        for subject in subjects:
+        for i, subject in enumerate(subjects):
 
             def step(what: str, name: str = subject.name) -> None:
                 shown = "measuring" if what == "round" else what
@@ -123,8 +126,10 @@ def run(
                 [backend],
                 name=subject.name,
                 rounds=rounds,
+                budget_s=BUDGET_S,
                 on_step=step,
             )
+            progress.update(task, completed=(i + 1) * (rounds + 1))
     return results
 
 

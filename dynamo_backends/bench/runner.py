@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ def measure(
     *,
     name: str = "",
     rounds: int = 20,
+    budget_s: float = math.inf,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     synchronize: Callable[[], None] | None = None,
     on_step: Callable[[str], None] | None = None,
@@ -154,6 +156,7 @@ def measure(
         backends: Names of Dynamo backends.
         name: Of the model, for the results.
         rounds: Samples of each.
+        budget_s: Seconds after which no further round begins, see `compare`.
         options: By backend.
         synchronize: Waits for an asynchronous device.
         on_step: Told what happens next: "compile <backend>", then "round" after each round.
@@ -170,7 +173,13 @@ def measure(
     for backend, result in results.items():
         if result.compiled is not None and result.passed:
             runs[f"compiled {backend}"] = _runner(result.compiled, inputs)
-    timings = compare(runs, rounds, synchronize=synchronize, on_round=lambda: tell("round"))
+    timings = compare(
+        runs,
+        rounds,
+        budget_s=budget_s,
+        synchronize=synchronize,
+        on_round=lambda: tell("round"),
+    )
     return [
         dataclasses.replace(
             result, eager=timings["eager"], timing=timings.get(f"compiled {backend}")

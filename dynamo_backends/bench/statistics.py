@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 PAUSE_S = 0.03
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def compare(
     *,
     repeat: int = 1,
     lead_in: int = 1,
+    budget_s: float = math.inf,
     baseline: str | None = None,
     synchronize: Callable[[], None] | None = None,
     on_round: Callable[[], None] | None = None,
@@ -64,11 +66,13 @@ def compare(
 
     Args:
         callables: What to time, by name.
-        rounds: Samples of each.
+        rounds: Samples of each; see `budget_s`.
         pause_s: Sleep before each sample, in seconds.
         warmup: Untimed calls of each before the first round.
         repeat: Calls per sample; a sample is their mean. For calls of some microseconds.
         lead_in: Untimed calls after each pause, which wake the threads that slept.
+        budget_s: No round begins later than this many seconds after the first, except that there
+            are always `LEAST_ROUNDS` (or all that were asked for).
         baseline: What the speedups refer to; the first candidate unless given.
         synchronize: Called before and after each sample, for asynchronous devices.
         on_round: Called after each round, to show progress.
@@ -88,7 +92,10 @@ def compare(
     samples: dict[str, list[float]] = {name: [] for name in callables}
     order = list(callables)
     shuffler = random.Random(seed)
-    for _ in range(rounds):
+    start = time.perf_counter()
+    for i in range(rounds):
+        if i >= LEAST_ROUNDS and time.perf_counter() - start > budget_s:
+            break
         shuffler.shuffle(order)
         for name in order:
             time.sleep(pause_s)

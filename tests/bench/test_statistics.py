@@ -74,6 +74,16 @@ def test_compare_pauses_before_each_sample() -> None:
     assert time.perf_counter() - start >= 6 * 0.02
 
 
+def test_compare_keeps_to_its_budget() -> None:
+    def measured(budget_s: float) -> int:
+        timings = compare({"a": lambda: time.sleep(0.002)}, 40, pause_s=0, budget_s=budget_s)
+        return len(timings["a"].samples)
+
+    assert measured(0) == 5
+    assert 5 <= measured(0.06) < 40
+    assert measured(60) == 40
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one candidate, one round"):
         compare({}, 3)

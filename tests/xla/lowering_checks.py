@@ -1,0 +1,46 @@
+"""Comparing a lowered function with eager, by the rule of PyTorch's benchmark runners."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import same
+from tests.xla.harness import run
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def assert_like_eager(fn: Callable[..., Any], *args: Any) -> None:
+    """Shapes, dtypes and values of `fn(*args)` through XLA are those of eager.
+
+    Integers must be equal, floating-point results as near to a float64 run as eager's are.
+    """
+    expected = pytree.tree_leaves(fn(*args))
+    precise = pytree.tree_leaves(fn(*pytree.tree_map(_widen, args)))
+    results = run(fn, *args)
+    assert len(results) == len(expected)
+    for result, reference, exact in zip(results, expected, precise, strict=True):
+        assert result.shape == reference.shape
+        assert result.dtype == reference.dtype
+        if reference.is_floating_point():
+            tolerance = 1e-3 if reference.dtype.itemsize < 4 else 1e-5
+            assert same(reference, result, exact, equal_nan=True, tol=tolerance)
+        else:
+            torch.testing.assert_close(result, reference, rtol=0, atol=0)
+
+
+def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradients of all arguments of `fn`, for a fixed cotangent."""
+
+    def pulled(*args: torch.Tensor) -> Any:
+        out, pull = torch.func.vjp(fn, *args)
+        ramp = torch.arange(out.numel(), dtype=torch.float64).reshape(out.shape)
+        return pull(torch.cos(ramp).to(out.dtype))
+
+    return pulled

@@ -1,0 +1,62 @@
+"""Pooling, forward and backward, against eager."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.xla.lowering_checks import assert_like_eager, gradient
+
+aten = torch.ops.aten
+X = torch.randn(2, 3, 20, 21, generator=torch.Generator().manual_seed(0))
+WINDOWS = [
+    (3, 2, 1, 1, False),
+    (3, 2, 1, 1, True),
+    (9, 9, 0, 1, False),  # too large for shifts
+    (2, 3, 1, 2, True),
+    ((2, 5), (1, 3), (1, 2), 1, False),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_max_pool(window, dtype):
+    x = X.to(dtype)
+    assert_like_eager(lambda x: F.max_pool2d(x, *window, True), x)
+    assert_like_eager(gradient(lambda x: F.max_pool2d(x, *window)), x)
+
+
+def test_max_pool_passes_nan_on():
+    x = X.index_fill(2, torch.tensor(3), torch.nan)
+    assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+
+
+def test_ties_go_to_the_first_element():
+    assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), X.round())
+    assert_like_eager(lambda x: F.adaptive_max_pool2d(x, (3, 4), return_indices=True), X.round())
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("divisor", [None, 7])
+def test_avg_pool(include, divisor):
+    def fn(x):
+        return F.avg_pool2d(x, 3, 2, 1, True, include, divisor)
+
+    assert_like_eager(fn, X)
+    assert_like_eager(gradient(fn), X)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (7, 6), (20, 21), (25, 30)])
+def test_adaptive(size):
+    for fn in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
+        assert_like_eager(lambda x, fn=fn: fn(x, size), X)
+        assert_like_eager(gradient(lambda x, fn=fn: fn(x, size)), X)
+
+
+def test_other_ranks():
+    x = X.unflatten(3, (7, 3))
+    assert_like_eager(lambda x: F.max_pool3d(x, 2, 1, 1), x)
+    assert_like_eager(lambda x: F.avg_pool3d(x, 2, 1, 1), x)
+    assert_like_eager(lambda x: F.adaptive_avg_pool3d(x, (3, 2, 1)), x)
+    assert_like_eager(lambda x: F.max_pool1d(x, 3, 2), X[0])
+    assert_like_eager(lambda x: F.avg_pool1d(x, 3, 2), X[0])
+    assert_like_eager(lambda x: F.max_pool2d(x, 2), X[0])

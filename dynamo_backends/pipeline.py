@@ -113,6 +113,11 @@ class CompiledGraph:
             return self._static(args)
         return self._program(args)(args)
 
+    @property
+    def static_program(self) -> Any:
+        """The program of a graph with static shapes; None if its shapes are symbolic."""
+        return self._static
+
     def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         key = shape_key(self._graph, args)
         program = self._programs.get(key)

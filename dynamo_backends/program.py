@@ -85,6 +85,10 @@ class Block:
             self._fall_back(error)
             return self._eager(*values)
 
+    def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The weights and the activations among the values of the graph's inputs."""
+        return self._pick_weights(values), self._pick_activations(values)
+
     def _bound(self, weights: Sequence[Tensor]) -> Bound:
         model = self._recent
         key = pointers(weights)
@@ -188,6 +192,7 @@ class Program:
         self._registers = registers
         self._outputs = tuple(outputs)
         single = self._steps[0] if len(self._steps) == 1 else None
+        self.blocks = [step.run for step in self._steps if isinstance(step.run, Block)]
         self._single = single if single is not None and single.writes == self._outputs else None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:

@@ -142,12 +142,14 @@ def load_subjects(quick: bool) -> list[Subject]:
     Raises:
         ModuleNotFoundError: A package is missing; the message has the command that installs it.
     """
-    pixels = {"pixels": photographs(96 if quick else 224)}
+    size = 96 if quick else 224
+    pixels = photographs(size)
     model, tokens = sentence_encoder()
-    name = "ResNet-14" if quick else "ResNet-50"
+    depths, layers = ([1, 1, 1, 1], 2) if quick else ([3, 4, 6, 3], 12)
+    name, other = ("ResNet-14", "ViT-2/16") if quick else ("ResNet-50", "ViT-B/16")
     return [
-        Subject(name, resnet([1, 1, 1, 1] if quick else [3, 4, 6, 3]), pixels, describe_scores),
-        Subject("ViT-B/16", vit(96, 2) if quick else vit(224, 12), pixels, describe_scores),
+        Subject(name, resnet(depths, pixels), {"pixels": pixels}, describe_scores),
+        Subject(other, vit(layers, pixels), {"pixels": pixels}, describe_scores),
         Subject("MiniLM-L6", model, tokens, describe_nearest),
     ]
 
@@ -171,25 +173,27 @@ def photographs(size: int) -> Tensor:
     return torch.stack(resized)
 
 
-def resnet(depths: list[int]) -> nn.Module:
+def resnet(depths: list[int], pixels: Tensor) -> nn.Module:
     """A residual network with random weights; [3, 4, 6, 3] blocks make ResNet-50."""
     transformers = bench.import_transformers()
     torch.manual_seed(0)
     config = transformers.ResNetConfig(depths=depths, num_labels=1000)
-    return enlivened(Classifier(transformers.ResNetForImageClassification(config)), 64)
+    return enlivened(Classifier(transformers.ResNetForImageClassification(config)), pixels)
 
 
-def vit(size: int, layers: int) -> nn.Module:
+def vit(layers: int, pixels: Tensor) -> nn.Module:
     """A vision transformer with random weights."""
     transformers = bench.import_transformers()
     torch.manual_seed(0)
-    config = transformers.ViTConfig(image_size=size, num_hidden_layers=layers, num_labels=1000)
-    return enlivened(Classifier(transformers.ViTForImageClassification(config)), size)
+    config = transformers.ViTConfig(
+        image_size=pixels.shape[-1], num_hidden_layers=layers, num_labels=1000
+    )
+    return enlivened(Classifier(transformers.ViTForImageClassification(config)), pixels)
 
 
-def enlivened(model: nn.Module, size: int) -> nn.Module:
-    """Random weights and statistics of batch norms as they could come from training."""
-    bench.enliven(model.eval(), lambda: model(torch.randn(4, 3, size, size)))
+def enlivened(model: nn.Module, pixels: Tensor) -> nn.Module:
+    """Random weights, and statistics of batch norms as training on such pictures would give."""
+    bench.enliven(model.eval(), lambda: model(pixels))
     return model
 
 

@@ -26,8 +26,9 @@ class XlaOptions(Options):
     Attributes:
         device: Where XLA runs. "auto": where the tensors are. Another device than the tensors'
             means copies at every call.
-        precision: "float32" computes in the dtypes that the model has; "bf16" lets float32 matrix
-            products and convolutions run in bfloat16.
+        precision: "float32" computes in the dtypes that the model has; "bf16" lets XLA run float32
+            matrix products and convolutions at the device's fastest precision (bfloat16 passes
+            on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).
         matmul_precision: For float32 products where the device offers less: "highest", "high" or
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
     """

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,12 @@ class XlaExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
+        prepared, copied = self._prepare(weights)
+        if self._device.platform == "cpu":
+            return self._bind_cpu(prepared), copied
+        return functools.partial(self._run, prepared), copied
+
+    def _prepare(self, weights: Sequence[Tensor]) -> tuple[list[Any], set[int]]:
         check_process(self._device.pid)
         imports, copied = {}, set(self._wiring.transformed)
         for i in {*self._wiring.transformed, *self._wiring.untouched}:
@@ -174,9 +180,19 @@ class XlaExecutable(Executable):
         prepared = [imports[i] for i in self._wiring.untouched]
         if self._prologue is not None:
             prepared += self._prologue.execute([imports[i] for i in self._wiring.transformed])
-        if self._device.platform == "cpu":
-            return self._bind_cpu(prepared), copied
-        return functools.partial(self._run, prepared), copied
+        return prepared, copied
+
+    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+        """XLA's own execution, for benchmarks: everything is imported beforehand, nothing exported.
+
+        Args:
+            weights: As for `bind`.
+            activations: As for a bound function.
+        """
+        buffers = self._prepare(weights)[0]
+        for i, check in self._activations:
+            buffers.append(self._device.import_tensor(check(activations[i])))
+        return functools.partial(self.main.execute, buffers)
 
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
         """The hot path on the CPU: everything that can be decided early is."""

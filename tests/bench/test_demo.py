@@ -21,7 +21,7 @@ def test_quick_demo_is_right_and_finds_the_nearest_sentences(
 ) -> None:
     assert demo.main(["--quick", "--backend", BACKEND]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for model in ("ResNet-14", "ViT-B/16", "MiniLM-L6"):
+    for model in ("ResNet-14", "ViT-2/16", "MiniLM-L6"):
         assert model in shown
     first, second = (demo.SENTENCES[i] for i in demo.NEAREST)
     assert f"“{first}” and “{second}”" in shown

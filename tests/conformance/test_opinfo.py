@@ -29,7 +29,7 @@ def _bounded() -> Iterator[object]:
             yield pytest.param(op, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
 
 
-@pytest.mark.parametrize(("op", "dtype"), _bounded())
+@pytest.mark.parametrize(("op", "dtype"), list(_bounded()))
 def test_an_operator_is_right_or_falls_back(op: opinfo.OpInfo, dtype: torch.dtype):
     outcome = opinfo.run(op, dtype, "openxla", limit=1)
     assert outcome.status not in ("wrong", "crash"), dict(outcome.reasons)

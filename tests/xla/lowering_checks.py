@@ -36,10 +36,18 @@ def assert_like_eager(fn: Callable[..., Any], *args: Any) -> None:
 
 
 def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradients of all arguments of `fn`, for a fixed cotangent."""
+    """The gradients of all floating-point arguments of `fn`, for a fixed cotangent."""
 
     def pulled(*args: torch.Tensor) -> Any:
-        out, pull = torch.func.vjp(fn, *args)
+        places = [i for i, x in enumerate(args) if x.is_floating_point()]
+
+        def of_floats(*floats: torch.Tensor) -> torch.Tensor:
+            filled = list(args)
+            for i, x in zip(places, floats, strict=True):
+                filled[i] = x
+            return fn(*filled)
+
+        out, pull = torch.func.vjp(of_floats, *(args[i] for i in places))
         ramp = torch.arange(out.numel(), dtype=torch.float64).reshape(out.shape)
         return pull(torch.cos(ramp).to(out.dtype))
 

@@ -1,9 +1,13 @@
 """Factorisations are compared by what they mean, solutions with float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from dynamo_backends.errors import LoweringError
+from tests.checking import check
 from tests.xla.harness import run
 
 linalg = torch.linalg
@@ -80,10 +84,14 @@ def test_eigh_reads_one_triangle_only(uplo):
     torch.testing.assert_close(whole @ vectors, vectors * values)
 
 
-def test_general_eigenvalues():
-    a = matrix(torch.float64, 5, 5)
-    values, vectors = run(linalg.eig, a)
-    torch.testing.assert_close(a.to(torch.complex128) @ vectors, vectors * values)
+@pytest.mark.parametrize("fn", [linalg.eigh, linalg.svd, linalg.eig])
+def test_vectors_without_a_unique_sign_are_left_to_eager(fn: Callable[..., Any]):
+    assert check(fn, matrix(torch.float64, 5, 5), ops_in_eager=1)[0].fallbacks
+
+
+def test_values_alone_are_native():
+    check(linalg.eigvalsh, matrix(torch.float64, 5, 5))
+    check(linalg.svdvals, matrix(torch.float64, 5, 4))
 
 
 def test_info_tells_which_pivot_failed():

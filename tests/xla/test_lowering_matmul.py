@@ -29,7 +29,7 @@ def test_products(dtype):
 def test_float32_products_are_not_rounded_to_less():
     a, b = data(64, 512), data(512, 64)
     error = (run(torch.mm, a, b)[0].double() - a.double() @ b.double()).abs().max()
-    assert error < 5e-5
+    assert error < 2e-4  # TF32 would be off by 1e-2
 
 
 def test_complex():

@@ -44,7 +44,8 @@ def test_search(right):
     assert_like_eager(lambda e, v: torch.searchsorted(e, v, right=right), rows, values)
     order = torch.tensor([2, 0, 1, 3])
     assert_like_eager(
-        lambda e, v: torch.searchsorted(e[order.argsort()], v, sorter=order, side="right"),
-        edges,
+        lambda e, v, order: torch.searchsorted(e, v, sorter=order, right=right),
+        edges[order.argsort()],
         values,
+        order,
     )

@@ -32,7 +32,9 @@ def ops(program: jax.extend.core.ClosedJaxpr) -> set[str]:
 
 
 def test_arithmetic_on_weights_is_hoisted():
-    parts = split(lambda w, s, x: [x @ (w * s)], [jnp.ones((3, 3)), jnp.ones(3)], [jnp.ones((2, 3))])
+    parts = split(
+        lambda w, s, x: [x @ (w * s)], [jnp.ones((3, 3)), jnp.ones(3)], [jnp.ones((2, 3))]
+    )
     assert "mul" not in ops(parts.main)
     assert parts.transformed == (0, 1)
     assert parts.untouched == ()
@@ -45,7 +47,9 @@ def test_constants_take_part_in_the_prologue():
 
 
 def test_a_weight_that_is_only_transposed_for_a_product_is_read_as_it_is():
-    parts = split(lambda w, b, x: [x @ w.T + b], [jnp.ones((4, 3)), jnp.ones(4)], [jnp.ones((2, 3))])
+    parts = split(
+        lambda w, b, x: [x @ w.T + b], [jnp.ones((4, 3)), jnp.ones(4)], [jnp.ones((2, 3))]
+    )
     assert parts.prologue is None
     assert parts.untouched == (0, 1)
 
@@ -64,7 +68,9 @@ def test_broadcasts_are_not_stored():
 
 
 def test_unused_inputs_are_dropped():
-    parts = split(lambda w, v, x, y: [y * w], [jnp.ones(3), jnp.ones(3)], [jnp.ones(3), jnp.ones(3)])
+    parts = split(
+        lambda w, v, x, y: [y * w], [jnp.ones(3), jnp.ones(3)], [jnp.ones(3), jnp.ones(3)]
+    )
     assert parts.untouched == (0,)
     assert parts.activations == (1,)
 

@@ -119,10 +119,9 @@ def efficient_attention_backward(
     *gradients, grad_scores = attend_backward(
         ctx, grad_out_, query, key, value, out, saved, attn_bias, is_causal, scale
     )
-    wanted = [g if m else None for g, m in zip(gradients, grad_input_mask[:3], strict=True)]
-    if attn_bias is None or not grad_input_mask[3]:
-        return *wanted, None
-    return *wanted, _mask_gradient(grad_scores, attn_bias)
+    if attn_bias is None or ctx.out[3] is None:
+        return *gradients, None
+    return *gradients, _mask_gradient(grad_scores, attn_bias)
 
 
 @lowers("_scaled_dot_product_flash_attention_backward.default", when=drops)

@@ -41,8 +41,8 @@ def convolution(
     groups: int,
     *flags: bool,
 ) -> Value:
-    weight = logical(weight)
-    spatial = weight.ndim - 2
+    w = logical(weight)
+    spatial = w.ndim - 2
     x, batched = batched_channels_last(input, spatial)
     common = _Settings(
         stride=_full(stride, spatial),
@@ -54,10 +54,10 @@ def convolution(
     )
     if transposed:
         out = programs.convolve_transposed(
-            x, weight, output_padding=_full(output_padding, spatial), **common
+            x, w, output_padding=_full(output_padding, spatial), **common
         )
     else:
-        out = programs.convolve(x, weight, **common)
+        out = programs.convolve(x, w, **common)
     if bias is not None:
         out = out + bias.astype(out.dtype)
     return unbatched(ctx, input, out.astype(ctx.out_dtype), batched)

@@ -149,7 +149,8 @@ def iota(ctx: Context, length: int, *, start: int, step: int, **kwargs: Any) -> 
 
 @lowers("eye.default", "eye.m")
 def eye(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
-    return jnp.eye(*ctx.out.shape, dtype=ctx.out_dtype)
+    rows, columns = ctx.out.shape
+    return jnp.eye(rows, columns, dtype=ctx.out_dtype)
 
 
 @lowers("tril.default")

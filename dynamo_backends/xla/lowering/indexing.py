@@ -185,7 +185,7 @@ def _scatter(self: jax.Array, dim: int, index: jax.Array, src: jax.Array, reduce
         return self
     src = src[tuple(slice(0, n) for n in index.shape)]
     at = self.at[_along(self.shape, dim % self.ndim, index)]
-    write = {
+    write: Any = {
         "set": at.set,
         "sum": at.add,
         "prod": at.multiply,

@@ -8,6 +8,7 @@ Operators that raise by themselves on such input have no lowering.
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 from jax import Array, lax
+from torch import fx
 
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.linalg_common import (
@@ -21,7 +22,7 @@ from dynamo_backends.xla.lowering.linalg_common import (
     triangular,
 )
 from dynamo_backends.xla.lowering.reduction import widen
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import Predicate, lowers
 
 # --- Cholesky
 
@@ -126,7 +127,17 @@ def ormqr(a: Array, tau: Array, other: Array, left: bool = True, transpose: bool
     return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
 
 
-@lowers("_linalg_svd.default")
+def _vectors_wanted(*outputs: int) -> Predicate:
+    """Singular vectors and eigenvectors have no unique sign: XLA may find others than torch."""
+
+    def reason(node: fx.Node) -> str | None:
+        wanted = any(user.args[1] in outputs for user in node.users)
+        return "vectors are unique up to a factor only; eager's are kept" if wanted else None
+
+    return reason
+
+
+@lowers("_linalg_svd.default", when=_vectors_wanted(0, 2))
 def svd(
     ctx: Context,
     a: Array,
@@ -153,7 +164,7 @@ def svd(
 # --- Eigenvalues
 
 
-@lowers("_linalg_eigh.default")
+@lowers("_linalg_eigh.default", when=_vectors_wanted(1))
 def eigh(ctx: Context, a: Array, UPLO: str = "L", compute_v: bool = True) -> Pair:
     """NaN results, where torch raises, for a matrix that is not finite."""
     values_like, vectors_like = ctx.out
@@ -166,15 +177,6 @@ def eigh(ctx: Context, a: Array, UPLO: str = "L", compute_v: bool = True) -> Pai
 def _on_cpu(ctx: Context) -> None:
     if ctx.options.platform != "cpu":
         raise ctx.refuse("XLA has a general eigenvalue solver on the CPU only")
-
-
-@lowers("linalg_eig.default")
-def eig(ctx: Context, a: Array) -> Pair:
-    _on_cpu(ctx)
-    if a.size == 0:
-        return jnp.zeros(ctx.out[0].shape, ctx.out_dtype), a
-    values, vectors = lax.linalg.eig(a, compute_left_eigenvectors=False)
-    return values, vectors
 
 
 @lowers("_linalg_eigvals.default")

@@ -105,7 +105,7 @@ def _shift_windows(
     """The same as a sum over the window's elements: each is one comparison and one padding."""
     zero = grad.dtype.type(0)
     total = jnp.zeros((grad.shape[0], *size, grad.shape[-1]), grad.dtype)
-    taps = [()]
+    taps: list[tuple[int, ...]] = [()]
     for k in kernel:
         taps = [(*tap, i) for tap in taps for i in range(k)]
     for tap in taps:

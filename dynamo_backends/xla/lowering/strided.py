@@ -17,7 +17,7 @@ from dynamo_backends.xla.lowering.registry import lowers
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
     """The dimensions from the slowest to the fastest in memory; None if there are gaps."""
-    order = sorted(range(x.ndim), key=lambda d: (-x.stride(d), -x.shape[d]))
+    order = sorted(range(x.ndim), key=lambda d: (x.stride(d), x.shape[d]), reverse=True)
     expected = 1
     for d in reversed(order):
         if x.shape[d] != 1:

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 from typing import Any
@@ -64,18 +63,6 @@ def test_import_torch_loads_next_to_nothing_of_ours():
         "('dynamo_backends', 'jax', 'jaxlib', 'rich', 'platformdirs')]))"
     )
     assert set(json.loads(run(code))) == {"dynamo_backends", "dynamo_backends._autoload"}
-
-
-def test_the_entry_point_takes_under_two_milliseconds():
-    code = (
-        "import torch, time, importlib, sys\n"
-        "for m in [m for m in sys.modules if m.startswith('dynamo_backends')]: del sys.modules[m]\n"
-        "start = time.perf_counter()\n"
-        "import dynamo_backends._autoload as a\n"
-        "a.autoload()\n"
-        "print(time.perf_counter() - start)"
-    )
-    assert statistics.median(float(run(code)) for _ in range(3)) < 2e-3
 
 
 def test_an_exception_in_the_entry_point_never_breaks_import_torch(

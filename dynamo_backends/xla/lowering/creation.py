@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from torch import fx
 
 from dynamo_backends.xla.lowering.casts import cast, scalar
 from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
 
 
@@ -145,6 +147,56 @@ def arange_start_step(
 @lowers("prims::iota.default")
 def iota(ctx: Context, length: int, *, start: int, step: int, **kwargs: Any) -> jax.Array:
     return _range(ctx, start, step)
+
+
+def _integer_ends(node: fx.Node) -> str | None:
+    if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
+        return None
+    return "integers between ends given as tensors depend on how a float product is rounded"
+
+
+@lowers("linspace.default")
+def linspace(ctx: Context, start: Any, end: Any, steps: int, **kwargs: Any) -> jax.Array:
+    """Evenly spaced numbers, counted from both ends to the middle as torch's kernel does.
+
+    Integers are truncated: they come from numpy, because XLA may fuse product and sum into one
+    rounding, and a number just below an integer would become that integer.
+    """
+    dtype = ctx.out_dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return linspace_between_tensors(ctx, start, end, steps)
+    first, last = scalar(start, dtype).item(), scalar(end, dtype).item()
+    distance = (last - first) / (steps - 1) if steps > 1 else 0.0
+    places = np.arange(steps)
+    values = np.where(
+        places < steps // 2, first + distance * places, last - distance * (steps - places - 1)
+    )
+    return jnp.asarray(values.astype(dtype) if steps != 1 else np.array([first], dtype))
+
+
+@lowers(
+    "linspace.Tensor_Tensor",
+    "linspace.Tensor_Scalar",
+    "linspace.Scalar_Tensor",
+    when=_integer_ends,
+)
+def linspace_between_tensors(
+    ctx: Context, start: Any, end: Any, steps: int, **kwargs: Any
+) -> jax.Array:
+    wide = accumulation_dtype(ctx.out_dtype)
+    if not jnp.issubdtype(wide, jnp.inexact):
+        raise ctx.refuse(str(_integer_ends(ctx.node)))
+    first, last = (
+        cast(x, wide) if isinstance(x, jax.Array) else jnp.asarray(scalar(x, wide))
+        for x in (start, end)
+    )
+    if steps < 2:
+        return jnp.full((steps,), first)
+    distance = (last - first) / (steps - 1)
+    places = lax.iota(jnp.int32, steps)
+    from_first = first + distance * places.astype(wide)
+    from_last = last - distance * (steps - 1 - places).astype(wide)
+    return jnp.where(places < steps // 2, from_first, from_last)
 
 
 @lowers("eye.default", "eye.m")

@@ -13,6 +13,8 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch._dynamo.utils.same` | 2.13 run |
 | `torch._C._to_dlpack`, `torch._C._from_dlpack` | 2.13 run |
 | `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
+| `torch._ops.OpOverload`, `torch._decomp.core_aten_decompositions` | 2.13 run |
+| `torch._subclasses.FakeTensorMode`, `torch._dynamo.utils.counters` | 2.13 run |
 """
 
 from collections.abc import Callable, Collection
@@ -20,8 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
 from torch._prims_common import elementwise_dtypes
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
@@ -77,6 +82,13 @@ def mutated_input_indices(graph: fx.Graph) -> frozenset[int]:
     return frozenset(found)
 
 
+def dynamo_counters() -> Any:
+    """Dynamo's own counts of graphs, breaks and frames."""
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
 def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:
     """The accuracy rule of PyTorch's own benchmark runners."""
     from torch._dynamo.utils import same as rule
@@ -86,8 +98,12 @@ def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> b
 
 __all__ = [
     "ELEMENTWISE_PROMOTION",
+    "FakeTensorMode",
+    "OpOverload",
     "aot_autograd",
+    "core_aten_decompositions",
     "disable_current_modes",
+    "dynamo_counters",
     "dynamo_input_index",
     "elementwise_dtypes",
     "from_dlpack",

@@ -19,8 +19,8 @@ from dynamo_backends.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
-    from torch._ops import OpOverload
 
+    from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.graph.graph import Graph
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import report as reporting
+from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.backend import Backend, Executable, Options, Support
 from dynamo_backends.errors import (
@@ -122,7 +123,7 @@ class CompiledGraph:
         key = shape_key(self._graph, args)
         program = self._programs.get(key)
         if program is None:
-            with self._lock, private_modes():
+            with self._lock, disable_current_modes():
                 program = self._programs.get(key)
                 if program is None:
                     graph = specialize(self._graph, [*args, *self._constants])
@@ -143,13 +144,6 @@ class CompiledGraph:
         if self._options.verify:
             return _Verified(program, graph, self._constants, self._options, self.report)
         return program
-
-
-def private_modes() -> Any:
-    """Compiling at the first call happens outside any dispatch mode that is active there."""
-    from dynamo_backends._torch_private import disable_current_modes
-
-    return disable_current_modes()
 
 
 class _ProgramBuilder:
@@ -189,7 +183,7 @@ class _ProgramBuilder:
             return self._supports(node.args[0])
         if is_random(node):
             return Support(False, DRAWN_BY_TORCH)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             return Support(False, "it is not an ATen operator")
         return self._backend.supports(node, self._options)
 

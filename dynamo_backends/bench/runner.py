@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import Fallback, GraphReport, record
+from dynamo_backends import _torch_private as private
 from dynamo_backends.bench.accuracy import Accuracy, check
 from dynamo_backends.bench.statistics import Timing, compare
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
@@ -128,9 +129,8 @@ def compile_model(
 
 def _captured() -> int:
     """Graphs that Dynamo captured in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
+    count: int = private.dynamo_counters()["stats"]["unique_graphs"]
+    return count
 
 
 def measure(

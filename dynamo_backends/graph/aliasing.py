@@ -9,8 +9,8 @@ makes the views of it.
 import operator
 
 from torch import fx
-from torch._ops import OpOverload
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 
 REPLAYED = "replayed_view"

@@ -4,8 +4,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
+from dynamo_backends._torch_private import OpOverload, core_aten_decompositions
 
 
 @functools.cache

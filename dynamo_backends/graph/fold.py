@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 
 aten = torch.ops.aten

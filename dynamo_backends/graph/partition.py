@@ -10,9 +10,9 @@ kinds along any path demands. Nodes that draw random numbers keep their order.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Support
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.random import is_random
@@ -77,7 +77,7 @@ def partition(
 
 def count_ops(nodes: list[fx.Node]) -> int:
     """Number of ATen calls; picking an element of a tuple is not one."""
-    return sum(isinstance(n.target, torch._ops.OpOverload) for n in nodes)
+    return sum(isinstance(n.target, OpOverload) for n in nodes)
 
 
 def _levels(graph: Graph, eager: Mapping[fx.Node, str]) -> dict[fx.Node, int]:

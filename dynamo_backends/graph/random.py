@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 
 aten = torch.ops.aten
@@ -79,7 +80,7 @@ def _split_dropout(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def _like_to_shape(op: torch._ops.OpOverload) -> Callable[[fx.Graph, fx.Node], None]:
+def _like_to_shape(op: OpOverload) -> Callable[[fx.Graph, fx.Node], None]:
     def rewrite(graph: fx.Graph, node: fx.Node) -> None:
         value = node.meta["val"]
         if not value.is_contiguous():

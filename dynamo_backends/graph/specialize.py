@@ -6,8 +6,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses import FakeTensorMode
 
+from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
 
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph

@@ -19,7 +19,7 @@ from tests.conformance import opinfo, table
 pytestmark = pytest.mark.conformance
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
-SHARE = 8  # one in so many operators is tried in the dtypes other than float32
+SHARE = 16  # one in so many operators is tried in the dtypes other than float32
 
 
 def _bounded() -> Iterator[object]:

@@ -41,7 +41,7 @@ def build(edges: list[tuple[int, int]]) -> Graph:
 pair = st.tuples(st.integers(0, 99), st.integers(0, 99))
 
 
-@settings(deadline=None, max_examples=200, print_blob=True)
+@settings(deadline=None, max_examples=80, print_blob=True)
 @given(st.lists(st.tuples(pair, st.booleans()), min_size=1, max_size=40), st.integers(1, 4))
 def test_any_partition_computes_what_the_graph_computes(spec: list, minimum: int):
     graph = build([edge for edge, _ in spec])

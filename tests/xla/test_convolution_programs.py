@@ -124,7 +124,7 @@ def run(function, *arrays, **options):
     return jax.jit(lambda *a: function(*a, **options))(*arrays)
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(convolutions(), DTYPES)
 def test_convolve_matches_torch(case, dtype):
     generator, options, n = split(case)
@@ -133,7 +133,7 @@ def test_convolve_matches_torch(case, dtype):
     assert_close(got, reference(CONV[n], x, w, **options), dtype)
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(convolutions())
 def test_every_program_that_applies_matches_torch(case):
     generator, options, n = split(case)
@@ -170,7 +170,7 @@ def test_winograd_is_for_float32_only(dtype):
     assert programs.choose(float32).name.startswith("winograd")
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(convolutions(), DTYPES, st.data())
 def test_convolve_transposed_matches_torch(case, dtype, data):
     generator, options, n = split(case)
@@ -200,7 +200,7 @@ def test_convolve_transposed_matches_torch(case, dtype, data):
 GRADIENT_DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(convolutions(), GRADIENT_DTYPES, st.sampled_from(["cpu", "cuda"]))
 def test_gradients_match_autograd(case, dtype, platform):
     generator, options, n = split(case)
@@ -283,7 +283,7 @@ def pools(draw, dilated):
     return (draw(st.sampled_from([0, 2])), 3, *spatial), kernel, stride, padding, dilation, seed
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(
     pools(True),
     st.booleans(),
@@ -313,7 +313,7 @@ def test_max_pool_matches_torch(case, ceil_mode, dtype, kind):
     assert torch.equal(to_torch(at), want_at)
 
 
-@settings(max_examples=25, deadline=None, print_blob=True)
+@settings(max_examples=12, deadline=None, print_blob=True)
 @given(
     pools(False),
     st.booleans(),

@@ -28,9 +28,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from dynamo_backends._torch_private import ELEMENTWISE_PROMOTION, elementwise_dtypes
+from dynamo_backends._torch_private import ELEMENTWISE_PROMOTION, OpOverload, elementwise_dtypes
 
 
 class Promotion(enum.Enum):

@@ -19,9 +19,12 @@ def make_cpu_client() -> Any:
     return xc.make_cpu_client(asynchronous=False)
 
 
-def compile_program(client: Any, device: Any, module: bytes) -> Any:
-    """Compiles StableHLO bytecode for one device."""
-    return client.compile_and_load(module, _jax.DeviceList((device,)), _compile_options(device))
+def compile_program(client: Any, device: Any, module: bytes, runs_once: bool = False) -> Any:
+    """Compiles StableHLO bytecode for one device; with little effort if it is to run but once."""
+    options = _compile_options(device)
+    if runs_once:
+        options.env_option_overrides = [("xla_backend_optimization_level", 0)]
+    return client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
 
 def serialize(client: Any, executable: Any) -> bytes:

@@ -29,7 +29,9 @@ def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> Xla
         traced = _trace(graph, options)
         parts = prologue.split(traced, len(graph.weights))
         main = _compile(parts.main, device)
-        before = _compile(parts.prologue, device) if parts.prologue is not None else None
+        before = None
+        if parts.prologue is not None:
+            before = _compile(parts.prologue, device, runs_once=True)
     wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
     return XlaExecutable(device, graph, main, before, wiring)
 
@@ -87,11 +89,12 @@ def _to_storage(value: Value, storage: Storage) -> jax.Array:
     return array if storage.is_row_major else jnp.transpose(array, storage.order)
 
 
-def _compile(program: core.ClosedJaxpr, device: Device) -> Any:
+def _compile(program: core.ClosedJaxpr, device: Device, runs_once: bool = False) -> Any:
     try:
         function = jax.jit(prologue.as_function(program), keep_unused=True)
         traced = function.trace(*prologue.avals(program))
         lowered = traced.lower(lowering_platforms=(device.platform,))
-        return _jaxlib.compile_program(device.client, device.handle, _jaxlib.bytecode(lowered))
+        module = _jaxlib.bytecode(lowered)
+        return _jaxlib.compile_program(device.client, device.handle, module, runs_once)
     except Exception as error:
         raise CompileError(f"XLA cannot compile the graph: {error}") from error

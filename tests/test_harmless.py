@@ -78,7 +78,7 @@ def test_compiling_changes_no_setting():
 
 
 def test_the_check_can_fail():
-    assert changes("torch.set_num_threads(3)") == ["torch threads"]
+    assert "torch threads" in changes("torch.set_num_threads(3)")
     assert changes("os.environ['A'] = '1'; torch._dynamo.config.verbose = True") == [
         "environment",
         "dynamo",

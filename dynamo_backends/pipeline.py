@@ -196,6 +196,8 @@ class _ProgramBuilder:
             try:
                 executables.append(self._compile_block(part.graph))
             except LoweringError as error:
+                if all(node.name != error.node_name for node in part.graph.calls):
+                    self._refuse_all(part, str(error))  # or this loop would not end
                 self._refused[error.node_name] = error.reason
                 return None
             except DynamoBackendsError as error:
@@ -214,7 +216,8 @@ class _ProgramBuilder:
     def _compile_block(self, graph: Graph) -> Executable:
         mark = fingerprint(graph)
         if mark not in self._compiled:
-            self._compiled[mark] = self._load(mark, graph)
+            # A copy: whatever the backend does to it, eager can fall back to the original.
+            self._compiled[mark] = self._load(mark, graph.copy())
             self._report.executables += 1
         return self._compiled[mark]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.graph import copy_graph
 
 
 def snapshot_rng() -> tuple[Tensor, list[Tensor]]:
@@ -78,8 +79,7 @@ def difference(
 
 def in_float64(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a functional graph that computes every floating-point value in float64."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph = copy_graph(module.graph)
     for node in graph.nodes:
         if node.op == "call_function":
             node.args = _map_dtypes(node.args)

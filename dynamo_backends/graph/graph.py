@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from dynamo_backends.report import Kind
@@ -62,6 +61,11 @@ class Graph:
     kind: Kind
     inputs: tuple[Input, ...]
 
+    def copy(self) -> "Graph":
+        """A graph that may be changed without changing this one."""
+        module = fx.GraphModule(self.module, copy_graph(self.module.graph))
+        return Graph(module, self.kind, self.inputs)
+
     @property
     def placeholders(self) -> list[fx.Node]:
         """The placeholder nodes, in order."""
@@ -89,9 +93,12 @@ class Graph:
         return [i for i, x in enumerate(self.inputs) if not x.frozen]
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether a `meta["val"]` is one tensor."""
-    return isinstance(value, torch.Tensor)
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy with the same node names and its own nodes; `meta` values are shared."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    copy.output_node().meta = dict(graph.output_node().meta)
+    return copy
 
 
 def source_line(node: fx.Node) -> str | None:

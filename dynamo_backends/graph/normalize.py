@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph
 from dynamo_backends.report import Kind
 
 
@@ -31,7 +31,7 @@ def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
         kind: Which of AOT Autograd's graphs it is.
         freeze: Whether parameters, buffers and constants are to be bound once.
     """
-    module = fx.GraphModule(gm, _copy(gm.graph))
+    module = fx.GraphModule(gm, copy_graph(gm.graph))
     inputs = [Input(p.name, _role(p, kind, gm.graph)) for p in _placeholders(module.graph)]
     constants = _lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
@@ -41,13 +41,6 @@ def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
     if freeze and kind == "inference":
         inputs = [Input(x.name, x.role, x.role in WEIGHT_ROLES) for x in inputs]
     return Normalized(Graph(module, kind, tuple(inputs)), tuple(constants.values()))
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    output = copy.graph_copy(graph, {})
-    copy.output(output)
-    return copy
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
@@ -41,7 +40,8 @@ def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
         graph: A graph with symbolic shapes.
         args: One value per placeholder: tensors, and integers for symbols.
     """
-    module = fx.GraphModule(graph.module, _copy(graph.module.graph))
+    result = graph.copy()
+    module = result.module
     bindings: dict[sympy.Expr, Any] = {}
     nodes = list(module.graph.nodes)
     for node, value in zip((n for n in nodes if n.op == "placeholder"), args, strict=True):
@@ -58,15 +58,7 @@ def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
         else:
             node.meta["val"] = value
     module.recompile()
-    return Graph(module, graph.kind, graph.inputs)
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    output = copy.graph_copy(graph, mapping)
-    copy.output(output)
-    return copy
+    return result
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:

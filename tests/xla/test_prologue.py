@@ -77,4 +77,6 @@ def test_unused_inputs_are_dropped():
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_outputs_that_are_inputs_or_depend_on_weights_alone(which: int):
-    split([lambda w, x: [w, x], lambda w, x: [w * 2, x + 1]][which], [jnp.ones(3)], [jnp.ones(3)])
+    fn = [lambda w, x: [w, x], lambda w, x: [w * 2, x + 1]][which]
+    parts = split(fn, [jnp.ones(3)], [jnp.ones(3)])
+    assert (parts.prologue is None) == (which == 0)

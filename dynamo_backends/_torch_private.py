@@ -11,26 +11,46 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch._dynamo.backends.common.aot_autograd` | 2.13 run |
 | `torch._guards.TracingContext.fw_metadata.static_input_indices` | 2.13 run |
 | `torch._dynamo.utils.same` | 2.13 run |
-| `torch._C._to_dlpack`, `torch._C._from_dlpack` | 2.13 run |
+| `torch._C._to_dlpack`, `torch._C._from_dlpack`, `torch._C._has_storage` | 2.13 run |
 | `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
 | `torch._ops.OpOverload`, `torch._decomp.core_aten_decompositions` | 2.13 run |
+| `torch._ops.HigherOrderOperator`, `OpOverload.has_kernel_for_dispatch_key` | 2.13 run |
+| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.13 run |
+| `torch._guards.detect_fake_mode`, `torch.fx.node.has_side_effect` | 2.13 run |
+| `fx.Node._dynamo_source`, `UntypedStorage._cdata` | 2.13 run |
+| `torch._inductor.standalone_compile`, `torch.utils.flop_counter.flop_registry` | 2.13 run |
+| `torch._C._dispatch_get_all_op_names`, `_dispatch_has_kernel_for_dispatch_key` | 2.13 run |
 | `torch._subclasses.FakeTensorMode`, `torch._dynamo.utils.counters` | 2.13 run |
+| `torch._decomp.decomposition_table`, `torch.fx.experimental.proxy_tensor.make_fx` | 2.13 run |
+| `torch.onnx._internal.exporter`: `_core`, `_registration`, `_ir_passes` | 2.13 run |
+| `torch.onnx._internal.fx.passes.type_promotion` | 2.13 run |
+| `torch._C.Graph` and TorchScript's types, `torch._C._create_function_from_graph` | 2.13 run |
+| `torch._C.ScriptModule._register_attribute`, `_define`, `torch.jit._recursive` | 2.13 run |
+| `torch._C._jit_to_static_module`, `_llvm_enabled`, `_jit_set_llga_enabled` | 2.13 run |
+| `torch._C._jit_set_texpr_fuser_enabled`, `_jit_set_profiling_executor`, ... | 2.13 run |
+| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.13 run |
+| `torch._inductor.compile`, `torch._guards.tracing`, `TracingContext` | 2.13 run |
 """
 
-from collections.abc import Callable, Collection
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
-from torch._ops import OpOverload
+from torch._guards import detect_fake_mode
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
 from torch._prims_common import elementwise_dtypes
 from torch._subclasses import FakeTensorMode
+from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
+jit: Any = torch._C  # TorchScript's intermediate representation: `Graph` and the types
 
 ELEMENTWISE_PROMOTION = {
     "default": _KIND.DEFAULT,
@@ -61,6 +81,34 @@ def dynamo_input_index(placeholder: fx.Node) -> int | None:
     return getattr(placeholder.meta.get("desc"), "idx", None) if is_plain(placeholder) else None
 
 
+def described_input_index(placeholder: fx.Node) -> int | None:
+    """As `dynamo_input_index`; for a base that replaced several views of it, the first of these."""
+    return _index(placeholder.meta.get("desc"))
+
+
+def _index(desc: Any) -> int | None:
+    while (base := getattr(desc, "base_of", None)) is not None:
+        desc = base
+    return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTInput" else None
+
+
+def dynamo_source_name(placeholder: fx.Node) -> str | None:
+    """Where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    return source.name if source is not None else None
+
+
+def storage_id(tensor: Tensor) -> int | None:
+    """What two tensors have in common that share memory, also fake ones, which have no address.
+
+    None for tensors without a storage, such as sparse ones.
+    """
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def is_plain(placeholder: fx.Node) -> bool:
     """Whether a placeholder of an AOT graph is one of Dynamo's inputs."""
     return type(placeholder.meta.get("desc")).__name__ == "PlainAOTInput"
@@ -73,13 +121,92 @@ def is_tangent(placeholder: fx.Node) -> bool:
 
 def mutated_input_indices(graph: fx.Graph) -> frozenset[int]:
     """Which of Dynamo's inputs an AOT graph updates."""
-    found = set()
-    for desc in graph.output_node().meta.get("desc") or ():
-        if type(desc).__name__ == "InputMutationAOTOutput":
-            index = getattr(desc.mutated_input, "idx", None)
-            if index is not None:
-                found.add(index)
-    return frozenset(found)
+    descs = graph.output_node().meta.get("desc") or ()
+    return frozenset(i for i in map(mutated_input_index, descs) if i is not None)
+
+
+def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
+    """The new content of each of Dynamo's inputs that an AOT graph updates.
+
+    A base that several views have in common counts as the first of these.
+    """
+    output = graph.output_node()
+    descs = output.meta.get("desc") or ()
+    updated = [_index(getattr(desc, "mutated_input", None)) for desc in descs]
+    values: Any = output.args[0]
+    return {i: v for i, v in zip(updated, values, strict=False) if i is not None}
+
+
+def mutated_input_index(desc: Any) -> int | None:
+    """Which of Dynamo's inputs an output of an AOT graph is the new content of, by its `desc`."""
+    if type(desc).__name__ != "InputMutationAOTOutput":
+        return None
+    return getattr(desc.mutated_input, "idx", None)
+
+
+def output_index(desc: Any) -> int | None:
+    """Which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
+    return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether torch always replaces an operator by others while tracing."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def all_operator_names() -> tuple[str, ...]:
+    """Every operator that torch knows by now, such as "aten::softmax.int"."""
+    return tuple(torch._C._dispatch_get_all_op_names())
+
+
+def composite_names() -> frozenset[str]:
+    """Those that torch always replaces by others: "aten.softmax", "aten.softmax.int"."""
+    kind = "CompositeImplicitAutograd"
+    names = set()
+    for name in all_operator_names():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, kind):
+            namespace, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            names |= {f"{namespace}.{packet}", f"{namespace}.{packet}.{overload or 'default'}"}
+    return frozenset(names)
+
+
+def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
+    """While it is active, tracing in this thread keeps calls that draw numbers nobody reads.
+
+    Without them the draws that follow would differ from eager's.
+    """
+    from torch._inductor import config
+
+    manager: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
+    return manager
+
+
+def counts_flops(op: OpOverload) -> bool:
+    """Whether torch counts an operator's floating-point operations: products and such."""
+    from torch.utils.flop_counter import flop_registry
+
+    return op.overloadpacket in flop_registry
+
+
+def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
+    from torch._inductor import standalone_compile
+
+    with torch.no_grad():
+        return standalone_compile(gm, list(inputs), dynamic_shapes="from_graph")
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own kind, which wrappers and fakes have not."""
+    return bool(torch._C._has_storage(tensor))
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The function that `torch.compile(backend=name)` calls."""
+    from torch._dynamo import lookup_backend as look_up
+
+    return look_up(name)
 
 
 def dynamo_counters() -> Any:
@@ -96,21 +223,297 @@ def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> b
     return rule(reference, result, fp64_reference, **settings)
 
 
+@functools.cache
+def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Every decomposition that torch has, the core ones first."""
+    from torch._decomp import decomposition_table
+
+    core = core_aten_decompositions()
+    return {**{k: v for k, v in decomposition_table.items() if isinstance(k, OpOverload)}, **core}
+
+
+def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.GraphModule]:
+    """Traces a function on fake tensors to an ATen graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx as trace
+
+    return trace(fn, decomposition_table=decompositions)
+
+
+def onnx_registry(opset: int) -> Any:
+    """The lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return ONNXRegistry.from_torchlib(opset)
+
+
+def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry: Any) -> None:
+    """Adds a graph input to an ONNX model; `values` gets the value for the node's name."""
+    from torch.onnx._internal.exporter import _core
+
+    opset = _core._get_onnxscript_opset(registry.opset_version)
+    _core._handle_placeholder_node(
+        node, values, graph_like=model.graph, lower="at_conversion", opset=opset
+    )
+
+
+def onnx_call(
+    node: fx.Node, model: Any, values: dict[str, Any], constants: dict[Any, Any], registry: Any
+) -> None:
+    """Adds the lowering of one ATen call to an ONNX model.
+
+    Args:
+        node: The call.
+        model: The `onnx_ir.Model` to extend.
+        values: ONNX values by node name; gets the results of the call.
+        constants: Constants made so far, to be shared.
+        registry: From `onnx_registry`.
+    """
+    from torch.onnx._internal.exporter import _core
+
+    node.meta.setdefault("nn_module_stack", {})  # its absence is logged, one line per node
+    _core._handle_call_function_node_with_lowering(
+        model,
+        node,
+        values,
+        graph_like=model.graph,
+        constant_farm=constants,
+        registry=registry,
+        opset=_core._get_onnxscript_opset(registry.opset_version),
+        node_name_to_local_functions={},
+    )
+
+
+def onnx_opset_imports(model: Any) -> None:
+    """Declares every operator set that an ONNX model uses."""
+    from torch.onnx._internal.exporter._ir_passes import add_opset_imports
+
+    add_opset_imports(model)
+
+
+def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Makes torch's type promotion explicit, in place, with casts before the calls that need them.
+
+    Args:
+        module: An ATen graph.
+        fakes: One fake tensor of `mode` per placeholder.
+        mode: Under which the graph is run.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.traceback import preserve_node_meta
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    interpreter = type_promotion._TypePromotionInterpreter(module, _promotion_table())
+    with mode, enable_python_dispatcher(), preserve_node_meta():
+        interpreter.run(*fakes)
+
+
+@functools.cache
+def _promotion_table() -> Any:
+    from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
+
+    return TypePromotionTable()
+
+
+def script_function(graph: Any) -> Callable[..., Any]:
+    """The function that executes a TorchScript graph."""
+    function: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
+    return function
+
+
+def script_module(function: Any, tensors: Sequence[Tensor | None]) -> Any:
+    """A script module, in eval mode, that calls a script function.
+
+    Args:
+        function: From `script_function`.
+        tensors: One per parameter of the function: an attribute of the module, or None for what
+            is a parameter of the module's `forward`.
+    """
+    from torch.jit import _recursive
+
+    module: Any = jit.ScriptModule("Block", torch._C.CompilationUnit(), True)
+    names = [f"x{i}" for i in range(len(tensors))]
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None:
+            module._register_attribute(name, torch._C.TensorType.get(), tensor)
+    pairs = list(zip(names, tensors, strict=True))
+    parameters = ", ".join(["self", *(name for name, tensor in pairs if tensor is None)])
+    arguments = ", ".join(name if tensor is None else f"self.{name}" for name, tensor in pairs)
+    source = f"def forward({parameters}):\n    return function({arguments})\n"
+    concrete = torch._C.ConcreteModuleType.from_jit_type(module._type())
+    module._define(concrete, source, {"function": function}.get)
+    return _recursive.wrap_cpp_module(module).eval()
+
+
+def static_module(module: Any) -> Callable[..., Any]:
+    """Static Runtime's form of a frozen script module; not safe to call in two threads at once."""
+    static: Callable[..., Any] = torch._C._jit_to_static_module(module._c)
+    return static
+
+
+@contextlib.contextmanager
+def torchscript_fuser(nnc: bool, onednn: bool) -> Iterator[None]:
+    """TorchScript's executor profiles, and fuses with these compilers, inside the block.
+
+    `torch.jit.fuser` does that too, but prints a warning about nvFuser each time.
+    """
+    c = torch._C
+    before = c._jit_can_fuse_on_cpu(), c._jit_can_fuse_on_gpu(), c._jit_texpr_fuser_enabled()
+    onednn_before = c._jit_llga_enabled()
+    executor, optimize = c._jit_set_profiling_executor(True), c._get_graph_executor_optimize(True)
+    try:
+        c._jit_override_can_fuse_on_cpu(True)
+        c._jit_override_can_fuse_on_gpu(nnc)
+        c._jit_set_texpr_fuser_enabled(nnc)
+        c._jit_set_llga_enabled(onednn)
+        yield
+    finally:
+        c._jit_set_llga_enabled(onednn_before)
+        c._jit_set_texpr_fuser_enabled(before[2])
+        c._jit_override_can_fuse_on_gpu(before[1])
+        c._jit_override_can_fuse_on_cpu(before[0])
+        c._get_graph_executor_optimize(optimize)
+        c._jit_set_profiling_executor(executor)
+
+
+def has_llvm() -> bool:
+    """Whether TorchScript's compiler NNC can generate code for this processor."""
+    return torch._C._llvm_enabled()
+
+
+def has_onednn_graph() -> bool:
+    """Whether TorchScript's fuser for oneDNN Graph is part of this torch."""
+    before = torch._C._jit_llga_enabled()
+    try:
+        torch._C._jit_set_llga_enabled(True)
+    except RuntimeError:
+        return False
+    torch._C._jit_set_llga_enabled(before)
+    return True
+
+
+def start_lazy_backend() -> None:
+    """Makes the device "lazy" usable, by torch's own backend on TorchScript."""
+    from torch._lazy import ts_backend
+
+    ts_backend.init()
+
+
+def lazy_fallbacks() -> dict[str, int]:
+    """How often each operator has been run on the device "lazy" by torch's CPU kernel so far."""
+    from torch._lazy import metrics
+
+    names = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    return {name: metrics.counter_value(name) for name in names}
+
+
+def lazy_id(tensor: Tensor) -> int:
+    """What identifies a lazy tensor."""
+    from torch._lazy import get_tensor_id
+
+    return get_tensor_id(tensor)
+
+
+def lazy_graph(tensors: Sequence[Tensor]) -> tuple[str, list[int], list[Any]]:
+    """The pending computation of lazy tensors.
+
+    Returns:
+        The hash under which it is kept once it is compiled, and the lazy ids and the values of the
+        data that it reads.
+    """
+    from torch._lazy import computation
+
+    ids, values = computation.get_tensors_ts_device_data_node(list(tensors))
+    return computation.get_graph_hash(list(tensors)), ids, values
+
+
+def lazy_sync(tensors: Sequence[Tensor]) -> None:
+    """Compiles and runs the pending computation of lazy tensors."""
+    from torch._lazy import sync_multi
+
+    sync_multi(list(tensors), [])
+
+
+def lazy_run(hash: str, inputs: Sequence[Any]) -> list[Tensor]:
+    """Runs a compiled computation on CPU tensors.
+
+    Raises:
+        RuntimeError: There is none under that hash (any more).
+    """
+    from torch._lazy import computation
+
+    return computation.run_cached_graph(hash, inputs)
+
+
+def compile_frozen_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Tensor], settings: dict[str, Any]
+) -> Callable[..., Any]:
+    """Compiles a functional graph with Inductor, which may freeze the module's buffers.
+
+    Args:
+        module: The graph; weights are buffers that `get_attr` nodes read.
+        inputs: One fake tensor per placeholder, all of one mode.
+        settings: Of `torch._inductor.config`, in force for this compilation alone.
+    """
+    from torch import _inductor
+    from torch._guards import TracingContext, tracing
+
+    mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), tracing(TracingContext(mode)):
+        return _inductor.compile(module, list(inputs), options=settings)
+
+
 __all__ = [
     "ELEMENTWISE_PROMOTION",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "OpOverload",
+    "all_decompositions",
+    "all_operator_names",
     "aot_autograd",
+    "compile_frozen_with_inductor",
+    "compile_with_inductor",
+    "composite_names",
     "core_aten_decompositions",
+    "counts_flops",
+    "described_input_index",
+    "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
     "dynamo_input_index",
+    "dynamo_source_name",
     "elementwise_dtypes",
     "from_dlpack",
+    "has_llvm",
+    "has_onednn_graph",
+    "has_side_effect",
+    "has_storage",
+    "is_composite",
     "is_plain",
     "is_tangent",
+    "jit",
+    "keep_unused_draws",
+    "lazy_fallbacks",
+    "lazy_graph",
+    "lazy_id",
+    "lazy_run",
+    "lazy_sync",
+    "lookup_backend",
+    "mutated_input_index",
     "mutated_input_indices",
+    "onnx_call",
+    "onnx_opset_imports",
+    "onnx_placeholder",
+    "onnx_registry",
+    "output_index",
+    "promote_types",
     "same",
+    "script_function",
+    "script_module",
+    "start_lazy_backend",
     "static_input_indices",
+    "static_module",
+    "storage_id",
     "to_dlpack",
+    "torchscript_fuser",
+    "updated_inputs",
 ]

@@ -72,6 +72,11 @@ class Options:
         cache: Keep compiled executables on disk (`DYNAMO_BACKENDS_CACHE`).
         min_block_size: Parts of the graph with fewer operators than this are left to eager when
             the graph has to be split.
+        keep_in_eager: Names of operators that are to run in eager although the backend could run
+            them: "aten.softmax.int", "aten.softmax" or "softmax".
+        fragmented: What to do with a graph that falls into many tiny blocks, which would cost more
+            than they save (see `graph.fragments`): run all of it in eager, compile it with
+            Inductor, or keep the blocks.
         max_executables: With dynamic shapes: how many concrete shapes stay compiled.
     """
 
@@ -80,6 +85,8 @@ class Options:
     freezing: Literal["probe", "strict", "off"] = "probe"
     cache: bool = True
     min_block_size: int = 3
+    keep_in_eager: tuple[str, ...] = ()
+    fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
 
     @classmethod
@@ -124,6 +131,10 @@ class Options:
                 raise OptionError(
                     f"option {name!r} of {backend} must be at least 1, not {getattr(self, name)}."
                 )
+        if self.keep_in_eager:
+            from dynamo_backends.graph.operator_names import check_names
+
+            check_names(self.keep_in_eager, "keep_in_eager", backend)
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -132,6 +143,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return any(value is a or (type(value) is type(a) and value == a) for a in hint.__args__)
     if origin in (typing.Union, types.UnionType):
         return any(_matches(value, h) for h in hint.__args__)
+    if origin is tuple:
+        return isinstance(value, tuple) and _elements_match(value, hint.__args__)
     if hint is type(None):
         return value is None
     if hint is int:
@@ -139,8 +152,17 @@ def _matches(value: Any, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
+def _elements_match(value: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return all(_matches(v, hints[0]) for v in value)
+    return len(value) == len(hints) and all(map(_matches, value, hints))
+
+
 def _describe(hint: Any) -> str:
     origin = typing.get_origin(hint)
+    if origin is tuple:
+        kinds = [_describe(h) for h in hint.__args__ if h is not Ellipsis]
+        return f"a tuple of {kinds[0]}" if Ellipsis in hint.__args__ else f"({', '.join(kinds)})"
     if origin is Literal:
         return "one of " + ", ".join(repr(a) for a in hint.__args__)
     if origin in (typing.Union, types.UnionType):

@@ -51,5 +51,13 @@ class VerificationError(DynamoBackendsError):
     """With `verify=True`: a compiled graph's results differ from eager's."""
 
 
+class NormalFormError(DynamoBackendsError):
+    """A graph lacks a property that it should have (see `dynamo_backends.graph.check`)."""
+
+
+class ModelError(DynamoBackendsError):
+    """The command line cannot build the model that it was given."""
+
+
 class ForkedProcessError(DynamoBackendsError):
     """A runtime that was started before `fork()` was called in the child process."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 import operator
 import threading
@@ -16,7 +17,9 @@ from torch import Tensor, fx
 from dynamo_backends import report as reporting
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
+from dynamo_backends.aot.inputs import describe_inputs, inspect_captured
 from dynamo_backends.backend import Backend, Executable, Options, Support
+from dynamo_backends.description import describe_fallbacks, describe_parts, describe_shapes
 from dynamo_backends.errors import (
     BackendUnavailableError,
     CompileError,
@@ -25,25 +28,34 @@ from dynamo_backends.errors import (
     LoweringError,
     VerificationError,
 )
-from dynamo_backends.graph.aliasing import is_replayed, separate_output_views
+from dynamo_backends.graph.aliasing import is_replayed
 from dynamo_backends.graph.cache import DiskCache, cache_folder
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.fold import fold_batch_norm
+from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.normalize import Normalized, normalize
+from dynamo_backends.graph.operator_names import is_named
 from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
-from dynamo_backends.graph.random import is_random, separate_random_draws
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
+from dynamo_backends.inductor.blocks import InductorBlocks
 from dynamo_backends.program import Block, Literal, Program, Step, pick
-from dynamo_backends.report import Fallback, GraphReport, Kind
+from dynamo_backends.report import Compilation, GraphReport, Kind
+from dynamo_backends.stance import compiles_nothing
 from dynamo_backends.verify import run_verified
+
+_captures = itertools.count(1)
 
 log = logging.getLogger("dynamo_backends")
 
 DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
 VIEW_OF_OUTPUT = "it is a view of another output"
-_BY_DESIGN = frozenset({DRAWN_BY_TORCH, VIEW_OF_OUTPUT})
+KEPT_BY_OPTION = "the option keep_in_eager names it"
+FRAGMENTS = "the graph fell into fragments"
+_AT_THE_EDGES = frozenset({DRAWN_BY_TORCH, VIEW_OF_OUTPUT})  # these do not split a graph
+_BY_DESIGN = _AT_THE_EDGES | {KEPT_BY_OPTION}
 
 
 def compile_captured(
@@ -68,11 +80,16 @@ def compile_captured(
         FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
     """
     require_available(backend)
+    number = next(_captures)
+    facts = inspect_captured(captured)
 
     def compile_graph(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
         normalized = normalize(gm, kind, freeze=options.freezing != "off")
         backend.prepare(normalized.graph, options)
-        return CompiledGraph(backend, normalized, options)
+        report = GraphReport(backend.name, kind, number)
+        report.inputs = describe_inputs(normalized.graph, facts, options)
+        report.output_aliases = facts.output_aliases if kind != "backward" else ()
+        return CompiledGraph(backend, normalized, options, report)
 
     table = decompositions(keep=frozenset(backend.keeps(options)))
     return compile_functional(captured, example_inputs, compile_graph, table)
@@ -92,10 +109,14 @@ class CompiledGraph:
     """One functional graph; compiles it for every set of shapes that it meets.
 
     A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
+    Under `run()` what is not compiled yet runs in eager.
     """
 
-    def __init__(self, backend: Backend, normalized: Normalized, options: Options):
-        self.report = GraphReport(backend.name, normalized.graph.kind, executable=self)
+    def __init__(
+        self, backend: Backend, normalized: Normalized, options: Options, report: GraphReport
+    ):
+        self.report = report
+        self.report.executable = self
         self._backend = backend
         self._graph = normalized.graph
         self._constants = normalized.constants
@@ -104,7 +125,7 @@ class CompiledGraph:
         self._programs: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
         self._static: Callable[[list[Any]], Sequence[Any]] | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
-        if not is_dynamic(self._graph):
+        if not is_dynamic(self._graph) and not compiles_nothing():
             self._static = self._compile(self._graph)
         reporting.publish(self.report)
 
@@ -122,6 +143,8 @@ class CompiledGraph:
     def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         key = shape_key(self._graph, args)
         program = self._programs.get(key)
+        if program is None and compiles_nothing():
+            return self._run_in_eager
         if program is None:
             with self._lock, disable_current_modes():
                 program = self._programs.get(key)
@@ -132,18 +155,29 @@ class CompiledGraph:
                         self._programs.popitem(last=False)
         return program
 
+    def _run_in_eager(self, args: list[Any]) -> Sequence[Any]:
+        values = [*args, *self._constants]
+        args.clear()
+        results: Sequence[Any] = self._graph.module(*values)
+        return results
+
     def _compile(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
         start = time.perf_counter()
-        separate_random_draws(graph)
-        separate_output_views(graph)
-        if graph.weights:
-            fold_batch_norm(graph)
+        shapes = describe_shapes(graph, self.report.inputs)
+        before = self.report.executables, self.report.cache_hits
+        PASSES(graph)
         builder = _ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
-        self.report.compile_seconds += time.perf_counter() - start
+        self._record(shapes, before, time.perf_counter() - start)
         if self._options.verify:
             return _Verified(program, graph, self._constants, self._options, self.report)
         return program
+
+    def _record(self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float) -> None:
+        report = self.report
+        report.compile_seconds += seconds
+        executables, hits = report.executables - before[0], report.cache_hits - before[1]
+        report.compilations.append(Compilation(shapes, executables, hits, seconds))
 
 
 class _ProgramBuilder:
@@ -162,17 +196,41 @@ class _ProgramBuilder:
         self._report = report
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
+        self._reverted = ""
 
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
         while True:
-            split = partition(self._graph, self._supports, self._options.min_block_size, _BY_DESIGN)
+            split = self._split()
             self._check_fallbacks(split)
             executables = self._compile_blocks(split)
             if executables is not None:
                 break
         self._describe(split)
         return self._assemble(split, executables)
+
+    def _split(self) -> Partition:
+        options = self._options
+        # With fallback="error" only what the user named runs in eager, so no block is too small.
+        strict = options.fallback == "error"
+        minimum = 1 if strict else options.min_block_size
+        split = partition(self._graph, self._supports, minimum, _AT_THE_EDGES)
+        if strict or options.fragmented == "keep" or self._reverted:
+            return split
+        reason = fragmentation(split)
+        if reason is None:
+            return split
+        return self._revert(split, reason)
+
+    def _revert(self, split: Partition, reason: str) -> Partition:
+        where = "Inductor" if self._options.fragmented == "inductor" else "eager"
+        self._reverted = f"{reason}; the graph runs in {where} instead"
+        if where == "eager":
+            self._refused = {n.name: split.reasons.get(n, FRAGMENTS) for n in self._graph.calls}
+        else:
+            self._backend = InductorBlocks()
+            self._compiled.clear()
+        return self._split()
 
     def _supports(self, node: fx.Node) -> Support:
         if node.name in self._refused:
@@ -185,6 +243,8 @@ class _ProgramBuilder:
             return Support(False, DRAWN_BY_TORCH)
         if not isinstance(node.target, OpOverload):
             return Support(False, "it is not an ATen operator")
+        if is_named(node, self._options.keep_in_eager):
+            return Support(False, KEPT_BY_OPTION)
         return self._backend.supports(node, self._options)
 
     def _compile_blocks(self, split: Partition) -> list[Executable | None] | None:
@@ -257,17 +317,15 @@ class _ProgramBuilder:
                 )
 
     def _describe(self, split: Partition) -> None:
-        grouped: dict[tuple[str, str], list[fx.Node]] = {}
-        for node, reason in split.reasons.items():
-            if node.target is not operator.getitem and reason != VIEW_OF_OUTPUT:
-                grouped.setdefault((str(node.target), reason), []).append(node)
         report = self._report
-        report.fallbacks = tuple(
-            Fallback(op, reason, len(nodes), source_line(nodes[0]), reason in _BY_DESIGN)
-            for (op, reason), nodes in grouped.items()
-        )
+        report.fallbacks = describe_fallbacks(split, _BY_DESIGN, silent={VIEW_OF_OUTPUT})
+        report.parts = describe_parts(split, self._backend.name)
+        report.reverted = self._reverted
         report.ops_in_eager = sum(f.count for f in report.fallbacks)
-        report.ops_on_backend = sum(count_ops(p.graph.calls) for p in split.parts if p.on_backend)
+        compiled = sum(count_ops(p.graph.calls) for p in split.parts if p.on_backend)
+        by_inductor = self._backend.name != report.backend
+        report.ops_on_backend = 0 if by_inductor else compiled
+        report.ops_on_inductor = compiled if by_inductor else 0
         report.blocks = sum(p.on_backend for p in split.parts)
         report.log_fallbacks()
 

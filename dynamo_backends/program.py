@@ -24,6 +24,7 @@ log = logging.getLogger("dynamo_backends")
 
 _MODELS_PER_GRAPH = 4  # instances of one module class that share a compiled graph
 _CHANGES_BEFORE_LIVE = 3  # calls in a row that found changed weights
+_ASK_AGAIN = 16  # every so many calls, weights that kept changing are checked after all
 
 Getter = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -108,6 +109,8 @@ class Block:
                 changes = model.changes + 1
                 self._report.rebinds += 1
             bound, copied = self.executable.bind(weights)
+            if not _is_asked(changes):
+                copied = ()
             snapshot = Snapshot(weights, copied, self._policy, lambda: self._forget(key))
             model = _Model(bound, snapshot, changes)
             self._models[key] = model
@@ -139,12 +142,17 @@ class Block:
         )
 
 
+def _is_asked(changes: int) -> bool:
+    """Whether weights found changed at so many calls in a row are checked at the next one."""
+    return changes < _CHANGES_BEFORE_LIVE or changes % _ASK_AGAIN == 0
+
+
 @dataclass
 class _Model:
     """One instance of the captured module: its prepared weights and what they looked like.
 
     Weights that were found changed at several calls in a row keep changing; they are then prepared
-    anew at every call, without asking.
+    anew at every call, and checked only now and then, so that they are frozen again when they rest.
     """
 
     bound: Bound
@@ -152,7 +160,7 @@ class _Model:
     changes: int
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        if self.changes >= _CHANGES_BEFORE_LIVE:
+        if not _is_asked(self.changes):
             return False
         if self.snapshot.is_current(weights):
             self.changes = 0

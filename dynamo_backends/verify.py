@@ -43,7 +43,7 @@ def run_verified(
         restore_rng(before)
         expected = module(*args)
         restore_rng(before)
-        precise = in_float64(module)(*[_widen(a) for a in args])
+        precise = in_float64(module)(*[widen(a) for a in args])
     finally:
         restore_rng(after)
     return results, expected, difference(expected, results, precise)
@@ -70,7 +70,8 @@ def difference(
             return f"output {i} is {r.dtype}{list(r.shape)} instead of {e.dtype}{list(e.shape)}"
         if e.is_floating_point() or e.is_complex():
             if not private.same(e, r, p, equal_nan=True, log_error=lambda *_, **__: None):
-                worst = (e.double() - r.double()).abs().max() if not e.is_complex() else "?"
+                wide = torch.promote_types(e.dtype, torch.float64)
+                worst = (e.to(wide) - r.to(wide)).abs().max()
                 return f"output {i} differs from eager by up to {worst:.3e}"
         elif not torch.equal(e, r):
             return f"output {i} differs from eager in {int((e != r).sum())} elements"
@@ -95,7 +96,8 @@ _WIDER = {
 }
 
 
-def _widen(value: Any) -> Any:
+def widen(value: Any) -> Any:
+    """A tensor in the precision of the reference; anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in _WIDER:
         return value.to(_WIDER[value.dtype])
     return value

@@ -32,9 +32,10 @@ def check(
     ops_in_eager: int | None = 0,
     fullgraph: bool = True,
     dynamic: bool | None = None,
+    backend: str = "openxla",
     **options: Any,
 ) -> list[GraphReport]:
-    """Compiles `fn` with openxla and compares one call with eager.
+    """Compiles `fn` and compares one call with eager.
 
     Args:
         fn: Function or module.
@@ -42,13 +43,14 @@ def check(
         ops_in_eager: How many operators may run in eager; None: any number.
         fullgraph: Whether Dynamo must capture it whole.
         dynamic: As for `torch.compile`.
+        backend: Name of the backend.
         options: Of the backend.
 
     Returns:
         The reports of the compiled graphs.
     """
     ours, theirs, precise = (copy_inputs(inputs) for _ in range(3))
-    compiler = dynamo_backends.compiler("openxla", **options)
+    compiler = dynamo_backends.compiler(backend, **options)
     compiled = torch.compile(fn, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
     with dynamo_backends.record() as reports:
         torch.manual_seed(11)

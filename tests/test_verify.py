@@ -10,6 +10,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends import VerificationError
 from dynamo_backends.program import Block
+from dynamo_backends.verify import difference
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.runtime import XlaExecutable
 
@@ -121,3 +122,10 @@ def test_a_failure_in_the_lazily_compiled_backward_reaches_no_user(
     module(x).square().sum().backward()
     for our, p in zip(ours, module.parameters(), strict=True):
         torch.testing.assert_close(our, p.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64], ids=str)
+def test_how_far_a_result_is_off_is_told(dtype: torch.dtype):
+    right = torch.ones(3, dtype=dtype)
+    text = difference([right], [right * 2], [right.to(torch.promote_types(dtype, torch.float64))])
+    assert text == "output 0 differs from eager by up to 1.000e+00"

@@ -54,4 +54,5 @@ def compile_functional(
         inference_compiler=compiler("inference"),
         decompositions=decompositions,
     )
-    return backend(captured, example_inputs)
+    with private.keep_unused_draws():
+        return backend(captured, example_inputs)

@@ -7,11 +7,13 @@ makes the views of it.
 """
 
 import operator
+from collections import Counter
 
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
 
 REPLAYED = "replayed_view"
 
@@ -21,35 +23,44 @@ def is_replayed(node: fx.Node) -> bool:
     return REPLAYED in node.meta
 
 
-def separate_output_views(graph: Graph) -> int:
-    """Makes outputs that share memory views of one output; their nodes get `meta[REPLAYED]`.
-
-    Requires: normal form. Ensures: normal form; same values.
+def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
+    """Positions of outputs that share memory with another one and are no replayed views yet.
 
     Returns:
-        How many outputs are now replayed views.
+        For each, the tensor that it is a view of, through any number of views.
     """
-    roots = [_root(x) if isinstance(x, fx.Node) else None for x in graph.outputs]
-    shared = [
-        i
-        for i, root in enumerate(roots)
-        if root is not None
-        and root.op == "call_function"
-        and root is not graph.outputs[i]
-        and sum(other is root for other in roots) > 1
-    ]
+    outputs = [x if isinstance(x, fx.Node) else None for x in graph.outputs]
+    roots = [None if x is None else root(x) for x in outputs]
+    count = Counter(roots)
+    return {
+        i: base
+        for i, (node, base) in enumerate(zip(outputs, roots, strict=True))
+        if node is not None
+        and base is not None
+        and base.op == "call_function"
+        and node is not base
+        and count[base] > 1
+        and not is_replayed(node)
+    }
+
+
+def separate_output_views(graph: Graph) -> bool:
+    """Makes outputs that share memory views of one output; their nodes get `meta[REPLAYED]`.
+
+    Requires: normal form. Ensures: normal form, `OUTPUTS_APART`; same bits.
+    """
+    shared = outputs_to_replay(graph)
     if not shared:
-        return 0
+        return False
     fx_graph = graph.module.graph
     output = fx_graph.output_node()
     results = list(graph.outputs)
     with fx_graph.inserting_before(output):
-        for i in shared:
-            results[i] = _replay(fx_graph, results[i], roots[i])
+        for i, base in shared.items():
+            results[i] = _replay(fx_graph, results[i], base)
     output.args = (tuple(results),)
-    fx_graph.eliminate_dead_code()
-    graph.module.recompile()
-    return len(shared)
+    drop_dead(fx_graph)
+    return True
 
 
 def _base(node: fx.Node) -> fx.Node | None:
@@ -65,7 +76,8 @@ def _base(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _root(node: fx.Node) -> fx.Node:
+def root(node: fx.Node) -> fx.Node:
+    """The tensor that a node is a view of, through any number of views; itself if of none."""
     base = _base(node)
     while base is not None:
         node = base
@@ -73,12 +85,21 @@ def _root(node: fx.Node) -> fx.Node:
     return node
 
 
-def _replay(graph: fx.Graph, node: fx.Node, root: fx.Node | None) -> fx.Node:
-    if node is root:
+def _replay(graph: fx.Graph, node: fx.Node, end: fx.Node) -> fx.Node:
+    if node is end:
         return node
     base = _base(node)
     assert base is not None
-    source = _replay(graph, base, root)
+    source = _replay(graph, base, end)
     copy = graph.node_copy(node, lambda n: source if n is base else n)
     copy.meta[REPLAYED] = True
     return copy
+
+
+SEPARATE_VIEWS = Pass(
+    name="separate views",
+    summary="outputs that share memory are made by torch, as views of one of them",
+    requires=NORMAL_FORM,
+    ensures=frozenset({Property.OUTPUTS_APART}),
+    run=separate_output_views,
+)

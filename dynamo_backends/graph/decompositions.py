@@ -4,7 +4,13 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
+
 from dynamo_backends._torch_private import OpOverload, core_aten_decompositions
+from dynamo_backends.graph.random import dropout
+
+# Rules of our own. They hold whatever a backend keeps.
+_OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
 
 @functools.cache
@@ -13,9 +19,9 @@ def _core() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    """torch's core ATen decompositions, without the operators that a backend takes whole.
+    """torch's core ATen decompositions without the operators a backend takes whole, and our own.
 
     Args:
         keep: Overloads that the backend handles itself, because that is faster or more exact.
     """
-    return {op: rule for op, rule in _core().items() if op not in keep}
+    return {op: rule for op, rule in _core().items() if op not in keep} | _OURS

@@ -7,14 +7,16 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.propagate import Inference
 
 aten = torch.ops.aten
 
 _NORM = aten._native_batch_norm_legit_no_training.default
 
 
-def fold_batch_norm(graph: Graph) -> int:
+def fold_batch_norm(graph: Graph) -> bool:
     """Replaces conv + batch norm by one convolution wherever all their weights are frozen.
 
     With scale = gamma / sqrt(running_var + eps), the folded weight is w * scale along the output
@@ -22,19 +24,17 @@ def fold_batch_norm(graph: Graph) -> int:
     alone, which a backend computes once when it binds the weights.
 
     Requires: normal form, static shapes. Ensures: normal form; same results up to rounding.
-
-    Returns:
-        How many batch norms were folded.
     """
+    if not graph.weights:
+        return False
     frozen = {place for place, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen}
-    folded = 0
+    folded, infer = False, Inference()
     for norm in graph.calls:
         if norm.target is _NORM and _foldable(norm, frozen):
-            _fold(graph.module.graph, norm)
-            folded += 1
+            _fold(graph.module.graph, norm, infer)
+            folded = True
     if folded:
-        graph.module.graph.eliminate_dead_code()
-        graph.module.recompile()
+        drop_dead(graph.module.graph)
     return folded
 
 
@@ -52,7 +52,7 @@ def _foldable(norm: fx.Node, frozen: set[fx.Node]) -> bool:
     return all(w is None or w in frozen for w in weights)
 
 
-def _fold(graph: fx.Graph, norm: fx.Node) -> None:
+def _fold(graph: fx.Graph, norm: fx.Node, infer: Inference) -> None:
     conv = norm.args[0]
     assert isinstance(conv, fx.Node)
     x, weight, bias, *geometry = conv.args
@@ -67,11 +67,10 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
 
         def call(op: OpOverload, *args: Any) -> fx.Node:
             node = graph.call_function(op, args)
-            fakes = fx.map_arg(args, lambda n: n.meta["val"])
-            node.meta["val"] = op(*fakes)
+            infer(node)
             return node
 
-        scale = call(aten.rsqrt.default, call(aten.add.Scalar, var, eps))
+        scale = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
         if gamma is not None:
             scale = call(aten.mul.Tensor, scale, gamma)
         if not transposed:
@@ -94,3 +93,12 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
         user.replace_all_uses_with(result)
         graph.erase_node(user)
     graph.erase_node(norm)
+
+
+FOLD_BATCH_NORM = Pass(
+    name="fold batch norm",
+    summary="conv + batch norm with frozen weights become one convolution",
+    requires=NORMAL_FORM | {Property.STATIC},
+    ensures=frozenset(),
+    run=fold_batch_norm,
+)

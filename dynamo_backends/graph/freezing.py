@@ -12,39 +12,53 @@ An address says more than an identity: as long as the snapshot keeps the old mem
 tensor at the same address with the same shape and strides (which Dynamo's guards ensure) is the
 same memory.
 
-Contents are sampled ("probe": a few elements of each weight, so an edit of single elements through
-an alias can slip through) or compared whole ("strict"). Only weights whose contents were copied
-need the version and content checks; a backend that reads torch's memory itself sees every write.
+Contents are sampled ("probe": four runs of 16 neighbouring elements of each weight, so that an
+edit of a few elements through an alias can slip through) or compared whole ("strict"). Only weights
+whose contents were copied need the version and content checks; a backend that reads torch's memory
+itself sees every write.
 """
 
 import functools
-import itertools
 import operator
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import has_storage
+
 Policy = Literal["probe", "strict", "off"]
 
-_SAMPLES = 8
+_RUN = 16  # elements; one cache line of float32
+_RUNS = 4
+_CANDIDATES = 16
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_optimizer_steps = itertools.count(1)
-_last_step = 0
+_snapshots: "weakref.WeakSet[Snapshot]" = weakref.WeakSet()
 
 
 @functools.cache
 def _watch_optimizers() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    def count(*_: object) -> None:
-        global _last_step
-        _last_step = next(_optimizer_steps)
+    register_optimizer_step_post_hook(_note_step)
 
-    register_optimizer_step_post_hook(count)
+
+def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Marks the snapshots of the weights that an optimizer has updated."""
+    alive = list(_snapshots)
+    if not alive:
+        return
+    stepped = _storages(p for group in optimizer.param_groups for p in group["params"])
+    for snapshot in alive:
+        snapshot.note_step(stepped)
+
+
+def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
+    return frozenset(t.untyped_storage().data_ptr() for t in tensors if has_storage(t))
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -57,16 +71,30 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(_INTEGER[tensor.element_size()])
 
 
-def _samples(tensor: Tensor) -> Tensor:
-    """A strided view of a few elements, spread over the whole tensor."""
-    bits = _bits(tensor)
-    if bits.is_contiguous():
-        line = bits.view(-1)
-    else:  # along the longest dimension, in the middle of the others
-        longest = max(range(bits.ndim), key=bits.shape.__getitem__)
-        middle = [slice(None) if d == longest else s // 2 for d, s in enumerate(bits.shape)]
-        line = bits[tuple(middle)]
-    return line[:: max(1, line.numel() // _SAMPLES)][:_SAMPLES]
+def _line(bits: Tensor) -> Tensor:
+    """All elements in the order of memory; of a tensor with gaps, those along its longest side."""
+    order = sorted(range(bits.ndim), key=lambda d: bits.stride(d), reverse=True)
+    dense = bits.permute(order)
+    if dense.is_contiguous():
+        return dense.view(-1)
+    longest = max(range(bits.ndim), key=bits.shape.__getitem__)
+    middle = [slice(None) if d == longest else s // 2 for d, s in enumerate(bits.shape)]
+    return bits[tuple(middle)]
+
+
+def _samples(tensor: Tensor) -> list[Tensor]:
+    """Views of runs of neighbouring elements: of many places, those where the fewest are zero.
+
+    Scaling a weight does not change its zeros, and pruned weights have many.
+    """
+    line = _line(_bits(tensor))
+    if line.numel() <= _RUN * _RUNS:
+        return [line]
+    last = line.numel() - _RUN
+    starts = sorted({last * i // (_CANDIDATES - 1) for i in range(_CANDIDATES)})
+    filled = torch.stack([line[s : s + _RUN].count_nonzero() for s in starts])
+    best = filled.argsort(descending=True, stable=True)[:_RUNS]
+    return [line[starts[i] : starts[i] + _RUN] for i in best.tolist()]
 
 
 def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
@@ -98,9 +126,22 @@ class Snapshot:
         watched = self._watched(weights)
         self._versioned = not any(w.is_inference() for w in watched)
         self._versions = [w._version for w in watched] if self._versioned else []
-        self._step = _last_step
+        self._stepped = False
+        self._storages = _storages(watched)
+        _snapshots.add(self)
         self._strict = policy == "strict"
-        views = [_bits(w) if self._strict else _samples(w) for w in watched if w.numel()]
+        views: list[Tensor] = []
+        self._runs: list[memoryview] = []
+        for weight in watched:
+            if self._strict:
+                views.append(_bits(weight))
+                continue
+            for run in _samples(weight):
+                if run.device.type == "cpu" and run.is_contiguous() and run.numel():
+                    self._runs.append(run.numpy().view(np.uint8).data)
+                else:
+                    views.append(run)
+        self._bytes = b"".join(self._runs)
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for view in views:
             by_dtype.setdefault(view.dtype, []).append(view)
@@ -111,6 +152,11 @@ class Snapshot:
     def is_of(self, weights: Sequence[Tensor]) -> bool:
         """Whether these are the same tensor objects, wherever their memory is now."""
         return all(ref() is w for ref, w in zip(self._refs, weights, strict=True))
+
+    def note_step(self, storages: frozenset[int]) -> None:
+        """An optimizer has updated tensors in these storages."""
+        if not self._storages.isdisjoint(storages):
+            self._stepped = True
 
     def _watched(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         if self._copied is not None:
@@ -126,9 +172,11 @@ class Snapshot:
         watched = self._watched(weights)
         if not watched:
             return True
-        if self._step != _last_step:
+        if self._stepped:
             return False
         if self._versioned and [w._version for w in watched] != self._versions:
+            return False
+        if b"".join(self._runs) != self._bytes:
             return False
         for views, contents in zip(self._views, self._contents, strict=True):
             if self._strict:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from dynamo_backends.graph.text import format_graph
 from dynamo_backends.report import Kind
 
 
@@ -82,6 +83,10 @@ class Graph:
         results: Any = self.module.graph.output_node().args[0]
         return tuple(results)
 
+    def text(self) -> str:
+        """The graph as text for people (see `text.format_graph`)."""
+        return format_graph(self.module.graph, self.inputs)
+
     @property
     def weights(self) -> list[int]:
         """Positions of the inputs that are bound once."""
@@ -99,6 +104,15 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     copy.output(copy.graph_copy(graph, {}))
     copy.output_node().meta = dict(graph.output_node().meta)
     return copy
+
+
+def drop_dead(graph: fx.Graph) -> bool:
+    """Erases calls that nobody reads, except those that draw: draws after them would change.
+
+    Returns:
+        Whether there were any.
+    """
+    return graph.eliminate_dead_code(is_impure_node=fx.Node.is_impure)
 
 
 def source_line(node: fx.Node) -> str | None:

@@ -1,12 +1,15 @@
 """Brings a functional ATen graph from AOT Autograd into normal form (see `graph.graph`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph
+from dynamo_backends.graph.effects import Effects, effects
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph, drop_dead
+from dynamo_backends.graph.passes import NORMAL_FORM, PassSequence, Property, Stage
+from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.report import Kind
 
 
@@ -17,10 +20,12 @@ class Normalized:
     Attributes:
         graph: The graph. Its first inputs are those of the AOT graph, in order; constants follow.
         constants: One tensor per constant placeholder, in order.
+        effects: Which inputs the captured graph changes and what its outputs share.
     """
 
     graph: Graph
     constants: tuple[Tensor, ...]
+    effects: Effects = field(default_factory=Effects)
 
 
 def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
@@ -35,12 +40,14 @@ def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
     inputs = [Input(p.name, _role(p, kind, gm.graph)) for p in _placeholders(module.graph)]
     constants = _lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
-    module.graph.eliminate_dead_code()
-    module.graph.lint()
+    drop_dead(module.graph)
     module.recompile()
     if freeze and kind == "inference":
         inputs = [Input(x.name, x.role, x.role in WEIGHT_ROLES) for x in inputs]
-    return Normalized(Graph(module, kind, tuple(inputs)), tuple(constants.values()))
+    graph = Graph(module, kind, tuple(inputs))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
+    found = Effects() if kind == "backward" else effects(gm.graph)
+    return Normalized(graph, tuple(constants.values()), found)
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -62,29 +69,35 @@ def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph) -> Role:
 
 
 def _lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
-    """Replaces tensor attributes by placeholders after the existing ones."""
+    """Replaces tensor attributes by placeholders after the existing ones; equal ones by one."""
     constants: dict[str, Tensor] = {}
-    lifted: dict[str, fx.Node] = {}
-    last = _placeholders(module.graph)
-    for node in list(module.graph.nodes):
-        if node.op != "get_attr":
-            continue
+    lifted: dict[int, fx.Node] = {}
+    last = next(reversed(_placeholders(module.graph)), None)
+    for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
         if not isinstance(value, Tensor):
             continue
-        name = str(node.target)
-        if name not in lifted:
-            anchor = last[-1] if last else None
-            with (
-                module.graph.inserting_after(anchor)
-                if anchor is not None
-                else module.graph.inserting_before(next(iter(module.graph.nodes)))
-            ):
-                place = module.graph.placeholder(name.lstrip("_"))
-            place.meta["val"] = node.meta.get("val", value)
-            lifted[name] = place
-            constants[place.name] = value
-            last.append(place)
-        node.replace_all_uses_with(lifted[name])
+        if id(value) not in lifted:
+            last = lifted[id(value)] = _add_placeholder(module.graph, node, value, last)
+            constants[last.name] = value
+        node.replace_all_uses_with(lifted[id(value)])
         module.graph.erase_node(node)
     return constants
+
+
+def _add_placeholder(
+    graph: fx.Graph, constant: fx.Node, value: Tensor, after: fx.Node | None
+) -> fx.Node:
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first) if after is None else graph.inserting_after(after):
+        place = graph.placeholder(str(constant.target).lstrip("_"))
+    place.meta["val"] = constant.meta.get("val", value)
+    return place
+
+
+NORMALIZE = Stage(
+    name="normalize",
+    summary="inputs get roles, constants become inputs, unused calls disappear",
+    requires=frozenset({Property.ORDERED, Property.FUNCTIONAL, Property.DIALECT}),
+    ensures=NORMAL_FORM - {Property.TYPED},
+)

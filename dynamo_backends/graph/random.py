@@ -5,30 +5,62 @@ stay whole, because drawing looks at shapes and not at data.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends._torch_private import has_side_effect
+from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
 
 aten = torch.ops.aten
 
 
-def dropout_mask(shape: Sequence[int], keep: float, device: torch.device) -> Tensor:
-    """The mask that `aten.native_dropout` draws.
+@has_side_effect
+def draw(
+    method: str,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *args: Any,
+) -> Tensor:
+    """Fills a new tensor with random numbers; strides decide in which order.
 
     Args:
-        shape: Shape of the dropped-out tensor.
-        keep: Probability of True.
-        device: Where to draw it.
+        method: The method that fills it, such as "bernoulli_".
+        shape: Its sizes.
+        strides: Its strides.
+        dtype: Its dtype.
+        device: Where to draw.
+        args: Arguments of the method.
     """
-    return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep)
+    empty = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    result: Tensor = getattr(empty, method)(*args)
+    return result
+
+
+def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """A decomposition of `aten.native_dropout` that gives the bits of eager's dropout on a CPU.
+
+    Eager multiplies by mask / (1 - p), rounded to the tensor's dtype, and draws nothing for p = 1;
+    `aten.native_dropout`, which takes its place while tracing, differs in both. On other devices
+    eager uses that operator itself. Here it draws the mask alone; `train=None` means True, and
+    marks that this rule has been applied.
+    """
+    if x.device.type != "cpu" or not train or p == 0:
+        return NotImplemented
+    if p == 1:
+        zeros = torch.zeros((), dtype=x.dtype, device=x.device)
+        return x * zeros, torch.zeros_like(x, dtype=torch.bool)
+    mask = aten.native_dropout.default(torch.empty_like(x), p, None)[1]
+    return x * (mask.to(x.dtype) / (1.0 - p)), mask
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws from torch's generator, with the arguments that it has."""
-    if node.target is dropout_mask:
+    if node.target is draw:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
@@ -49,53 +81,83 @@ def _argument(node: fx.Node, name: str) -> object:
     return None
 
 
-def separate_random_draws(graph: Graph) -> None:
+# Calls that draw in the shape of their first argument: the method that fills a tensor in the same
+# way, and its arguments.
+_METHODS: dict[object, tuple[str, Callable[[fx.Node], tuple[Any, ...]]]] = {
+    aten.rand_like.default: ("uniform_", lambda _: ()),
+    aten.randn_like.default: ("normal_", lambda _: ()),
+    aten.randint_like.default: ("random_", lambda node: (0, node.args[1])),
+    aten.randint_like.low_dtype: ("random_", lambda node: node.args[1:3]),
+    aten.bernoulli.p: ("bernoulli_", lambda node: node.args[1:]),
+    aten.uniform.default: ("uniform_", lambda node: node.args[1:]),
+    aten.normal_functional.default: ("normal_", lambda node: node.args[1:]),
+    aten.exponential.default: ("exponential_", lambda node: node.args[1:]),
+}
+
+
+def is_bound_to_data(node: fx.Node) -> bool:
+    """Whether a call draws in the shape of a tensor whose data it does not look at.
+
+    Calls whose results are not dense are left alone: their strides are not what torch promises.
+    """
+    if _is_mask(node):
+        value = node.meta["val"][1]
+    elif node.target in _METHODS and not node.kwargs.get("generator"):
+        value = node.meta["val"]
+    else:
+        return False
+    return bool(torch.empty_like(value).stride() == value.stride())
+
+
+def _is_mask(node: fx.Node) -> bool:
+    """Whether a call draws the mask of a dropout, and nothing else of it is read."""
+    return node.target is aten.native_dropout.default and all(u.args[1] == 1 for u in node.users)
+
+
+def separate_random_draws(graph: Graph) -> bool:
     """Rewrites calls that draw in the shape of a tensor so that they no longer depend on its data.
 
-    Requires: static shapes. Ensures: the same draws in the same order.
+    Requires: normal form, static shapes. Ensures: normal form, `DRAWS_APART`; the same draws in the
+    same order; same bits.
     """
-    for node in graph.calls:
-        rule = _RULES.get(node.target)
-        if rule is not None:
-            with graph.module.graph.inserting_before(node):
-                rule(graph.module.graph, node)
-    graph.module.recompile()
+    bound = [node for node in graph.calls if is_random(node) and is_bound_to_data(node)]
+    for node in bound:
+        with graph.module.graph.inserting_before(node):
+            if _is_mask(node):
+                _replace_mask(graph.module.graph, node)
+            else:
+                method, arguments = _METHODS[node.target]
+                made = _draw(
+                    graph.module.graph, method, node.meta, node.meta["val"], arguments(node)
+                )
+                node.replace_all_uses_with(made)
+        graph.module.graph.erase_node(node)
+    if bound:
+        drop_dead(graph.module.graph)
+    return bool(bound)
 
 
-def _split_dropout(graph: fx.Graph, node: fx.Node) -> None:
-    x, p, train = node.args
-    value = x.meta["val"]  # type: ignore[union-attr]
-    if train is False or p in (0.0, 1.0) or value.numel() == 0 or not value.is_contiguous():
-        return
-    keep = 1.0 - p  # type: ignore[operator]
-    shape = list(value.shape)
-    mask = graph.call_function(dropout_mask, (shape, keep, value.device))
-    mask.meta = {**node.meta, "val": node.meta["val"][1]}
-    product = graph.call_function(aten.mul.Tensor, (x, mask))
-    scaled = graph.call_function(aten.mul.Scalar, (product, 1.0 / keep))
-    product.meta = scaled.meta = {**node.meta, "val": node.meta["val"][0]}
+def _replace_mask(graph: fx.Graph, node: fx.Node) -> None:
+    keep = 1.0 - node.args[1]  # type: ignore[operator]
+    mask = _draw(graph, "bernoulli_", node.meta, node.meta["val"][1], (keep,))
     for user in list(node.users):
-        user.replace_all_uses_with(mask if user.args[1] == 1 else scaled)
+        user.replace_all_uses_with(mask)
         graph.erase_node(user)
-    graph.erase_node(node)
 
 
-def _like_to_shape(op: OpOverload) -> Callable[[fx.Graph, fx.Node], None]:
-    def rewrite(graph: fx.Graph, node: fx.Node) -> None:
-        value = node.meta["val"]
-        if not value.is_contiguous():
-            return
-        settings = {"dtype": value.dtype, "device": value.device}
-        draw = graph.call_function(op, (list(value.shape),), settings)
-        draw.meta = node.meta
-        node.replace_all_uses_with(draw)
-        graph.erase_node(node)
-
-    return rewrite
+def _draw(
+    graph: fx.Graph, method: str, meta: dict[str, Any], value: Tensor, args: tuple[Any, ...]
+) -> fx.Node:
+    where = (list(value.shape), list(value.stride()), value.dtype, value.device)
+    made = graph.call_function(draw, (method, *where, *args))
+    made.meta = {**meta, "val": value}
+    return made
 
 
-_RULES: dict[object, Callable[[fx.Graph, fx.Node], None]] = {
-    aten.native_dropout.default: _split_dropout,
-    aten.rand_like.default: _like_to_shape(aten.rand.default),
-    aten.randn_like.default: _like_to_shape(aten.randn.default),
-}
+SEPARATE_DRAWS = Pass(
+    name="separate draws",
+    summary="calls that draw look at shapes and not at data, so that torch can make them first",
+    requires=NORMAL_FORM | {Property.STATIC},
+    ensures=frozenset({Property.DRAWS_APART}),
+    run=separate_random_draws,
+)

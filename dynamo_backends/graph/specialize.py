@@ -1,5 +1,6 @@
 """Turns a graph with symbolic shapes into one for concrete shapes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,16 +9,19 @@ import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, PassSequence, Property
 
+SPECIALIZE = "specialize"
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def is_dynamic(graph: Graph) -> bool:
     """Whether any value of the graph has a symbolic size."""
-    return any(_symbols(n.meta.get("val")) for n in graph.placeholders)
+    return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
 
 
-def _symbols(value: Any) -> bool:
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a symbolic number or a tensor with symbolic sizes."""
     if isinstance(value, Symbolic):
         return True
     if isinstance(value, torch.Tensor):
@@ -41,24 +45,41 @@ def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
         args: One value per placeholder: tensors, and integers for symbols.
     """
     result = graph.copy()
-    module = result.module
+    PassSequence((specialization(args),), NORMAL_FORM)(result)
+    return result
+
+
+def specialization(args: Sequence[Any]) -> Pass:
+    """The pass that `specialize` runs.
+
+    Args:
+        args: One value per placeholder: tensors, and integers for symbols.
+    """
+    return Pass(
+        name=SPECIALIZE,
+        summary="symbolic sizes become the integers of one call",
+        requires=NORMAL_FORM,
+        ensures=frozenset({Property.STATIC}),
+        run=functools.partial(_specialize, args=args),
+    )
+
+
+def _specialize(graph: Graph, args: Sequence[Any]) -> bool:
+    if not is_dynamic(graph):
+        return False
     bindings: dict[sympy.Expr, Any] = {}
-    nodes = list(module.graph.nodes)
-    for node, value in zip((n for n in nodes if n.op == "placeholder"), args, strict=True):
-        _bind(node.meta["val"], value, bindings)
+    for place, value in zip(graph.placeholders, args, strict=True):
+        _bind(place.meta["val"], value, bindings)
     mode = FakeTensorMode()
-    for node in nodes:
-        if node.op == "output":
-            continue
+    for node in [*graph.placeholders, *graph.calls]:
         value = _concrete(node.meta.get("val"), bindings, mode)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            node.replace_all_uses_with(value)
+            node.replace_all_uses_with(value)  # type: ignore[arg-type]
             if node.op == "call_function":
-                module.graph.erase_node(node)
-        else:
-            node.meta["val"] = value
-    module.recompile()
-    return result
+                graph.module.graph.erase_node(node)
+                continue
+        node.meta["val"] = value
+    return True
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:
@@ -82,7 +103,7 @@ def _concrete(value: Any, bindings: dict[sympy.Expr, Any], mode: FakeTensorMode)
             return bool(number)
         return float(number) if isinstance(value, torch.SymFloat) else int(number)
     if isinstance(value, torch.Tensor):
-        if not _symbols(value):
+        if not is_symbolic(value):
             return value
         size = [_concrete(s, bindings, mode) for s in value.shape]
         stride = [_concrete(s, bindings, mode) for s in value.stride()]

@@ -8,13 +8,14 @@ from jax.extend import core
 
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.layouts import Exporter, Importer, Storage
+from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.runtime import Device, Wiring, XlaExecutable
-from dynamo_backends.xla.tensors import Exporter, Importer, Storage
 
 
 def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> XlaExecutable:
@@ -32,6 +33,7 @@ def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> Xla
         before = None
         if parts.prologue is not None:
             before = _compile(parts.prologue, device, runs_once=True)
+    return_free_memory()
     wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
     return XlaExecutable(device, graph, main, before, wiring)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,10 @@ from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.tensors import ALIGNMENT, Exporter, Importer
+from dynamo_backends.xla.arrays import from_numpy, to_numpy
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Device:
             # XLA's stream waits for torch's current stream; the host waits for nothing.
             stream = self.handle.get_stream_for_external_ready_events()
             return _jaxlib.import_dlpack(tensor.__dlpack__(stream=stream), self.handle, stream)
-        return _jaxlib.put(self.client, self.handle, tensor.cpu().numpy())
+        return _jaxlib.put(self.handle, to_numpy(tensor))
 
     def export_buffer(self, buffer: Any, device: torch.device) -> Tensor:
         """A buffer as a tensor on `device`; memory is shared where both sides can address it."""
@@ -53,9 +56,7 @@ class Device:
         if self.platform == device.type:
             stream = torch.cuda.current_stream(device).cuda_stream
             return from_dlpack(_jaxlib.export_dlpack(buffer, stream=stream))
-        import numpy as np
-
-        return torch.from_numpy(np.array(buffer)).to(device)
+        return from_numpy(np.array(buffer)).to(device)
 
 
 _lock = threading.Lock()
@@ -237,6 +238,7 @@ class XlaExecutable(Executable):
         }
         if self._prologue is not None:
             parts["prologue"] = _jaxlib.serialize(client, self._prologue)
+        return_free_memory()
         return parts
 
     @classmethod

@@ -1,6 +1,5 @@
-"""Frozen weights are never stale: every way of changing one is seen at the next call."""
+"""Snapshots of frozen weights (tests/test_freezing.py has the ways of changing one)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,119 +15,6 @@ def net() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
     ).eval()
-
-
-def optimizer(**settings: Any) -> Callable[[nn.Module], None]:
-    def step(module: nn.Module) -> None:
-        for p in module.parameters():
-            p.grad = torch.ones_like(p)
-        torch.optim.AdamW(module.parameters(), lr=0.1, **settings).step()
-
-    return step
-
-
-def each(change: Callable[[Tensor], object]) -> Callable[[nn.Module], None]:
-    def apply(module: nn.Module) -> None:
-        with torch.no_grad():
-            for p in module.parameters():
-                change(p)
-
-    return apply
-
-
-def numpy_write(p: Tensor) -> None:
-    p.detach().numpy()[...] *= 1.5
-
-
-def new_data(p: Tensor) -> None:
-    p.data = p.data * 1.5
-
-
-def new_parameter(module: nn.Module) -> None:
-    module[0].weight = nn.Parameter(module[0].weight.detach() * 2)
-    module[3].bias = nn.Parameter(module[3].bias.detach() + 1)
-
-
-def load(assign: bool) -> Callable[[nn.Module], None]:
-    def apply(module: nn.Module) -> None:
-        module.load_state_dict(net().state_dict(), assign=assign)
-
-    return apply
-
-
-def buffer_update(module: nn.Module) -> None:
-    module[1].running_mean.add_(1)
-    module[1].running_var.mul_(2)
-
-
-def other_dtype_and_back(module: nn.Module) -> None:
-    module.double()
-    for p in module.parameters():
-        p.data.mul_(1.5)
-    module.float()
-
-
-WAYS: dict[str, Callable[[nn.Module], None]] = {
-    "optimizer": optimizer(foreach=False, fused=False),
-    "optimizer foreach": optimizer(foreach=True),
-    "optimizer fused": optimizer(fused=True),
-    "load_state_dict": load(assign=False),
-    "load_state_dict assign": load(assign=True),
-    "copy_": each(lambda p: p.copy_(torch.randn_like(p))),
-    "data.add_": each(lambda p: p.data.add_(0.5)),
-    "data.normal_": each(lambda p: p.data.normal_()),
-    "numpy": each(numpy_write),
-    "data =": each(new_data),
-    "new Parameter": new_parameter,
-    "buffer": buffer_update,
-    "dtype": other_dtype_and_back,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("policy", ["probe", "strict", "off"])
-def test_a_changed_weight_is_seen_at_the_next_call(way: str, policy: str):
-    module = net()
-    compiler = dynamo_backends.compiler("openxla", freezing=policy)
-    compiled = torch.compile(module, backend=compiler)
-    x = torch.randn(2, 4, 4, 4)
-    with torch.no_grad():
-        compiled(x)
-        before = module(x)
-    WAYS[way](module)
-    with torch.no_grad():
-        expected = module(x)
-        assert not torch.allclose(before, expected), "the change must matter"
-        torch.testing.assert_close(compiled(x), expected)
-
-
-def test_a_single_element_is_seen_by_the_strict_policy():
-    module = net()
-    compiler = dynamo_backends.compiler("openxla", freezing="strict")
-    compiled = torch.compile(module, backend=compiler)
-    x = torch.randn(2, 4, 4, 4)
-    with torch.no_grad():
-        compiled(x)
-        module[0].weight.detach().numpy()[1, 2, 0, 1] += 7
-        torch.testing.assert_close(compiled(x), module(x))
-
-
-def test_unchanged_weights_are_prepared_once():
-    module, x = net(), torch.randn(2, 4, 4, 4)
-    compiled = torch.compile(module, backend=dynamo_backends.compiler("openxla"))
-    with torch.no_grad(), dynamo_backends.record() as reports:
-        for _ in range(5):
-            compiled(x)
-    assert [r.rebinds for r in reports] == [0]
-
-
-def test_weights_that_keep_changing_are_no_longer_checked_but_always_right():
-    module, x = net(), torch.randn(2, 4, 4, 4)
-    compiled = torch.compile(module, backend=dynamo_backends.compiler("openxla"))
-    with torch.no_grad():
-        for _ in range(8):
-            module[0].weight.mul_(0.9)
-            torch.testing.assert_close(compiled(x), module(x))
 
 
 def test_two_instances_share_one_compilation_and_keep_their_weights():
@@ -197,3 +83,32 @@ def test_inference_tensors_have_no_version_and_are_watched_by_contents():
         assert snapshot.is_current([weight])
         weight.mul_(2)
         assert not snapshot.is_current([weight])
+
+
+def test_scaling_a_pruned_weight_is_seen():
+    weight = torch.zeros(100, 100)
+    weight[60:75] = 1
+    snapshot = Snapshot([weight], [0], "probe")
+    weight.data.mul_(2)
+    assert not snapshot.is_current([weight])
+
+
+def test_the_probe_cannot_see_one_element_through_an_alias_and_strict_can():
+    weight = torch.randn(1000, 1000)
+    probe, strict = Snapshot([weight], [0], "probe"), Snapshot([weight], [0], "strict")
+    weight.detach().numpy()[777, 333] += 1
+    assert probe.is_current([weight])
+    assert not strict.is_current([weight])
+
+
+def test_an_optimizers_step_concerns_the_weights_that_share_its_storages():
+    base, other = torch.randn(10), torch.randn(10)
+    weight = base[2:5]
+    snapshots = [Snapshot([weight], [0], "strict"), Snapshot([other], [0], "strict")]
+    parameter = nn.Parameter(base)
+    parameter.grad = torch.zeros(10)
+    torch.optim.SGD([parameter], lr=0.1, fused=True).step()
+    assert [s.is_current([w]) for s, w in zip(snapshots, (weight, other), strict=True)] == [
+        False,
+        True,
+    ]

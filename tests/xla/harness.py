@@ -10,25 +10,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import logical
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A jax-compatible numpy array of a tensor of any dtype, bfloat16 included."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(jax.numpy.bfloat16)
-    return tensor.numpy()
-
-
-def to_torch(array: jax.Array) -> torch.Tensor:
-    host = np.array(array)
-    if host.dtype == jax.numpy.bfloat16:
-        return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(host)
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, list]:
@@ -70,4 +56,4 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
 
     with jax.enable_x64(True):
         results = jax.jit(traced)(*[to_numpy(t) for t in inputs])
-        return [to_torch(r) if isinstance(r, jax.Array) else r for r in results]
+        return [from_numpy(np.array(r)) if isinstance(r, jax.Array) else r for r in results]

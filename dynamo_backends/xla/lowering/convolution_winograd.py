@@ -70,14 +70,14 @@ def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
     return rows
 
 
-def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> jax.Array:
-    """(O, I, 3, 3) -> ((m+2)², I, O): G g Gᵀ for every pair of channels."""
+def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> list[jax.Array]:
+    """G g Gᵀ for every pair of channels: for each column j of the tile, (row i, I, O)."""
     g = jnp.asarray(f.weight, w.dtype)
-    u = jnp.einsum("ai,bj,ocij->abco", g, g, w, precision=lax.Precision.HIGHEST)
-    return u.reshape(-1, shape.in_channels, shape.out_channels)
+    u = jnp.einsum("ai,bj,ocij->baco", g, g, w, precision=lax.Precision.HIGHEST)
+    return list(u)
 
 
-def _apply(x: jax.Array, u: jax.Array, shape: ConvShape, f: _Transforms) -> jax.Array:
+def _apply(x: jax.Array, u: list[jax.Array], shape: ConvShape, f: _Transforms) -> jax.Array:
     m, n = f.m, f.m + 2
     batch, out = shape.batch, shape.out_spatial
     th, tw = (-(-size // m) for size in out)
@@ -88,37 +88,30 @@ def _apply(x: jax.Array, u: jax.Array, shape: ConvShape, f: _Transforms) -> jax.
     ]
     x = lax.optimization_barrier(pad_spatial(x, shape.padding, high))
     # Bᵀ d B: rows, then columns. Row i of all tiles is every m-th row of the input from row i on.
+    # All rows of one column stay one array up to the end: one program and one (batched) product
+    # per column compile three times as fast as one per element of the tile.
     width = tw * m + 2
     rows = [window(x, (i, 0), (th, width), (m, 1)) for i in range(n)]
     v = lax.optimization_barrier(jnp.stack(_combine(f.input, rows)))
     columns = [window(v, (0, j), (th, tw), (1, m), axis=2) for j in range(n)]
-    v = _combine(f.input, columns)  # v[j]: (n, batch, th, tw, C)
-    if _batched(shape, tiles):
-        stacked = jnp.stack(v, axis=1).reshape(n * n, tiles, shape.in_channels)
-        product = lax.dot_general(
-            stacked, u, (((2,), (1,)), ((0,), (0,))), precision=shape.precision
+    columns = lax.optimization_barrier(_combine(f.input, columns))
+    products = [
+        lax.dot_general(
+            column.reshape(n, tiles, shape.in_channels),
+            weight,
+            (((2,), (1,)), ((0,), (0,))),
+            precision=shape.precision,
         )
-        products = list(product)
-    else:
-        products = [
-            lax.dot(
-                v[j][i].reshape(tiles, shape.in_channels), u[i * n + j], precision=shape.precision
-            )
-            for i in range(n)
-            for j in range(n)
-        ]
-    products = [p.reshape(batch, th, tw, shape.out_channels) for p in products]
+        for column, weight in zip(columns, u, strict=True)
+    ]
     # Aᵀ M A: the m outputs of each tile side by side, first along the width, then the height.
     # In one pass the last fusion would read all products, and take twice as long to compile.
-    half = [jnp.stack(_combine(f.output, products[i * n : (i + 1) * n]), axis=3) for i in range(n)]
-    result = jnp.stack(_combine(f.output, lax.optimization_barrier(half)), axis=2)
-    result = result.reshape(batch, th * m, tw * m, shape.out_channels)
+    half = lax.optimization_barrier(
+        [h.reshape(n, batch, th, tw, shape.out_channels) for h in _combine(f.output, products)]
+    )
+    columns = [jnp.stack(_combine(f.output, list(h)), axis=2) for h in half]
+    result = jnp.stack(columns, axis=4).reshape(batch, th * m, tw * m, shape.out_channels)
     return result[:, : out[0], : out[1]]
-
-
-def _batched(shape: ConvShape, tiles: int) -> bool:
-    """One batched product suits few tiles with large matrices; else separate ones are faster."""
-    return shape.in_channels * shape.out_channels >= 512 * 512 and tiles <= 256
 
 
 def _applies(shape: ConvShape) -> bool:

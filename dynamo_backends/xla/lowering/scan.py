@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
+from torch import fx
 
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import Context
@@ -55,15 +56,13 @@ def cummin(x: Array, dim: int) -> tuple[Array, Array]:
     return _running_extreme(x, dim, jnp.less_equal)
 
 
-@lowers("logcumsumexp.default")
+def _branch_is_open(node: fx.Node) -> str | None:
+    if node.meta["val"].is_complex():
+        return "the branch of a complex logarithm depends on the order of summation"
+    return None
+
+
+@lowers("logcumsumexp.default", when=_branch_is_open)
 def logcumsumexp(x: Array, dim: int) -> Array:
     x = widen(x)
-    return lax.associative_scan(_logaddexp, x, axis=dim % x.ndim) if x.ndim else x
-
-
-def _logaddexp(x: Array, y: Array) -> Array:
-    if jnp.iscomplexobj(x):
-        top = jnp.maximum(jnp.real(x), jnp.real(y))
-        top = jnp.where(jnp.isfinite(top), top, 0)
-        return top + jnp.log(jnp.exp(x - top) + jnp.exp(y - top))
-    return jnp.logaddexp(x, y)
+    return lax.associative_scan(jnp.logaddexp, x, axis=dim % x.ndim) if x.ndim else x

@@ -1,8 +1,9 @@
-"""How torch tensors become XLA buffers and back: which memory layout, without copies if possible.
+"""How torch tensors become a runtime's arrays and back, without copies if possible.
 
-XLA buffers are dense and row-major. A torch tensor that is dense in another dimension order
-(channels last, a transposed matrix) is handed over as its permutation that is row-major, and the
-program is told so; a tensor that is not dense (a slice, an expanded tensor) is copied.
+Arrays of XLA, ONNX Runtime and OpenVINO are dense and row-major. A torch tensor that is dense in
+another dimension order (channels last, a transposed matrix) is handed over as its permutation that
+is row-major, and the program is told so; a tensor that is not dense (a slice, an expanded tensor)
+is copied.
 """
 
 from collections.abc import Sequence

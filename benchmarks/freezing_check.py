@@ -1,0 +1,111 @@
+"""What it costs at every call to know that frozen weights have not changed.
+
+    python benchmarks/freezing_check.py --limit 60
+
+All parameters count as copied by the backend, which is the dearest case: of weights that a backend
+reads in torch's memory, only the address is looked at. "time" is the median of interleaved rounds;
+"CPU" the same of the thread's own CPU time, which other processes disturb less.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from dynamo_backends import bench
+from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
+
+POLICIES: tuple[Policy, ...] = ("probe", "strict")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a limit was given and the default check exceeds it."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    weights = parameters(settings.parameters, settings.width)
+    size = sum(w.numel() * w.element_size() for w in weights) / 2**20
+    with console.status("measuring"), torch.no_grad():
+        records = measure(checks(weights), settings.rounds, settings.repeat)
+    table = Table(title=f"{len(weights)} parameters, {size:.0f} MiB, µs per call")
+    for name in ("check", "time", "CPU"):
+        table.add_column(name, justify="left" if name == "check" else "right")
+    for r in records:
+        table.add_row(r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}")
+    console.print(table)
+    if settings.json:
+        bench.save_json(settings.json, "freezing check", records, settings=vars(settings))
+    default = next(r for r in records if r["check"] == "probe")
+    measured = default["cpu_us"] if settings.cpu else default["time_us"]
+    return 1 if settings.limit is not None and measured > settings.limit else 0
+
+
+def parameters(count: int, width: int) -> list[Tensor]:
+    """Weights of convolutions and biases, in turn."""
+    torch.manual_seed(0)
+    shapes = ((width, width, 3, 3), (width,))
+    return [nn.Parameter(torch.randn(shapes[i % 2])) for i in range(count)]
+
+
+def checks(weights: list[Tensor]) -> dict[str, Callable[[], Any]]:
+    """What is done at every call, by policy. "address" is the part that no policy leaves out."""
+    snapshots = {policy: Snapshot(weights, range(len(weights)), policy) for policy in POLICIES}
+    shared = Snapshot(weights, (), "probe")
+
+    def check(snapshot: Snapshot) -> Callable[[], bool]:
+        def run() -> bool:
+            return snapshot.pointers == pointers(weights) and snapshot.is_current(weights)
+
+        assert run()
+        return run
+
+    return {
+        "address (weights that are not copied)": check(shared),
+        **{policy: check(snapshot) for policy, snapshot in snapshots.items()},
+    }
+
+
+def measure(
+    runs: dict[str, Callable[[], Any]], rounds: int, repeat: int
+) -> list[dict[str, str | float]]:
+    """Medians over interleaved rounds of `repeat` calls, in microseconds."""
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for round_number in range(rounds + 1):
+        for name, run in runs.items():
+            calls = repeat if name != "strict" else max(1, repeat // 100)
+            wall, cpu = time.perf_counter(), time.thread_time()
+            for _ in range(calls):
+                run()
+            cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+            if round_number:  # the first warms up
+                samples[name].append((wall / calls * 1e6, cpu / calls * 1e6))
+    return [
+        {
+            "check": name,
+            "time_us": statistics.median(wall for wall, _ in pairs),
+            "cpu_us": statistics.median(cpu for _, cpu in pairs),
+        }
+        for name, pairs in samples.items()
+    ]
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parameters", type=int, default=200)
+    parser.add_argument("--width", type=int, default=64, help="channels of the convolutions")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--repeat", type=int, default=200, help="calls per round")
+    parser.add_argument("--limit", type=float, metavar="US", help="largest cost that passes")
+    parser.add_argument("--cpu", action="store_true", help="hold CPU time against the limit")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

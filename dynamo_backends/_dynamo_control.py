@@ -1,0 +1,398 @@
+"""Dynamo's own private APIs, for steering it and for counting what it captures.
+
+`_dynamo_private` has those for watching one compilation, `_torch_private` all others.
+
+| what | checked |
+|---|---|
+| `torch._C._dynamo.eval_frame.set_eval_frame`, `set_skip_guard_eval_unsafe` | 2.13 run |
+| `torch._dynamo.optimize`: `callback` and `enter_exit_hooks` of its result | 2.13 run |
+| `torch._dynamo.eval_frame`: `_stance`, `_callback_from_stance` | 2.13 run |
+| `torch._dynamo.eval_frame`: `RunOnlyContext`, `DisableContext`, `OptimizedModule` | 2.13 run |
+| `torch._dynamo.convert_frame`: `CatchErrorsWrapper`, `register_bytecode_hook` | 2.13 run |
+| `torch._dynamo.output_graph.OutputGraph.call_user_compiler` | 2.13 run |
+| `torch._TorchCompileWrapper`, `torch._TorchCompileInductorWrapper` | 2.13 run |
+| `torch._dynamo.utils.get_compilation_metrics`, `torch._guards.CompileContext` | 2.13 run |
+| `torch.utils._python_dispatch`: `ignore_compile_internals`, `_pop_mode_temporarily` | 2.13 run |
+| `torch.utils._contextlib._wrap_generator`, `torch._C._current_graph_task_id` | 2.13 run |
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import Any, ClassVar
+
+import torch
+from torch import fx, nn
+from torch.utils._contextlib import _wrap_generator as wrap_generator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
+"""Sets what this thread asks before each Python frame; returns what it asked before."""
+
+
+def current_callback(callback: Any) -> Any:
+    """What takes the place of a callback under the `torch.compiler.set_stance` in force."""
+    from torch._dynamo import eval_frame
+
+    return eval_frame._callback_from_stance(callback)
+
+
+def dynamo_context(backend: str | Callable[..., Any], dynamic: bool | None, fullgraph: bool) -> Any:
+    """Dynamo's own decorator for a backend, with its callback and hooks."""
+    import torch._dynamo
+
+    return torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)
+
+
+def entry_hooks(context: Any) -> tuple[Callable[[], Callable[[], Any]], ...]:
+    """What Dynamo's decorator changes around each call; each hook returns what undoes it."""
+    return (*getattr(context, "enter_exit_hooks", ()), _guards_as_the_stance_says)
+
+
+def _guards_as_the_stance_says() -> Callable[[], Any]:
+    from torch._C._dynamo.eval_frame import set_skip_guard_eval_unsafe
+    from torch._dynamo import eval_frame
+
+    prior = set_skip_guard_eval_unsafe(eval_frame._is_skip_guard_eval_unsafe_stance())
+    return lambda: set_skip_guard_eval_unsafe(prior)
+
+
+class CaptureEverything:
+    """Dynamo's callback, except that the modules of torch.nn are captured too.
+
+    Dynamo passes over frames of torch's own files. `torch.compile` wraps such a module in a
+    function; under a `with` block nothing does.
+    """
+
+    _given_up: ClassVar[set[CodeType]] = set()
+
+    def __init__(self, callback: Callable[..., Any]):
+        self._torchdynamo_orig_backend = callback
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        callback: Any = self._torchdynamo_orig_backend
+        if not _is_forward_of_torch_nn(frame):
+            return callback(frame, cache_entry, frame_state)
+        from torch._dynamo.convert_frame import compile_lock
+
+        with compile_lock:
+            convert = callback._torchdynamo_orig_backend
+            result = convert(frame, cache_entry, callback.hooks, frame_state, skip=1)
+        if result.guarded_code is None:
+            self._given_up.add(frame.f_code)
+        return result
+
+    @classmethod
+    def ask_again(cls) -> Callable[[], None]:
+        """A hook: undoes that Dynamo, passing over torch.nn, decided never to look there again."""
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+
+        strategy = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
+        for code in _forwards_of_torch_nn():
+            if code not in cls._given_up:
+                set_code_exec_strategy(code, strategy)
+        return lambda: None
+
+
+@functools.cache
+def _forwards_of_torch_nn() -> tuple[CodeType, ...]:
+    kinds = [k for k in vars(nn).values() if isinstance(k, type) and issubclass(k, nn.Module)]
+    return tuple(dict.fromkeys(k.forward.__code__ for k in kinds if k is not nn.Module))
+
+
+def _is_forward_of_torch_nn(frame: Any) -> bool:
+    if frame.f_code.co_name != "forward":
+        return False
+    module = frame.f_locals.get("self")
+    if not isinstance(module, nn.Module) or not type(module).__module__.startswith("torch.nn."):
+        return False
+    from torch._dynamo import config, convert_frame, trace_rules
+
+    in_a_mode = convert_frame.is_in_any_mode_without_ignore_compile_internals()
+    return trace_rules.check(frame.f_code, frame=frame) and not (config.disable or in_a_mode)
+
+
+class _StancePerThread:
+    """Takes the place of Dynamo's stance, which is one for all threads."""
+
+    def __init__(self, otherwise: Any, of_this_thread: Callable[[], str | None]):
+        self._otherwise = otherwise
+        self._of_this_thread = of_this_thread
+
+    @property
+    def stance(self) -> str:
+        chosen = self._of_this_thread()
+        if chosen is None or self._otherwise.stance == "force_eager":
+            return str(self._otherwise.stance)
+        return chosen
+
+    @property
+    def skip_guard_eval_unsafe(self) -> bool:
+        return bool(self._otherwise.skip_guard_eval_unsafe)
+
+    @property
+    def backend(self) -> Any:
+        return self._otherwise.backend
+
+
+class _Shared:
+    """A change of Dynamo that lasts as long as anybody, in any thread, is using it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: Callable[[], None] = lambda: None
+
+    def begin(self, change: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Makes the change if nobody uses it yet; returns what ends this use of it."""
+        with self._lock:
+            if not self._users:
+                self._undo = change()
+            self._users += 1
+        return self._end
+
+    def _end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._undo()
+
+
+_stance = _Shared()
+_graphs = _Shared()
+
+
+def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], None]:
+    """Makes Dynamo's stance in each thread what a function returns, unless that is None.
+
+    Args:
+        of_this_thread: The same function in every use.
+
+    Returns:
+        What ends it.
+    """
+
+    def change() -> Callable[[], None]:
+        from torch._dynamo import eval_frame
+
+        before = eval_frame._stance
+        ours: Any = _StancePerThread(before, of_this_thread)
+        eval_frame._stance = ours
+
+        def undo() -> None:
+            if eval_frame._stance is ours:  # and not what `torch.compiler.set_stance` set since
+                eval_frame._stance = before
+
+        return undo
+
+    return _stance.begin(change)
+
+
+def original_module(module: nn.Module) -> nn.Module:
+    """What `torch.compile(module)` was given; any other module as it is."""
+    from torch._dynamo import OptimizedModule
+
+    while isinstance(module, OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def is_compiled(fn: Any) -> bool:
+    """Whether calling it goes through Dynamo: `torch.compile(fn)`, `module.compile()`, ..."""
+    from torch._dynamo import OptimizedModule
+
+    if isinstance(fn, nn.Module):
+        return isinstance(fn, OptimizedModule) or fn._compiled_call_impl is not None
+    return getattr(fn, "_torchdynamo_wrapper_id", None) == id(fn)
+
+
+def run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
+    """A function or module under Dynamo's "run what is compiled", with a hook around each call."""
+    from torch._dynamo.eval_frame import DisableContext, RunOnlyContext
+
+    class RunOnly(RunOnlyContext):
+        def __call__(self, fn: Any) -> Any:
+            wrapped = super().__call__(fn)
+            if isinstance(fn, nn.Module | type):
+                return wrapped
+            # Dynamo would capture `fn` where a captured frame calls this.
+            call = functools.wraps(fn)(lambda *args, **kwargs: wrapped(*args, **kwargs))
+            return DisableContext(msg="it is under run()")(call)
+
+    context = RunOnly()
+    context.enter_exit_hooks.append(hook)
+    return context(original_module(fn) if isinstance(fn, nn.Module) else fn)
+
+
+def disabled(fn: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """A function, class or module that Dynamo leaves alone; `around` wraps what is called."""
+    from torch._dynamo.eval_frame import DisableContext
+
+    class Disable(DisableContext):
+        def __call__(self, fn: Any) -> Any:
+            if isinstance(fn, nn.Module | type):
+                return super().__call__(fn)
+            return super().__call__(around(fn))
+
+    if isinstance(fn, nn.Module):
+        from torch._dynamo import OptimizedModule
+
+        return OptimizedModule(original_module(fn), Disable())
+    return Disable(msg="it is under disable()")(fn)
+
+
+def torch_backends(debugging: bool = False) -> list[str]:
+    """The backends that torch knows by name, those of other packages included.
+
+    Args:
+        debugging: Whether to list those as well that serve torch's own debugging.
+    """
+    import torch._dynamo
+
+    names: list[str] = torch._dynamo.list_backends(() if debugging else ("debug", "experimental"))
+    return names
+
+
+def not_traced(fn: Any) -> Any:
+    """Marks a function: where a captured frame calls it, there is a graph break."""
+    fn._torchdynamo_disable = True
+    fn._torchdynamo_disable_msg = "it changes what Dynamo does"
+    return fn
+
+
+def with_options(
+    backend: str | Callable[..., Any], options: Mapping[str, Any], dynamic: bool | None
+) -> Callable[..., Any]:
+    """A backend that is called with options; equal ones are one backend to Dynamo.
+
+    Args:
+        backend: A name that torch knows, or a function that takes `options`.
+        options: What it is called with.
+        dynamic: As for `torch.compile`.
+    """
+    if backend == "inductor":
+        return torch._TorchCompileInductorWrapper(None, dict(options), dynamic)
+    return torch._TorchCompileWrapper(backend, None, dict(options), dynamic)
+
+
+@contextlib.contextmanager
+def intercepted_graphs(
+    around: Callable[[CodeType, fx.GraphModule, Callable[[], Callable[..., Any]]], Any],
+) -> Iterator[None]:
+    """Inside, whatever backend compiles a graph, in any thread, is called through `around`.
+
+    Args:
+        around: Given the code that the graph comes from, the graph and what compiles it; returns
+            a callable. The same function in every use.
+    """
+
+    def change() -> Callable[[], None]:
+        from torch._dynamo.output_graph import OutputGraph
+
+        owner: Any = OutputGraph
+        original = owner.call_user_compiler
+
+        def call_user_compiler(self: Any, gm: fx.GraphModule, inputs: list[Any]) -> Any:
+            return around(self.root_tx.f_code, gm, lambda: original(self, gm, inputs))
+
+        owner.call_user_compiler = call_user_compiler
+
+        def undo() -> None:
+            owner.call_user_compiler = original
+
+        return undo
+
+    end = _graphs.begin(change)
+    try:
+        yield
+    finally:
+        end()
+
+
+@contextlib.contextmanager
+def compiled_frames(told: Callable[[CodeType], None]) -> Iterator[None]:
+    """Inside, `told` gets the code of each frame that Dynamo has compiled, in any thread."""
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    def hook(code: CodeType, new_code: CodeType) -> None:
+        told(code)
+
+    handle = register_bytecode_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def compile_id() -> str | None:
+    """Inside a compilation by Dynamo in this thread: its name, such as "0/1"."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return None if found is None else str(found)
+
+
+def compilation_metrics() -> list[Any]:
+    """Dynamo's own records of its last 64 compilations."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return get_compilation_metrics()
+
+
+class RuntimeMode(TorchDispatchMode):
+    """A dispatch mode under which Dynamo captures what it captures without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo refuses to compile under any other mode."""
+        return True
+
+
+@contextlib.contextmanager
+def left_out(mode: TorchDispatchMode) -> Iterator[None]:
+    """Takes the mode off the stack if it is on top."""
+    from torch.utils import _python_dispatch as modes
+
+    if modes._get_current_dispatch_mode() is not mode:
+        yield
+        return
+    with modes._pop_mode_temporarily():
+        yield
+
+
+def in_backward() -> bool:
+    """Whether autograd is running in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+__all__ = [
+    "CaptureEverything",
+    "RuntimeMode",
+    "compilation_metrics",
+    "compile_id",
+    "compiled_frames",
+    "current_callback",
+    "disabled",
+    "dynamo_context",
+    "entry_hooks",
+    "in_backward",
+    "intercepted_graphs",
+    "is_compiled",
+    "left_out",
+    "not_traced",
+    "original_module",
+    "run_only",
+    "set_callback",
+    "stance_per_thread",
+    "torch_backends",
+    "with_options",
+    "wrap_generator",
+]

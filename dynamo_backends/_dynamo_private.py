@@ -1,0 +1,162 @@
+"""Dynamo's own private APIs, for watching it at work; the others are in `_torch_private`.
+
+| what | checked |
+|---|---|
+| `torch._dynamo.convert_frame`: `convert_frame`, `input_codes` | 2.13 run |
+| `torch._dynamo.eval_frame`: `_optimize_catch_errors`, `get_compiler_fn` | 2.13 run |
+| `torch._dynamo.eval_frame.cached_backends`, `torch._dynamo.guards` | 2.13 run |
+| `torch._dynamo.hooks.Hooks`, `GuardFail`, `torch._guards.Guard` | 2.13 run |
+| `torch._dynamo.utils.graph_break_reasons`, `torch._dynamo.exc` | 2.13 run |
+| `torch._dynamo.pgo._CODE_STATE`, `_INIT_CODE_STATE` | 2.13 run |
+| `torch._C._dynamo.eval_frame`: cache entries and execution strategies of code objects | 2.13 run |
+| `torch._dynamo.backends.registry.lookup_backend` | 2.13 run |
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType
+from typing import Any
+
+Around = Callable[[CodeType], contextlib.AbstractContextManager[Any]]
+
+
+class Region:
+    """Compiles functions with Dynamo in a part of its cache that nothing else uses.
+
+    Args:
+        backend: Called with each captured graph and its inputs.
+        around: Makes a context manager for a code object; Dynamo works on that inside it.
+        on_guards: Called with the guards of each frame that has a graph, inside `around`.
+        on_guard_failure: Called with each reason why an earlier compilation of the frame cannot
+            be used, inside `around`.
+        dynamic: As for `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        backend: Callable[..., Any],
+        around: Around,
+        on_guards: Callable[[Collection[Any]], None],
+        on_guard_failure: Callable[[str], None],
+        dynamic: bool | None,
+    ):
+        from torch._dynamo import convert_frame, eval_frame
+        from torch._dynamo.hooks import Hooks
+
+        hooks = Hooks(
+            guard_export_fn=lambda guards: on_guards(list(guards)),
+            guard_fail_fn=lambda failure: on_guard_failure(failure.reason),
+        )
+        convert: Any = convert_frame.convert_frame(eval_frame.get_compiler_fn(backend), hooks)
+        convert._inner_convert = _Watched(convert._inner_convert, around)
+        self._backend = backend
+        self._context: Any = eval_frame._optimize_catch_errors(
+            convert, hooks, dynamic=dynamic, isolate_recompiles=True
+        )
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, to be compiled in this region."""
+        compiled: Callable[..., Any] = self._context(fn)
+        return compiled
+
+    def forget(self, code: CodeType, fresh: bool) -> None:
+        """Removes what this region compiled of a code object.
+
+        Args:
+            code: A code object that Dynamo worked on in this region.
+            fresh: Dynamo had never seen it before; it forgets all about it.
+        """
+        from torch._C._dynamo import eval_frame
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        if fresh:
+            eval_frame.reset_code(code)
+            return
+        region = self._context._isolate_recompiles_id
+        for entry in eval_frame._get_cache_entries_for_region(code, region):
+            state = getattr(entry.guard_manager, "extra_state", None)
+            if state is not None:
+                state.invalidate(entry, DeletedGuardManagerWrapper("it was only explained"))
+
+    def close(self) -> None:
+        """Removes the backend from those that Dynamo knows."""
+        from torch._dynamo.eval_frame import cached_backends
+
+        for key in [k for k, v in cached_backends.items() if _unwrapped(v) is self._backend]:
+            del cached_backends[key]
+
+
+def _unwrapped(backend: Any) -> Any:
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
+class _Watched:
+    """Dynamo's conversion of a frame, inside a context manager."""
+
+    def __init__(self, convert: Any, around: Around):
+        self._convert = convert
+        self._around = around
+
+    def __call__(self, frame: Any, *args: Any, skip: int = 0) -> Any:
+        with self._around(frame.f_code):
+            return self._convert(frame, *args, skip=skip + 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._convert, name)
+
+
+def seen_codes() -> list[CodeType]:
+    """The code objects that Dynamo has looked at in this process, as far as they are alive."""
+    from torch._dynamo.convert_frame import input_codes
+
+    return [code for ref in input_codes.seen if (code := ref()) is not None]
+
+
+def retry_skipped(codes: Collection[CodeType]) -> None:
+    """Makes Dynamo look again at code that it has given up."""
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    strategy = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
+    for code in codes:
+        set_code_exec_strategy(code, strategy)
+
+
+@contextlib.contextmanager
+def fresh_shape_history() -> Iterator[None]:
+    """Inside, Dynamo does not know which sizes have varied before; what it learns is forgotten."""
+    from torch._dynamo import pgo
+
+    before = pgo._CODE_STATE, pgo._INIT_CODE_STATE
+    pgo._CODE_STATE = pgo._INIT_CODE_STATE = None
+    try:
+        yield
+    finally:
+        pgo._CODE_STATE, pgo._INIT_CODE_STATE = before
+
+
+def graph_break_reasons() -> list[Any]:
+    """Every graph break in this process: objects with `reason` and `user_stack`."""
+    from torch._dynamo.utils import graph_break_reasons as reasons
+
+    return reasons
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether Dynamo answers this error by running the whole frame in eager."""
+    from torch._dynamo.exc import Unsupported, UserError
+
+    return isinstance(error, Unsupported | UserError)
+
+
+def backend_function(name: str) -> Callable[..., Any]:
+    """What `torch.compile(backend=name)` calls with a captured graph and its inputs."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(name)
+    return found

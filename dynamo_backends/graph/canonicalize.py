@@ -1,0 +1,148 @@
+"""Gives every call the one spelling of its meaning.
+
+Arguments that may be positional are positional, arguments that equal their defaults are left out,
+overloads that compute the same bits become one (`SPELLINGS`), and views that change nothing
+disappear (`IDENTITIES`). Each row holds for all shapes, strides and dtypes, bit for bit.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
+
+aten = torch.ops.aten
+
+# What None means for operators that make a tensor out of no other.
+_FACTORY_DEFAULTS = {"layout": torch.strided, "pin_memory": False}
+
+
+# Arithmetic with a number is spelled as Python's operators arrive: torch makes a tensor of it.
+SPELLINGS: dict[OpOverload, OpOverload] = {
+    aten.add.Scalar: aten.add.Tensor,
+    aten.sub.Scalar: aten.sub.Tensor,
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+    aten.div.Scalar_mode: aten.div.Tensor_mode,
+    aten._unsafe_view.default: aten.view.default,
+    aten.detach.default: aten.alias.default,
+}
+
+IDENTITIES = frozenset(
+    {
+        aten.alias.default, aten.expand.default, aten.permute.default, aten.slice.Tensor,
+        aten.squeeze.dim, aten.squeeze.dims, aten.view.default,
+    }
+)  # fmt: skip
+
+
+def canonicalize(graph: Graph) -> bool:
+    """See the module's docstring.
+
+    Requires: normal form. Ensures: normal form, `CANONICAL`; same bits.
+    """
+    changed = removed = False
+    for node in graph.calls:
+        if not isinstance(node.target, OpOverload):
+            continue
+        changed |= _respell(node)
+        changed |= _shorten(node)
+        removed |= node.target in IDENTITIES and _bypass(node)
+    if removed:
+        drop_dead(graph.module.graph)
+    return changed or removed
+
+
+def _respell(node: fx.Node) -> bool:
+    op = _operator(node)
+    target = SPELLINGS.get(op)
+    if target is None:
+        return False
+    names = _signature(op)[0]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    positional, keywords, _ = _signature(target)
+    node.args = tuple(given[n] for n in positional if n in given)
+    node.kwargs = {n: given[n] for n in keywords if n in given}
+    node.target = target
+    return True
+
+
+def _operator(node: fx.Node) -> OpOverload:
+    assert isinstance(node.target, OpOverload)
+    return node.target
+
+
+@functools.cache
+def _signature(op: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """Names of positional and of keyword-only arguments, and defaults of both."""
+    arguments = op._schema.arguments
+    positional = tuple(a.name for a in arguments if not a.kwarg_only)
+    keywords = tuple(a.name for a in arguments if a.kwarg_only)
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    makes = not any(str(a.type) == "Tensor" for a in arguments)
+    defaults |= {n: v for n, v in _FACTORY_DEFAULTS.items() if makes and n in keywords}
+    return positional, keywords, defaults
+
+
+def _shorten(node: fx.Node) -> bool:
+    positional, _, defaults = _signature(_operator(node))
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for name in positional[len(args) :]:
+        if name in kwargs:
+            args.append(kwargs.pop(name))
+        elif name in defaults and any(later in kwargs for later in positional):
+            args.append(defaults[name])
+        else:
+            break
+    while args and (name := positional[len(args) - 1]) in defaults:
+        if not _equals(args[-1], defaults[name]):
+            break
+        args.pop()
+    for name in [n for n, v in kwargs.items() if n in defaults and _equals(v, defaults[n])]:
+        del kwargs[name]
+    if len(args) == len(node.args) and len(kwargs) == len(node.kwargs):
+        return False
+    node.args, node.kwargs = tuple(args), kwargs
+    return True
+
+
+def _equals(value: Any, default: Any) -> bool:
+    """Whether an argument is its default; 1, 1.0 and True are different arguments."""
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return len(value) == len(default) and all(map(_equals, value, default))
+    return type(value) is type(default) and bool(value == default)
+
+
+def _bypass(node: fx.Node) -> bool:
+    """Lets the readers of a view read its source, if both are the same.
+
+    An output stays what it is: two outputs that were two tensors must not become one object.
+    """
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or not _same_view(source, node):
+        return False
+    node.replace_all_uses_with(source, lambda user: user.op != "output")
+    return not node.users
+
+
+def _same_view(source: fx.Node, view: fx.Node) -> bool:
+    a, b = source.meta["val"], view.meta["val"]
+    if not isinstance(a, Tensor) or a.dtype != b.dtype or a.ndim != b.ndim:
+        return False
+    sizes = (*a.shape, *a.stride(), *b.shape, *b.stride())
+    if not all(isinstance(s, int) for s in sizes):
+        return False
+    return a.shape == b.shape and a.stride() == b.stride()
+
+
+CANONICALIZE = Pass(
+    name="canonicalize",
+    summary="one spelling per call; views that change nothing disappear",
+    requires=NORMAL_FORM,
+    ensures=frozenset({Property.CANONICAL}),
+    run=canonicalize,
+)

@@ -1,0 +1,135 @@
+"""Shapes, strides, dtypes and devices: what each call gives when fake tensors go through it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import FakeTensorMode, HigherOrderOperator, detect_fake_mode
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.specialize import is_symbolic
+
+
+class Inference:
+    """Sets the `meta["val"]` of new calls; equal calls are executed on fake tensors only once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, node: fx.Node) -> None:
+        """Sets a call's `meta["val"]` from those of its arguments."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        key = (node.target, describe(args), describe(list(kwargs.items())))
+        if key not in self._known:
+            mode = detect_fake_mode([args, kwargs])
+            with mode if mode is not None else contextlib.nullcontext():
+                self._known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
+        node.meta["val"] = self._known[key]
+
+
+def propagate(graph: Graph) -> bool:
+    """Gives a `meta["val"]` to every call that has none.
+
+    Passes that make calls set it themselves, by `Inference`; this is for graphs that come without.
+    """
+    infer = Inference()
+    untyped = [node for node in graph.calls if "val" not in node.meta]
+    for node in untyped:
+        infer(node)
+    return bool(untyped)
+
+
+def mismatches(graph: Graph) -> Iterator[str]:
+    """Executes a graph on fake tensors and tells where `meta["val"]` says something else.
+
+    Sizes that depend on data, and what follows from them, are not checked: fake tensors have none.
+    """
+    values = [p.meta.get("val") for p in graph.placeholders]
+    symbolic = any(map(is_symbolic, values))
+    mode = detect_fake_mode(values) if symbolic else FakeTensorMode()
+    assert mode is not None
+    known: dict[fx.Node, Any] = {}
+    open_sizes = data_dependent(graph)
+    with _without_guards(mode), mode:
+        for place, value in zip(graph.placeholders, values, strict=True):
+            if "val" not in place.meta:
+                yield f"placeholder {place.name} has no meta['val']"
+            known[place] = _twin(value)
+        for node in graph.calls:
+            if "val" not in node.meta:
+                yield f"{node.name} has no meta['val']"
+                return
+            if not all(n in known for n in node.all_input_nodes):
+                continue  # an argument is no tensor: the graph of a higher-order operator
+            known[node] = node.meta["val"]
+            if isinstance(node.target, HigherOrderOperator):
+                continue
+            if node in open_sizes:
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            try:
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+            except Exception as error:
+                yield f"{node.name} cannot be executed on fake tensors: {error}"
+                continue
+            if describe(value) != describe(node.meta["val"]):
+                yield (
+                    f"{node.name} is {describe(node.meta['val'])} by its meta['val'], but "
+                    f"{node.target} gives {describe(value)}"
+                )
+            known[node] = value
+
+
+def data_dependent(graph: Graph) -> frozenset[fx.Node]:
+    """Calls whose sizes depend on data (such as `aten.nonzero`), and what follows from them."""
+    found: set[fx.Node] = set()
+    for node in graph.calls:
+        tags = getattr(node.target, "tags", ())
+        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        if depends or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def describe(value: Any) -> str:
+    """A value's dtype, shape and strides (where they matter), such as "float32[2, 3] (3, 1)"."""
+    if isinstance(value, Tensor):
+        strides = tuple(
+            s if n != 1 and value.numel() != 0 else 1
+            for n, s in zip(value.shape, value.stride(), strict=True)
+        )
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {strides}{where}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(describe, value))})"
+    return repr(value)
+
+
+def _twin(value: Any) -> Any:
+    """A tensor like another one, of the fake mode that is active."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return value
+    twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if value.is_conj():
+        twin = twin.conj()
+    return twin._neg_view() if value.is_neg() else twin
+
+
+@contextlib.contextmanager
+def _without_guards(mode: FakeTensorMode) -> Iterator[None]:
+    """What is learnt about symbolic sizes while checking must not become a guard."""
+    shape_env = mode.shape_env
+    with shape_env.suppress_guards() if shape_env is not None else contextlib.nullcontext():
+        yield
+
+
+PROPAGATE = Pass(
+    name="propagate",
+    summary="calls without shapes, strides and dtype get them from fake tensors",
+    requires=NORMAL_FORM - {Property.TYPED},
+    ensures=frozenset({Property.TYPED}),
+    run=propagate,
+)

@@ -1,0 +1,39 @@
+"""The way of a graph through the middle end: every stage, in order, with what it ensures."""
+
+from dynamo_backends.graph.aliasing import SEPARATE_VIEWS
+from dynamo_backends.graph.canonicalize import CANONICALIZE
+from dynamo_backends.graph.fold import FOLD_BATCH_NORM
+from dynamo_backends.graph.normalize import NORMALIZE
+from dynamo_backends.graph.passes import NORMAL_FORM, PassSequence, Property, Stage
+from dynamo_backends.graph.propagate import PROPAGATE
+from dynamo_backends.graph.random import SEPARATE_DRAWS
+from dynamo_backends.graph.specialize import specialization
+
+# The first two are AOT Autograd's work, done in one trace.
+FUNCTIONALIZE = Stage(
+    name="functionalize",
+    summary="writes to memory become new values; changed inputs become outputs",
+    requires=frozenset(),
+    ensures=frozenset({Property.ORDERED, Property.FUNCTIONAL}),
+)
+DECOMPOSE = Stage(
+    name="decompose",
+    summary="composite operators become operators of the dialect",
+    requires=frozenset({Property.ORDERED, Property.FUNCTIONAL}),
+    ensures=frozenset({Property.DIALECT}),
+)
+
+# Once for every set of concrete shapes.
+PASSES = PassSequence(
+    (CANONICALIZE, SEPARATE_DRAWS, FOLD_BATCH_NORM, SEPARATE_VIEWS),
+    given=NORMAL_FORM | {Property.STATIC},
+)
+
+STAGES: tuple[Stage, ...] = (
+    FUNCTIONALIZE,
+    DECOMPOSE,
+    NORMALIZE,
+    PROPAGATE,
+    specialization(()),
+    *PASSES.passes,
+)

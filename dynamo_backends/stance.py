@@ -1,0 +1,24 @@
+"""What the calling thread allows: `run()` compiles nothing, `disable()` runs nothing compiled."""
+
+import threading
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.quiescent = 0  # `run()` blocks that the thread is in
+        self.disabled = 0
+
+
+thread = _Thread()
+
+
+def stance() -> str | None:
+    """Dynamo's name of what this thread asks for; None: nothing special."""
+    if thread.disabled:
+        return "force_eager"
+    return "eager_on_recompile" if thread.quiescent else None
+
+
+def compiles_nothing() -> bool:
+    """Whether the calling thread is under `run()` or `disable()`."""
+    return stance() is not None

@@ -1,0 +1,1 @@
+"""What backends are built from: memory layouts, compiled-in weights, prologues, trials of calls."""

@@ -1,0 +1,60 @@
+"""Results with the strides that eager gives them, for backends that may choose others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from dynamo_backends.graph.graph import Graph
+
+
+class Results:
+    """Gives results of a compiled graph the strides that its output nodes promise.
+
+    Args:
+        graph: With static shapes.
+    """
+
+    def __init__(self, graph: Graph):
+        values = [x.meta["val"] if isinstance(x, fx.Node) else x for x in graph.outputs]
+        self._strides = [v.stride() if isinstance(v, Tensor) else None for v in values]
+
+    def __call__(self, results: Sequence[Any]) -> list[Any]:
+        """The results; those with other strides are copied."""
+        return [
+            r if s is None or r.stride() == s else restride(r, s)
+            for r, s in zip(results, self._strides, strict=True)
+        ]
+
+
+def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """A tensor with these strides and the same elements; a copy only if they matter.
+
+    Args:
+        tensor: Of any shape.
+        strides: One per dimension. A stride of 0 says that memory holds the dimension only once,
+            so all elements along it must be equal.
+    """
+    matters = [
+        n > 1 and given != s
+        for n, given, s in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ]
+    if not tensor.numel() or not any(matters):
+        return tensor.as_strided(tensor.shape, strides)
+    once = tuple(
+        slice(0, 1) if n > 1 and not s else slice(None)
+        for n, s in zip(tensor.shape, strides, strict=True)
+    )
+    source = tensor[once]
+    copy = source.new_empty_strided(source.shape, strides).copy_(source)
+    return copy.as_strided(tensor.shape, strides)
+
+
+def unknown_shape(node: fx.Node) -> str | None:
+    """Why a call is not of static shapes; None if it is."""
+    for n in (node, *node.all_input_nodes):
+        value = n.meta.get("val")
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, Tensor) and not all(isinstance(s, int) for s in tensor.shape):
+                return "a size depends on data"
+    return None

@@ -1,0 +1,194 @@
+"""What every backend has to do right, for the tests of one backend after the other."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import GraphReport
+from dynamo_backends.bench import ModelCase, compile_model, suite
+from dynamo_backends.bench import check as check_model
+from tests.checking import aliases, copy_inputs, same, widen
+
+
+def agree(backend: str, fn: Callable[..., Any], *inputs: Any, **options: Any) -> list[GraphReport]:
+    """Compiles a function and compares two calls with eager: values, strides, aliases, inputs."""
+    compiled = torch.compile(fn, backend=dynamo_backends.compiler(backend, **options))
+    with dynamo_backends.record() as reports:
+        for _ in range(2):
+            ours, theirs, precise = (copy_inputs(inputs) for _ in range(3))
+            results, expected = compiled(*ours), fn(*theirs)
+            same(expected, results, widen(fn)(*(widen(x) for x in precise)))
+            same(theirs, ours, theirs)
+            assert aliases(results, ours) == aliases(expected, theirs)
+    assert reports, "nothing was compiled"
+    assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
+    return reports
+
+
+def ran_on_backend(reports: list[GraphReport]) -> bool:
+    """Whether all operators that were captured ran on the backend, and there were some."""
+    return sum(r.ops_on_backend for r in reports) > 0 and not any(r.fallbacks for r in reports)
+
+
+def _mutates(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1).mul_(y)
+    y[0] = 5
+    x[:, 1:3].sigmoid_()
+    return x + y
+
+
+def _views(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2 + 1
+    return x.t(), x[1:], y, y.view(-1), y.t(), y[::2].exp()
+
+
+def _expands(x: Tensor) -> tuple[Tensor, ...]:
+    y = (x + 1).sum(0)
+    return y.expand(3, *y.shape), y.unsqueeze(1).expand(*y.shape, 2) * 2, x
+
+
+def _mixes(x: Tensor) -> tuple[Tensor, ...]:
+    return x * 2 + 1, x.sum(), (x > 0) & (x < 2), x.flip(0)
+
+
+def _truncates(x: Tensor) -> tuple[Tensor, ...]:
+    return x + 1, x * 3, x // 2, x == 1, torch.cat([x, x])
+
+
+def _full(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) + torch.arange(x.shape[-1]) + torch.ones(()) * x
+
+
+SEMANTICS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {
+    "mutation": (_mutates, lambda: (torch.randn(4, 6), torch.randn(4, 6))),
+    "views": (_views, lambda: (torch.randn(4, 6),)),
+    "expanded": (_expands, lambda: (torch.randn(4, 6),)),
+    "strided": (_mixes, lambda: (torch.randn(8, 10)[::2, 1::3],)),
+    "channels_last": (_mixes, lambda: (torch.randn(2, 3, 4, 5).contiguous(
+        memory_format=torch.channels_last),)),
+    "0-d": (lambda x: (x + 1, x.exp() * 2 - 1), lambda: (torch.tensor(3.0),)),
+    "empty": (_mixes, lambda: (torch.randn(0, 4),)),
+    "int64": (_truncates, lambda: (torch.tensor([2**40 + 1, -3, 0, 1]),)),
+    "bool": (lambda x: (x & ~x, x | x.flip(0), x.sum() * 2), lambda: (torch.rand(6) > 0.5,)),
+    "factories": (_full, lambda: (torch.randn(3, 4),)),
+}  # fmt: skip
+
+
+def net() -> nn.Module:
+    """A small net with a convolution, batch normalisation and a product."""
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
+    ).eval()
+
+
+def _fused_step(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(module.parameters(), lr=0.1, fused=True).step()
+
+
+def _add_to_data(module: nn.Module) -> None:
+    for p in module.parameters():
+        p.data.add_(0.5)
+
+
+def _new_parameter(module: nn.Module) -> None:
+    module[0].weight = nn.Parameter(module[0].weight.detach() * 2)
+    module[3].bias = nn.Parameter(module[3].bias.detach() + 1)
+
+
+def _new_statistics(module: nn.Module) -> None:
+    module[1].running_mean.add_(1)
+    module[1].running_var.mul_(2)
+
+
+CHANGES: dict[str, Callable[[nn.Module], None]] = {
+    "fused optimizer": _fused_step,
+    "p.data": _add_to_data,
+    "load_state_dict": lambda m: m.load_state_dict(net().state_dict()) and None,
+    "new Parameter": _new_parameter,
+    "buffers": _new_statistics,
+}
+"""Ways of changing a module's weights."""
+
+
+def never_stale(backend: str, changes: list[str]) -> int:
+    """Changes weights one way after the other; every call must see them. Returns the rebinds."""
+    module, x = net(), torch.randn(2, 4, 4, 4)
+    compiled = torch.compile(module, backend=dynamo_backends.compiler(backend))
+    with dynamo_backends.record() as reports:
+        for change in changes:
+            with torch.no_grad():
+                for _ in range(2):
+                    compiled(x)
+                before = module(x)
+            CHANGES[change](module)
+            with torch.no_grad():
+                expected = module(x)
+                assert not torch.allclose(before, expected), "the change must matter"
+                precise = copy.deepcopy(module).double()(x.double())
+                same(expected, compiled(x), precise)
+    assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
+    return sum(r.rebinds for r in reports)
+
+
+def follows_the_batch(backend: str) -> None:
+    """One graph with a dynamic batch, one executable per batch size."""
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    compiled = torch.compile(module, backend=dynamo_backends.compiler(backend), dynamic=True)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for batch in (2, 3, 5, 3):
+            x = torch.randn(batch, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    assert [r.executables for r in reports] == [3]
+
+
+def gradients_agree(backend: str) -> None:
+    """Gradients of a small training graph."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    x = torch.randn(3, 6)
+
+    def gradients(model: Any, owner: nn.Module, x: Tensor) -> list[Tensor]:
+        owner.zero_grad()
+        model(x).square().sum().backward()
+        return [p.grad.clone() for p in owner.parameters()]
+
+    with dynamo_backends.record() as reports:
+        compiled = torch.compile(module, backend=dynamo_backends.compiler(backend))
+        ours = gradients(compiled, module, x)
+    twin = copy.deepcopy(module).double()
+    same(gradients(module, module, x), ours, gradients(twin, twin, x.double()))
+    assert {r.kind for r in reports} == {"forward", "backward"}
+
+
+def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = False) -> GraphReport:
+    """One model of a suite at the size of tests, with inputs other than those of compiling.
+
+    Args:
+        backend: Its name.
+        suite_name: Of `bench.suites`.
+        name: Of the model.
+        may_fail: Compiled blocks may fail at run time, so that they run in eager.
+    """
+    case = find(suite_name, name)
+    model = case.make()
+    with torch.no_grad():
+        compiled = compile_model(model, case.inputs(), backend, fullgraph=True)
+        other = dataclasses.replace(case, seed=case.seed + 100).inputs()
+        for _ in range(2):
+            accuracy = check_model(model, compiled.function, other)
+            assert accuracy.passed, accuracy
+    (report,) = compiled.reports
+    assert report.ops_on_backend > 0
+    assert may_fail or report.runtime_fallbacks == []
+    return report
+
+
+def find(suite_name: str, name: str) -> ModelCase:
+    (case,) = [c for c in suite(suite_name, "test") if c.name == name]
+    return case

@@ -1,4 +1,4 @@
-"""The command line: `dynamo-backends list` and `dynamo-backends doctor`."""
+"""`dynamo-backends doctor`: what is there, what is missing, and the command that mends it."""
 
 import argparse
 import importlib.metadata
@@ -6,13 +6,13 @@ import importlib.util
 import json
 import os
 import platform
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+
+SUMMARY = "versions, devices, what is missing and the command that mends it"
 
 
 @dataclass(frozen=True)
@@ -32,82 +32,15 @@ class Check:
     remedy: str = ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program's name; by default those of the process.
-
-    Returns:
-        The exit status: 0, or 1 if `doctor` found something broken.
-    """
-    parser = argparse.ArgumentParser(
-        prog="dynamo-backends",
-        description="Backends for torch.compile: what there is, and what works on this machine.",
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (
-        ("list", "every backend: usable here? training? dynamic shapes? devices?"),
-        ("doctor", "versions, devices, what is missing and the command that mends it"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    args = parser.parse_args(argv)
-    return _list(args.json) if args.command == "list" else _doctor(args.json)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def _list(as_json: bool) -> int:
-    from dynamo_backends.registry import get_backend, list_backends, third_party_backends
-
-    rows = []
-    for name in list_backends():
-        backend = get_backend(name)
-        found = backend.availability()
-        rows.append(
-            {
-                "name": name,
-                "usable": found.usable,
-                "training": backend.trains,
-                "dynamic_shapes": backend.dynamic_shapes,
-                "devices": list(found.devices),
-                "summary": backend.summary,
-                "detail": found.reason,
-                "remedy": found.remedy,
-            }
-        )
-    others = third_party_backends()
-    if as_json:
-        print(json.dumps({"backends": rows, "third_party": others}, indent=2))
-        return 0
-    table = Table(title="Backends of this package")
-    for column in ("backend", "usable", "training", "dynamic shapes", "devices", "what it is"):
-        table.add_column(column)
-    for row in rows:
-        about = str(row["summary"])
-        if not row["usable"]:
-            about += f"\n[red]{row['detail']}[/red]; {row['remedy']}"
-        table.add_row(
-            str(row["name"]),
-            _yes(row["usable"]),
-            _yes(row["training"]),
-            str(row["dynamic_shapes"]),
-            ", ".join(row["devices"]),  # type: ignore[arg-type]
-            about,
-        )
-    console = Console()
-    console.print(table)
-    if others:
-        console.print(f"Backends of other packages: {', '.join(others)}")
-    return 0
-
-
-def _yes(value: object) -> str:
-    return "[green]yes[/green]" if value else "[red]no[/red]"
-
-
-def _doctor(as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Prints what `diagnose` finds; returns the exit status: 1 if something is broken."""
     checks = diagnose()
-    if as_json:
+    if args.json:
         print(json.dumps([asdict(c) for c in checks], indent=2))
     else:
         table = Table(title="dynamo-backends doctor")
@@ -210,7 +143,3 @@ def _backends() -> list[Check]:
         where = f" on {', '.join(found.devices)}" if found.devices else ""
         checks.append(Check(f"backend {name}", status, f"{found.reason}{where}", found.remedy))
     return checks
-
-
-if __name__ == "__main__":
-    sys.exit(main())

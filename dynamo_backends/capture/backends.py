@@ -1,0 +1,118 @@
+"""From what a user names as a backend to the one object that Dynamo compares."""
+
+import difflib
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dynamo_backends._dynamo_control import torch_backends, with_options
+from dynamo_backends.errors import OptionError, UnknownBackendError
+from dynamo_backends.registry import Compiler, compiler, list_backends
+
+CompilerFunction = Callable[..., Any]
+"""Takes a graph module and its example inputs; returns what runs the graph."""
+
+_with_options: list[CompilerFunction] = []
+_lock = threading.Lock()
+
+
+def resolve(
+    backend: str | CompilerFunction,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+) -> str | CompilerFunction:
+    """What to give to Dynamo for a backend; equal arguments give the same object.
+
+    Args:
+        backend: A name, a `Compiler` or a function.
+        options: What the backend is called with.
+        dynamic: As for `torch.compile`; Inductor keeps it among its options.
+
+    Returns:
+        A name that torch knows, or a function.
+
+    Raises:
+        UnknownBackendError: Nothing is registered under the name.
+        OptionError: An option is wrong, or the function takes none.
+        TypeError: It is neither a name nor a function of a graph and its inputs.
+    """
+    options = _checked(options)
+    if isinstance(backend, str):
+        if backend in list_backends():
+            return compiler(backend, **options)
+        _require_known(backend)
+    elif isinstance(backend, Compiler):
+        backend.options(options)
+    else:
+        _require_compiler(backend, options)
+    return _interned(with_options(backend, options, dynamic)) if options else backend
+
+
+def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise OptionError(
+            f"options must be a mapping such as {{'verify': True}}, not {_described(options)}"
+        )
+    return dict(options)
+
+
+def _require_known(name: str) -> None:
+    everything = torch_backends(debugging=True)
+    if name not in everything:
+        known = sorted({*list_backends(), *torch_backends()})
+        near = difflib.get_close_matches(name, {*known, *everything}, 2)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UnknownBackendError(
+            f"there is no backend {name!r}.{hint} Backends: {', '.join(known)}."
+        )
+
+
+def _require_compiler(function: Any, options: Mapping[str, Any]) -> None:
+    if not callable(function) or isinstance(function, type) or hasattr(function, "forward"):
+        raise TypeError(
+            "optimize() takes a backend first: a name or a function of a graph module and its "
+            f"example inputs, not {_described(function)}. To compile a function or a model, write "
+            'optimize("openxla")(model).'
+        )
+    if options and not _accepts(function, options=options) and _accepts(function):
+        raise OptionError(
+            f"{_described(function)} takes no options; it would be called with options={options!r}"
+        )
+    if not _accepts(function, **({"options": options} if options else {})):
+        raise TypeError(
+            f"{_described(function)} cannot be a backend: it would be called with a graph module "
+            "and a list of example inputs" + (" and options=..." if options else "")
+        )
+
+
+def _accepts(function: CompilerFunction, **keywords: Any) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True  # a builtin: what it takes shows when it is called
+    try:
+        signature.bind("graph", [], **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _described(value: object) -> str:
+    name = getattr(value, "__qualname__", None)
+    if name is None:
+        return (
+            f"{value!r}" if isinstance(value, int | float | None) else f"a {type(value).__name__}"
+        )
+    return f"the class {name}" if isinstance(value, type) else f"{name}()"
+
+
+def _interned(function: CompilerFunction) -> CompilerFunction:
+    with _lock:
+        for known in _with_options:
+            if known == function:
+                return known
+        _with_options.append(function)
+    return function

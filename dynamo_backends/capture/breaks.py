@@ -1,0 +1,96 @@
+"""Graph breaks: where Dynamo stopped capturing, and why."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from traceback import FrameSummary
+from types import CodeType
+
+from dynamo_backends.capture.source import Source, function_name, start_of, user_line
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where capture stopped.
+
+    Attributes:
+        reason: In a few words, such as "data-dependent branch".
+        explanation: In a sentence or two; may be empty.
+        hints: What can be done about it.
+        function: The function that was being captured.
+        source: The user's line; None if unknown.
+        skipped: Nothing of the function could be captured, all of it runs in eager. Otherwise one
+            graph ends here and the next begins after it.
+        count: How often, over all calls and recompilations.
+    """
+
+    reason: str
+    explanation: str
+    hints: tuple[str, ...]
+    function: str
+    source: Source | None
+    skipped: bool = False
+    count: int = 1
+
+
+def graph_break(
+    text: str, stack: Iterable[FrameSummary] | None, code: CodeType, skipped: bool = False
+) -> GraphBreak:
+    """Makes a `GraphBreak` out of Dynamo's words.
+
+    Args:
+        text: The reason as Dynamo gives it.
+        stack: Where in the user's code.
+        code: The code object that was being captured.
+        skipped: Whether Dynamo gave up on all of it.
+    """
+    source = user_line(stack) or start_of(code)
+    first, *later = re.split(r"\n+\*\*\* While handling this graph break.*?\*\*\*\n+", text)
+    reason, explanation, hints = _parse(first)
+    notes = [_parse(part)[1] for part in later]
+    explanation = " ".join(filter(None, (explanation, *notes)))
+    return GraphBreak(reason, explanation, hints, function_name(code), source, skipped)
+
+
+def merge(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
+    """Each break once, counted, in the order of the first."""
+    counted: dict[GraphBreak, int] = {}
+    for each in breaks:
+        counted[each] = counted.get(each, 0) + each.count
+    return tuple(replace(each, count=count) for each, count in counted.items())
+
+
+def _parse(text: str) -> tuple[str, str, tuple[str, ...]]:
+    """Reason, explanation and hints in a message of Dynamo's.
+
+    The message has the reason in its first line and then indented paragraphs that begin with
+    "Explanation:", "Hint:" or "Developer debug context:".
+    """
+    for pattern, reason, explanation in _TERSE:
+        if re.match(pattern, text):
+            return reason, explanation, ()
+    reason, *rest = text.strip().splitlines()
+    explanation, hints = "", []
+    for paragraph in re.split(r"\n(?=  \w)", "\n" + "\n".join(rest)):
+        label, _, content = paragraph.strip().partition(":")
+        content = " ".join(content.split("\n\n")[0].split())
+        if label == "Explanation":
+            explanation = content
+        elif label == "Hint":
+            hints.append(content)
+    return reason, explanation, tuple(hints)
+
+
+# Reasons for which Dynamo has no sentence.
+_TERSE = (
+    (
+        r"generic_jump Tensor",
+        "data-dependent branch",
+        "Which way the code goes depends on the value of a tensor.",
+    ),
+    (
+        r"generic_jump",
+        "data-dependent branch",
+        "Which way the code goes depends on a value that is known only when the code runs.",
+    ),
+)

@@ -1,0 +1,284 @@
+"""`coverage`: how much of a run Dynamo captured, in how many graphs, and what it recompiled."""
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from dynamo_backends import _dynamo_control as control
+from dynamo_backends.capture.metering import GraphSize, Meter
+from dynamo_backends.capture.optimize import optimize
+from dynamo_backends.capture.quiescence import reset
+
+
+@dataclass
+class GraphCoverage:
+    """One captured graph.
+
+    Attributes:
+        function: Where it comes from, "name (file:line)".
+        ops: ATen calls that it stands for.
+        exact: False if `ops` is the number of its torch-level calls, for want of a better one.
+        calls: How often it ran.
+        seconds: How long it ran altogether.
+    """
+
+    function: str
+    ops: int
+    exact: bool
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recompiled:
+    """A frame that was compiled although it had been before.
+
+    Attributes:
+        function: The frame, "name (file:line)".
+        reason: The guard that failed, in Dynamo's words.
+    """
+
+    function: str
+    reason: str
+
+
+@dataclass
+class Coverage:
+    """What `coverage` found.
+
+    Attributes:
+        graphs: The captured graphs that ran, in the order of their first calls.
+        eager_ops: How often each ATen operator ran outside the graphs.
+        seconds_in_eager: How long these ran.
+        frames_compiled: Number of frames that Dynamo compiled, recompilations included.
+        recompilations: Those of them that had been compiled before, with the reason.
+        result: What the function returned, for `coverage(fn, ...)`.
+    """
+
+    graphs: list[GraphCoverage] = field(default_factory=list)
+    eager_ops: Counter[str] = field(default_factory=Counter)
+    seconds_in_eager: float = 0.0
+    frames_compiled: int = 0
+    recompilations: list[Recompiled] = field(default_factory=list)
+    result: Any = field(default=None, repr=False, compare=False)
+    _recorder: "_Recorder | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def ops_in_graphs(self) -> int:
+        """ATen calls that ran as a part of a graph."""
+        return sum(graph.ops * graph.calls for graph in self.graphs)
+
+    @property
+    def ops_in_eager(self) -> int:
+        """ATen calls that ran outside the graphs."""
+        return self.eager_ops.total()
+
+    @property
+    def seconds_in_graphs(self) -> float:
+        """How long the graphs ran."""
+        return sum(graph.seconds for graph in self.graphs)
+
+    @property
+    def graph_calls(self) -> int:
+        """How often a graph was called."""
+        return sum(graph.calls for graph in self.graphs)
+
+    @property
+    def share_of_ops(self) -> float:
+        """The captured share of all ATen calls, 0 to 1; 0 if there were none."""
+        return _share(self.ops_in_graphs, self.ops_in_eager)
+
+    @property
+    def share_of_time(self) -> float:
+        """The captured share of the time of graphs and eager operators, 0 to 1."""
+        return _share(self.seconds_in_graphs, self.seconds_in_eager)
+
+    @property
+    def mean_ops_per_graph(self) -> float:
+        """ATen calls per call of a graph; 0 if none was called."""
+        return self.ops_in_graphs / self.graph_calls if self.graph_calls else 0.0
+
+    @property
+    def largest_graph(self) -> int:
+        """ATen calls of the largest graph."""
+        return max((graph.ops for graph in self.graphs), default=0)
+
+    def restart(self) -> None:
+        """Forgets what was counted, but not what was compiled: for use after a warm-up."""
+        if self._recorder is not None:
+            self._recorder.restart()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything except the result, in types that JSON has."""
+        return {
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "graphs": [dict(vars(graph)) for graph in self.graphs],
+            "eager_ops": dict(self.eager_ops.most_common()),
+            "recompilations": [dict(vars(found)) for found in self.recompilations],
+        }
+
+    def __rich__(self) -> Group:
+        """Tables for a rich console."""
+        return Group(*_tables(self))
+
+    def __str__(self) -> str:
+        """The same tables as text."""
+        text = io.StringIO()
+        Console(file=text, width=100).print(self)
+        return text.getvalue().rstrip()
+
+
+_NUMBERS = (
+    "share_of_ops",
+    "share_of_time",
+    "ops_in_graphs",
+    "ops_in_eager",
+    "seconds_in_graphs",
+    "seconds_in_eager",
+    "graph_calls",
+    "mean_ops_per_graph",
+    "largest_graph",
+    "frames_compiled",
+)
+
+
+@overload
+def coverage() -> contextlib.AbstractContextManager[Coverage]: ...
+
+
+@overload
+def coverage(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage: ...
+
+
+def coverage(
+    fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
+) -> contextlib.AbstractContextManager[Coverage] | Coverage:
+    """Measures how much of a run is captured, with whatever backend.
+
+    Example:
+        >>> with coverage() as found:
+        ...     compiled(images)
+        >>> print(found)
+        >>> coverage(model, images).share_of_ops
+        1.0
+
+    An operator is a call that reaches torch's dispatcher below autograd (`aten.addmm`, views
+    included). Those outside graphs are seen by a dispatch mode that Dynamo passes over; those
+    that a graph stands for are counted once, when it is captured, by running it on fake tensors
+    under such a mode, and added at each of its calls. So both are the operators that eager would
+    run, whatever the backend makes of a graph. What autograd's backward runs is in neither: whether
+    it is compiled is the backend's decision, not a matter of capture.
+
+    Time in graphs is wall time of their calls, time in eager that of the operators' kernels
+    without Python between them. Compilation is in neither, except what a backend does at the first
+    call of a graph: to leave that out, call `found.restart()` after a warm-up. On devices that
+    run asynchronously, the times are those of launching.
+
+    So that every graph is seen, compiled code is forgotten at the beginning, as by `reset()`: in
+    all threads. Counted is what the calling thread runs. Results do not change. What is compiled
+    inside stays in use afterwards; its graphs ask at each call whether anyone is counting.
+
+    Args:
+        fn: A function or module to run once. If it is not compiled yet, it is captured with the
+            backend "eager". Without it, a context manager is returned.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    if fn is None:
+        if args or kwargs:
+            raise TypeError("coverage() needs a function to give the arguments to")
+        return _measured()
+    captured = fn if control.is_compiled(fn) else optimize("eager")(fn)
+    with _measured() as found:
+        found.result = captured(*args, **kwargs)
+    return found
+
+
+@contextlib.contextmanager
+def _measured() -> Iterator[Coverage]:
+    reset()
+    found = Coverage()
+    found._recorder = recorder = _Recorder(found)
+    with recorder.meter.active():
+        yield found
+
+
+class _Recorder:
+    """Fills in a `Coverage` with what a meter tells."""
+
+    def __init__(self, found: Coverage):
+        self.meter = Meter(self)
+        self._found = found
+        self._graphs: dict[GraphSize, GraphCoverage] = {}
+
+    def eager_op(self, name: str, seconds: float) -> None:
+        self._found.eager_ops[name] += 1
+        self._found.seconds_in_eager += seconds
+
+    def graph_call(self, graph: GraphSize, seconds: float) -> None:
+        entry = self._graphs.get(graph)
+        if entry is None:
+            entry = self._graphs[graph] = GraphCoverage(graph.function, graph.ops, graph.exact)
+            self._found.graphs.append(entry)
+        entry.calls += 1
+        entry.seconds += seconds
+
+    def frame(self, function: str) -> None:
+        self._found.frames_compiled += 1
+
+    def recompilation(self, function: str, reason: str) -> None:
+        self._found.recompilations.append(Recompiled(function, reason))
+
+    def restart(self) -> None:
+        self.meter.catch_up()
+        self._graphs.clear()
+        found = self._found
+        found.graphs, found.recompilations = [], []
+        found.eager_ops = Counter()
+        found.seconds_in_eager, found.frames_compiled = 0.0, 0
+
+
+def _share(captured: float, rest: float) -> float:
+    return captured / (captured + rest) if captured or rest else 0.0
+
+
+def _tables(found: Coverage) -> Iterator[Table]:
+    total = Table(title="Capture coverage")
+    for name in ("", "in graphs", "in eager", "captured"):
+        total.add_column(name, justify="right" if name else "left")
+    ops = f"{found.ops_in_graphs}", f"{found.ops_in_eager}"
+    times = f"{found.seconds_in_graphs * 1e3:.2f}", f"{found.seconds_in_eager * 1e3:.2f}"
+    total.add_row("operators", *ops, f"{found.share_of_ops:.1%}")
+    total.add_row("time, ms", *times, f"{found.share_of_time:.1%}")
+    yield total
+    yield _graphs_table(found)
+    if found.eager_ops:
+        eager = Table("operator in eager", "times")
+        for name, count in found.eager_ops.most_common(10):
+            eager.add_row(name, str(count))
+        yield eager
+    if found.recompilations:
+        again = Table("compiled again", "because of the guard")
+        for entry in found.recompilations:
+            again.add_row(entry.function, entry.reason)
+        yield again
+
+
+def _graphs_table(found: Coverage) -> Table:
+    table = Table("graph of", "operators", "calls", "ms per call")
+    for graph in found.graphs:
+        ops = f"{graph.ops}" if graph.exact else f"{graph.ops} torch calls"
+        per_call = f"{graph.seconds / graph.calls * 1e3:.3f}"
+        table.add_row(graph.function, ops, str(graph.calls), per_call)
+    table.caption = (
+        f"{found.graph_calls} calls of graphs, {found.mean_ops_per_graph:.1f} operators on average,"
+        f" {found.largest_graph} at most; {found.frames_compiled} frames compiled,"
+        f" {len(found.recompilations)} of them again"
+    )
+    return table

@@ -1,0 +1,238 @@
+"""`explain`: runs a function under a compiler and says what became of it.
+
+Nothing that the user has compiled is touched. Dynamo's cache has regions; the function is compiled
+in one of its own, with a backend object of its own and no memory of the sizes that earlier calls
+had. Afterwards the cache of a function that Dynamo had not seen before is emptied; in that of a
+function that the user has compiled too, what was added is made unusable, and stays as an empty
+entry until `torch.compiler.reset()`. (Dynamo gives up on code with more than
+`torch._dynamo.config.accumulated_recompile_limit` entries, 256.) Code that Dynamo had given up on
+is looked at again.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import _dynamo_private as private
+from dynamo_backends.capture.backends import resolve
+from dynamo_backends.capture.breaks import merge
+from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+from dynamo_backends.capture.guards import summarize
+from dynamo_backends.capture.observer import Captured, Observer
+from dynamo_backends.capture.source import function_name, start_of
+
+BackendLike = str | Callable[..., Any]
+
+
+def explain(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    backend: BackendLike = "openxla",
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Calls a function or module once under a compiler and says what became of it.
+
+    The function really runs: what it changes is changed. If results require gradients, their sum
+    is differentiated too, so that the backward graphs are compiled; no `.grad` is written. To
+    see recompilations, call it several times with `Explainer`.
+
+    Example:
+        >>> print(explain(model, images, backend="openxla"))
+
+    Args:
+        fn: A function or module. One that `torch.compile` returned is unwrapped.
+        args: Its arguments.
+        backend: A name that `torch.compile` takes, or a function from a captured graph and its
+            inputs to a callable. Backends of other packages give fewer facts.
+        options: Of the backend.
+        dynamic: As for `torch.compile`.
+        kwargs: The function's keyword arguments. For one called like an argument of `explain`
+            itself, use `Explainer`.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        OptionError: An option is unknown or wrong.
+        TypeError: `backend` is neither a name nor a function of a graph and its inputs.
+    """
+    with Explainer(fn, backend=backend, options=options, dynamic=dynamic) as explainer:
+        results = explainer(*args, **kwargs)
+        explainer.differentiate(results)
+    return explainer.explanation()
+
+
+class Explainer:
+    """Calls a function several times under a compiler, to see what makes it recompile.
+
+    While it is active, other threads should not compile.
+
+    Example:
+        >>> with Explainer(model, backend="openxla") as call:
+        ...     call(torch.rand(4, 8))
+        ...     call(torch.rand(5, 8))
+        >>> print(call.explanation())
+
+    Args:
+        fn: A function or module. One that `torch.compile` returned is unwrapped.
+        backend: As for `explain`.
+        options: Of the backend.
+        dynamic: As for `torch.compile`.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        OptionError: An option is unknown or wrong.
+        TypeError: `backend` is neither a name nor a function of a graph and its inputs.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        backend: BackendLike = "openxla",
+        options: Mapping[str, Any] | None = None,
+        dynamic: bool | None = None,
+    ):
+        self._fn = _unwrap(fn)
+        self._name = backend if isinstance(backend, str) else _name(backend)
+        self._observer = Observer(_resolve(backend, options, dynamic), dynamic)
+        self._stack = contextlib.ExitStack()
+        self._compiled: Callable[..., Any] | None = None
+        self._calls = 0
+        self._seconds = 0.0
+        self._notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        region = self._stack.enter_context(self._observer.active())
+        self._compiled = region(self._fn)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends, and removes what was compiled."""
+        self._compiled = None
+        self._stack.__exit__(kind, error, trace)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function, compiled, and returns its result."""
+        if self._compiled is None:
+            raise RuntimeError("an Explainer can be called inside its `with` block only")
+        self._calls += 1
+        start = time.perf_counter()
+        try:
+            return self._compiled(*args, **kwargs)
+        finally:
+            self._seconds += time.perf_counter() - start
+
+    def differentiate(self, results: Any) -> None:
+        """Computes gradients of the sum of the results, so that backward graphs are compiled.
+
+        Nothing is added to any `.grad`.
+
+        Args:
+            results: What a call returned; afterwards they cannot be differentiated again.
+        """
+        outputs = [t for t in pytree.tree_leaves(results) if _is_differentiable(t)]
+        leaves = _leaves(outputs)
+        if not leaves:
+            return
+        start = time.perf_counter()
+        ones = [torch.ones_like(t) for t in outputs]
+        try:
+            torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+        except RuntimeError as error:
+            self._notes.append(f"The results could not be differentiated: {error}")
+        self._seconds += time.perf_counter() - start
+
+    def explanation(self) -> Explanation:
+        """What became of the calls so far."""
+        seen = self._observer
+        graphs = tuple(self._graph(captured) for captured in seen.graphs)
+        notes = list(self._notes)
+        if not graphs and not seen.breaks:
+            notes.append("Dynamo captured nothing: no operation on tensors was found.")
+        return Explanation(
+            getattr(self._fn, "__qualname__", type(self._fn).__name__),
+            self._name,
+            self._calls,
+            self._seconds,
+            graphs,
+            merge(seen.breaks),
+            summarize(seen.guards),
+            tuple(seen.recompilations),
+            tuple(notes),
+        )
+
+    def _graph(self, captured: Captured) -> GraphExplanation:
+        reports = [r for r in self._observer.reports if r.capture in captured.captures]
+        return GraphExplanation(
+            function_name(captured.code),
+            start_of(captured.code),
+            dict(captured.operators.most_common()),
+            captured.seconds,
+            captured.recompiled,
+            # copies, because a program that is still in use goes on counting
+            tuple(
+                dataclasses.replace(
+                    r,
+                    executable=None,
+                    compilations=list(r.compilations),
+                    runtime_fallbacks=list(r.runtime_fallbacks),
+                )
+                for r in reports
+            ),
+        )
+
+
+def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+    return fn if original is None else _unwrap(original)
+
+
+def _name(backend: Callable[..., Any]) -> str:
+    for attribute in ("name", "__name__"):
+        name = getattr(backend, attribute, None)
+        if isinstance(name, str):
+            return name
+    return type(backend).__name__
+
+
+def _resolve(
+    backend: BackendLike, options: Mapping[str, Any] | None, dynamic: bool | None
+) -> Callable[..., Any]:
+    found = resolve(backend, options, dynamic)
+    return private.backend_function(found) if isinstance(found, str) else found
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
+
+
+def _leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors without a history on which the outputs depend."""
+    leaves: dict[int, Tensor] = {}
+    open_nodes = [t.grad_fn for t in outputs]
+    seen = set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[id(variable)] = variable
+        open_nodes += [following for following, _ in node.next_functions]
+    return list(leaves.values())

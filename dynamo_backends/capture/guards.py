@@ -1,0 +1,142 @@
+"""Guards: under which conditions a captured graph is used again, and which one failed."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from dynamo_backends.aot.inputs import readable
+from dynamo_backends.capture.source import (
+    Source,
+    function_name,
+    line_of,
+    start_of,
+    user_line,
+)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition.
+
+    Attributes:
+        name: What is looked at, such as "x" or "self.training"; empty for global state.
+        kind: Dynamo's name for the kind of check, such as "TENSOR_MATCH".
+        checks: The conditions as Python expressions.
+        function: The function whose graph it guards.
+        source: The user's line for which the condition is needed; None if unknown.
+    """
+
+    name: str
+    kind: str
+    checks: tuple[str, ...]
+    function: str
+    source: Source | None = None
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The guards of all captured graphs.
+
+    Attributes:
+        count: How many.
+        kinds: How many of each kind, the most frequent first.
+        guards: The guards.
+    """
+
+    count: int
+    kinds: Mapping[str, int]
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True)
+class Recompilation:
+    """A compilation of code that had been compiled before.
+
+    Attributes:
+        function: The function.
+        kind: What had changed: "shape", "dtype", "constant", ...; "other" if that is not known.
+        reason: The condition that failed, compared with the latest compilation.
+        source: The user's line for which the condition was needed, else the function's first;
+            None if neither is known.
+        others: The conditions of earlier compilations that failed.
+    """
+
+    function: str
+    kind: str
+    reason: str
+    source: Source | None
+    others: tuple[str, ...] = ()
+
+
+def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
+    """Puts Dynamo's guards on a frame into plain data."""
+    name = function_name(code)
+    return [
+        Guard(
+            readable(guard.name),
+            guard.create_fn_name(),
+            tuple(readable(c) for c in guard.code_list or ()),
+            name,
+            user_line(guard.user_stack),
+        )
+        for guard in sorted(guards, key=lambda g: (g.name, g.create_fn_name()))
+    ]
+
+
+def summarize(guards: Iterable[Guard]) -> Guards:
+    """Counts guards."""
+    listed = tuple(guards)
+    kinds = Counter(guard.kind for guard in listed)
+    return Guards(len(listed), dict(kinds.most_common()), listed)
+
+
+def recompilation(failures: list[str], code: CodeType, known: Iterable[Guard]) -> Recompilation:
+    """Makes a `Recompilation` out of Dynamo's words.
+
+    Args:
+        failures: One reason per earlier compilation of the code, the latest first.
+        code: The code object.
+        known: The guards of earlier compilations.
+    """
+    reasons = [_clean(failure) for failure in failures]
+    source = _line_in(failures[0]) or _line_of_guard(reasons[0], code, known) or start_of(code)
+    kind = next((k for pattern, k in _KINDS if re.search(pattern, reasons[0])), "other")
+    return Recompilation(function_name(code), kind, reasons[0], source, tuple(reasons[1:]))
+
+
+# The first that matches.
+_KINDS = (
+    (r"dtype mismatch", "dtype"),
+    (r"device mismatch|dispatch key", "device"),
+    (r"requires_grad mismatch", "requires_grad"),
+    (r"(size|stride|rank) mismatch|\.size\(\)|\.stride\(\)|\.storage_offset\(\)", "shape"),
+    (r"GLOBAL_STATE|grad_mode|autocast|default_dtype", "global state"),
+    (r"___check_obj_id", "object"),
+    (r"type mismatch|___check_type_id", "type"),
+    (r"Duplicate tensor|aliasing", "aliasing"),
+    (r"(==|!=| is | in )", "constant"),
+)
+
+
+def _clean(failure: str) -> str:
+    first = failure.split("\nUser stack trace:")[0]
+    first = re.sub(r"^\[?\d+/\d+\]?: ", "", first)
+    first = re.sub(r"\s+# .*$", "", first, flags=re.DOTALL)
+    return readable(first.strip())
+
+
+def _line_in(failure: str) -> Source | None:
+    places = re.findall(r'File "([^"]+)", line (\d+)', failure)
+    return line_of(places[-1][0], int(places[-1][1])) if places else None
+
+
+def _line_of_guard(reason: str, code: CodeType, known: Iterable[Guard]) -> Source | None:
+    named = re.match(r"tensor '([^']+)'", reason)
+    if named is None:
+        return None
+    wanted, function = readable(named[1]), function_name(code)
+    lines = [g.source for g in known if g.function == function and g.name == wanted and g.source]
+    return lines[0] if lines else None

@@ -1,0 +1,229 @@
+"""Counts and times what runs in captured graphs and what runs in eager beside them.
+
+The unit is the ATen call: what torch's dispatcher sees below autograd, after composite operators
+were taken apart. In eager a dispatch mode sees these calls. A compiled graph does not make them any
+more, so each graph is run once on fake tensors when it is captured, under such a mode, and what it
+calls is added at each call of the graph. So both sides are counted by one rule, whatever the
+backend.
+
+The mode is one that Dynamo passes over (`ignore_compile_internals`): it captures what it captures
+without it. It is taken off the stack while a graph runs.
+"""
+
+import contextlib
+import functools
+import threading
+import time
+import unittest.mock
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _dynamo_control as control
+from dynamo_backends._torch_private import detect_fake_mode
+
+
+@dataclass(frozen=True, eq=False)
+class GraphSize:
+    """A captured graph.
+
+    Attributes:
+        function: Where it comes from, "name (file:line)".
+        ops: ATen calls that it stands for.
+        exact: False if it could not be run on fake tensors: `ops` is then the number of its
+            torch-level calls.
+    """
+
+    function: str
+    ops: int
+    exact: bool
+
+
+class Listener(Protocol):
+    """What a meter tells."""
+
+    def eager_op(self, name: str, seconds: float) -> None:
+        """An ATen call ran outside every graph."""
+
+    def graph_call(self, graph: GraphSize, seconds: float) -> None:
+        """A captured graph ran."""
+
+    def frame(self, function: str) -> None:
+        """A frame was compiled."""
+
+    def recompilation(self, function: str, reason: str) -> None:
+        """The frame had been compiled before, and why that could not be used."""
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.meters: list[Meter] = []
+
+
+_thread = _Thread()
+
+
+class Meter:
+    """Tells a listener what this thread runs and compiles while the meter is `active`."""
+
+    def __init__(self, listener: Listener):
+        self._listener = listener
+        self._mode = _EagerOps(self)
+        self._ids: dict[str, str] = {}
+        self._last_metric: Any = None
+        self.paused = 0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Only graphs that are compiled inside are seen."""
+        self._last_metric = (control.compilation_metrics() or [None])[-1]
+        thread = threading.get_ident()
+
+        def told(code: CodeType) -> None:
+            if threading.get_ident() == thread:
+                self._frame_compiled(code)
+
+        with control.intercepted_graphs(_watched), control.compiled_frames(told):
+            _thread.meters.append(self)
+            try:
+                with self._mode:
+                    yield
+            finally:
+                _thread.meters.remove(self)
+                self.catch_up()
+
+    def eager_op(self, name: str, seconds: float) -> None:
+        """Passes on an ATen call, see `Listener`."""
+        self._listener.eager_op(name, seconds)
+
+    def run(self, graph: GraphSize, call: Callable[[], Any]) -> Any:
+        """Runs a graph and tells of it."""
+        self.paused += 1
+        try:
+            with control.left_out(self._mode):
+                start = time.perf_counter()
+                result = call()
+                seconds = time.perf_counter() - start
+        finally:
+            self.paused -= 1
+        self._listener.graph_call(graph, seconds)
+        return result
+
+    def catch_up(self) -> None:
+        """Tells of recompilations that Dynamo has recorded since."""
+        metrics = control.compilation_metrics()
+        start = next((i for i, m in enumerate(metrics, 1) if m is self._last_metric), 0)
+        for metric in metrics[start:]:
+            function = self._ids.get(str(metric.compile_id))
+            if function is not None and metric.recompile_reason is not None:
+                self._listener.recompilation(function, metric.recompile_reason)
+        if metrics:
+            self._last_metric = metrics[-1]
+
+    def _frame_compiled(self, code: CodeType) -> None:
+        self.catch_up()  # before Dynamo's record, which is bounded, drops what it has
+        function = described(code)
+        self._ids[str(control.compile_id())] = function
+        self._listener.frame(function)
+
+
+class _EagerOps(control.RuntimeMode):
+    def __init__(self, meter: Meter):
+        super().__init__()
+        self._meter = meter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        meter = self._meter
+        if not _counts(func) or meter.paused or control.compile_id() or control.in_backward():
+            return func(*args, **(kwargs or {}))
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        meter.eager_op(str(func), time.perf_counter() - start)
+        return result
+
+
+def _watched(
+    code: CodeType, gm: fx.GraphModule, compile_graph: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    if not _thread.meters:
+        return compile_graph()
+    size = graph_size(described(code), gm)
+    compiled = compile_graph()
+
+    @functools.wraps(compiled)
+    def graph(*args: Any) -> Any:
+        call = functools.partial(compiled, *args)
+        for meter in _thread.meters:
+            call = functools.partial(meter.run, size, call)
+        return call()
+
+    return graph
+
+
+def graph_size(function: str, gm: fx.GraphModule) -> GraphSize:
+    """Counts the ATen calls of what Dynamo captured, by running it on fake tensors."""
+    try:
+        return GraphSize(function, _count_on_fakes(gm), exact=True)
+    except Exception:  # any operator may lack a fake implementation
+        calls = sum(node.op in ("call_function", "call_method") for node in gm.graph.nodes)
+        return GraphSize(function, calls, exact=False)
+
+
+class CountCalls(control.RuntimeMode):
+    """Counts the ATen calls that are made in eager under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts one call and makes it."""
+        self.count += _counts(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _counts(func: Any) -> bool:
+    """Whether it is an operator: fake tensors are asked for their device by one, real ones not."""
+    return getattr(func, "namespace", None) != "prim"
+
+
+def _count_on_fakes(gm: fx.GraphModule) -> int:
+    examples = [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
+    mode = detect_fake_mode(examples)
+    calls = CountCalls()
+    if mode is None:  # it has no tensor inputs
+        raise ValueError("no fake tensors")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unittest.mock.patch.object(mode, "allow_non_fake_inputs", True))
+        if mode.shape_env is not None:
+            stack.enter_context(mode.shape_env.suppress_guards())
+            stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        stack.enter_context(mode)
+        arguments = [_fresh(x) for x in examples]
+        with calls:
+            gm(*arguments)
+    return calls.count
+
+
+def _fresh(example: Any) -> Any:
+    """A fake tensor like it, which the graph may change."""
+    if not isinstance(example, Tensor):
+        return example
+    made = torch.empty_strided(
+        example.size(),
+        example.stride(),
+        dtype=example.dtype,
+        device=example.device,
+        requires_grad=example.requires_grad,
+    )
+    return made.view_as(made) if example.requires_grad else made
+
+
+def described(code: CodeType) -> str:
+    """A code object as "name (file:line)"."""
+    return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"

@@ -1,0 +1,125 @@
+"""What the calling thread hands to Dynamo, as a stack of the `with` blocks that it is in.
+
+Dynamo keeps one callback per thread, which is asked before each Python frame runs: a function
+compiles the frame, False runs what is compiled already, None leaves Dynamo out. A scope sets it and
+puts back what was there. Scopes hold no state of their own, so one object can be entered several
+times at once, from any number of threads.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from dynamo_backends import stance
+from dynamo_backends._dynamo_control import (
+    current_callback,
+    not_traced,
+    set_callback,
+    stance_per_thread,
+)
+
+Callback = Callable[..., Any] | Literal[False] | None
+Hook = Callable[[], Callable[[], Any]]
+"""Changes something and returns what undoes it."""
+
+
+@dataclass(eq=False)
+class _Entry:
+    owner: "Scope"
+    prior: Callback
+    undo: list[Callable[[], Any]]
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+
+
+_thread = _Thread()
+
+
+class Scope:
+    """A `with` block under one callback. Nested, re-entrant, usable from several threads at once.
+
+    A block that is left out of order (a generator suspended inside one) leaves those inside it
+    untouched, and the callback from before is still restored by the last one.
+    """
+
+    def _callback(self) -> Callback:
+        raise NotImplementedError
+
+    def _hooks(self) -> tuple[Hook, ...]:
+        return ()
+
+    @not_traced
+    def __enter__(self) -> Self:
+        """Sets the callback of this thread."""
+        prior = set_callback(None)
+        undo: list[Callable[[], Any]] = []
+        try:
+            undo.extend(hook() for hook in self._hooks())
+            callback = current_callback(self._callback())
+        except BaseException:
+            _run_backwards(undo)
+            set_callback(prior)
+            raise
+        _thread.entries.append(_Entry(self, prior, undo))
+        set_callback(callback)
+        return self
+
+    @not_traced
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Restores the callback from before.
+
+        Raises:
+            RuntimeError: This thread is not in such a block.
+        """
+        current = set_callback(None)
+        entries = _thread.entries
+        found = [i for i, entry in enumerate(entries) if entry.owner is self]
+        if not found:
+            set_callback(current)
+            raise RuntimeError(f"{self!r} was not entered in this thread, or was left already")
+        entry = entries.pop(found[-1])
+        _run_backwards(entry.undo)
+        if found[-1] == len(entries):
+            current = entry.prior
+        else:
+            entries[found[-1]].prior = entry.prior
+        set_callback(current)
+
+
+def _run_backwards(functions: list[Callable[[], Any]]) -> None:
+    for function in reversed(functions):
+        function()
+
+
+def nothing_new() -> Callable[[], None]:
+    """A hook: until it is undone, this thread compiles nothing, whatever asks it to."""
+    end = stance_per_thread(stance.stance)
+    stance.thread.quiescent += 1
+
+    def undo() -> None:
+        stance.thread.quiescent -= 1
+        end()
+
+    return undo
+
+
+def nothing_compiled() -> Callable[[], None]:
+    """A hook: until it is undone, this thread runs no compiled code, whatever asks it to."""
+    end = stance_per_thread(stance.stance)
+    stance.thread.disabled += 1
+
+    def undo() -> None:
+        stance.thread.disabled -= 1
+        end()
+
+    return undo

@@ -1,0 +1,53 @@
+"""Reads the command line and runs a command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from dynamo_backends.cli import doctor, explain, listing
+from dynamo_backends.errors import DynamoBackendsError
+
+_COMMANDS: dict[str, ModuleType] = {"list": listing, "doctor": doctor, "explain": explain}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments without the program's name; by default those of the process.
+
+    Returns:
+        The exit status: 0; 1 if `doctor` found something broken; 2 if the command cannot be
+        carried out as given.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        status: int = _COMMANDS[args.command].run(args)
+    except Exception as error:
+        # Dynamo wraps what a backend raises.
+        own = getattr(error, "inner_exception", error)
+        if not isinstance(own, DynamoBackendsError):
+            raise
+        print(f"dynamo-backends {args.command}: {own}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dynamo-backends",
+        description="Backends for torch.compile: what there is, what works on this machine, and "
+        "what becomes of a model.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.SUMMARY,
+            epilog=getattr(module, "EXAMPLES", None),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+    return parser

@@ -1,0 +1,102 @@
+"""Models of transformers from their configurations, and inputs for them."""
+
+import difflib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dynamo_backends.errors import ModelError
+
+_TOKENS = 32
+_SMALL_WORDS = 512
+# What the configurations call the number of layers and of words.
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+
+
+def build(
+    transformers: ModuleType, name: str, batch: int, small: bool
+) -> tuple[Any, dict[str, Any]]:
+    """A model with random weights, and keyword arguments for a call of it.
+
+    Args:
+        transformers: The package.
+        name: A configuration ("BertConfig") or a model class ("BertForMaskedLM").
+        batch: Number of sequences or images.
+        small: Two layers and 512 words instead of the default settings.
+
+    Raises:
+        ModelError: There is no such class, or it is not known what the model takes.
+    """
+    kind: Any = getattr(transformers, name, None)
+    is_config = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedConfig)
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not (is_config or (is_model and kind.config_class is not None)):
+        known = [n for n in dir(transformers) if n.endswith(("Config", "Model"))]
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ModelError(f"transformers has no configuration or model class {name!r}.{hint}")
+    config = kind() if is_config else kind.config_class()
+    if small:
+        _shrink(config)
+    try:
+        model = transformers.AutoModel.from_config(config) if is_config else kind(config)
+    except ValueError as error:
+        raise ModelError(
+            f"transformers cannot make a model from {name} alone: {str(error).splitlines()[0]} "
+            "Name a model class, such as hf:BertForMaskedLM."
+        ) from error
+    return model, _inputs(model, config, batch)
+
+
+def _shrink(config: Any) -> None:
+    for name in _LAYERS:
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, min(2, getattr(config, name)))
+    if isinstance(getattr(config, "vocab_size", None), int):
+        config.vocab_size = min(config.vocab_size, _SMALL_WORDS)
+        for name in _SPECIAL_TOKENS:
+            token = getattr(config, name, None)
+            if isinstance(token, int) and token >= config.vocab_size:
+                setattr(config, name, 0)
+
+
+def _inputs(model: Any, config: Any, batch: int) -> dict[str, Any]:
+    main = model.main_input_name
+    parameters = inspect.signature(model.forward).parameters
+    if main == "input_ids":
+        inputs: dict[str, Any] = {"input_ids": _words(config, batch)}
+    elif main == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        inputs = {"pixel_values": torch.rand(batch, channels, height, width)}
+    elif main == "input_values":
+        inputs = {"input_values": torch.randn(batch, 16_000)}
+    elif main == "input_features" and hasattr(config, "max_source_positions"):
+        length = 2 * config.max_source_positions
+        inputs = {"input_features": torch.randn(batch, config.num_mel_bins, length)}
+    else:
+        raise ModelError(
+            f"it is not known what {type(model).__name__} takes as {main!r}; write a factory: "
+            "path/to/file.py:FACTORY."
+        )
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
+        inputs["decoder_input_ids"] = _words(config, batch)
+    if "use_cache" in parameters:
+        inputs["use_cache"] = False
+    return inputs
+
+
+def _words(config: Any, batch: int) -> torch.Tensor:
+    return torch.randint(config.vocab_size, (batch, _TOKENS))

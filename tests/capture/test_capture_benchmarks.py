@@ -1,0 +1,57 @@
+"""The programs that measure capture: what they make of a model, and when they fail."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dynamo_backends.bench import Compiled, Ratio, Result, Timing, find_cases, suite
+from dynamo_backends.bench.suites.case import ModelCase
+from tests.bench.programs import load
+
+coverage = load("benchmarks/coverage.py")
+overhead = load("benchmarks/capture_overhead.py")
+
+
+def case(name: str) -> ModelCase:
+    return find_cases(suite("control_flow", "test"), [name])[0]
+
+
+def test_a_model_of_each_kind_in_the_table() -> None:
+    with torch.random.fork_rng():
+        rows = [
+            coverage.measure_case("control_flow", case(n)) for n in ("early_return", "reads_item")
+        ]
+    whole, broken = rows
+    assert whole.cells()[:5] == ("early_return", "control_flow", "4", "4", "100.0%")
+    assert broken.cells()[:5] == ("reads_item (breaks)", "control_flow", "8", "8", "87.5%")
+    assert (whole.problem, broken.problem) == ("", "")
+    document = coverage.render(rows, "test")
+    assert "| early_return | control_flow | 4 | 4 | 100.0% |" in document
+    assert "Of the 2 models, 1 have nothing that breaks a graph" in document
+
+
+def test_a_model_that_should_be_whole_and_is_not_is_a_problem() -> None:
+    broken = case("reads_item")
+    untagged = ModelCase(broken.name, broken.build, broken.example)
+    row = coverage.measure_case("control_flow", untagged)
+    assert row.problem == "captured whole, and only 87.50% of the operators"
+
+
+@pytest.mark.parametrize(("speedup", "status"), [(1.0, 0), (1 / 1.02, 1), (1 / 1.2, 1)])
+def test_overhead_fails_beyond_its_limits(
+    speedup: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    eager = Timing("eager", (0.1, 0.1), Ratio(1, 1, 1))
+    captured = Timing("captured", (0.1, 0.1), Ratio(speedup, speedup, speedup))
+    compiled = Compiled(lambda: None, "eager", 0.0, 1, [])
+    result = Result("resnet18", "eager", eager, captured, None, compiled)
+    monkeypatch.setattr(overhead, "measure", lambda *_: [result])
+    assert overhead.main([]) == status
+    assert f"mean {1 / speedup - 1:+.2%}, worst {1 / speedup - 1:+.2%}" in capsys.readouterr().out
+
+
+def test_overhead_fails_if_a_model_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Result("resnet18", "eager", error="RuntimeError: no")
+    monkeypatch.setattr(overhead, "measure", lambda *_: [failed])
+    assert overhead.main([]) == 1

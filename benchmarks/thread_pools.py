@@ -1,0 +1,85 @@
+"""Whether a backend's threads leave the processor to torch after a graph ran.
+
+    python benchmarks/thread_pools.py
+    python benchmarks/thread_pools.py --backend onnxrt --backend openxla --limit 0.95
+
+A matrix product of torch is timed alone and directly after a call of a compiled graph, interleaved.
+The ratio is the median alone over the median after: 1 means that the graph's threads are out of
+the way, less that they still spin.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+
+from dynamo_backends import bench
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a limit was given and a ratio is below it."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    records = []
+    for backend in settings.backend or ["onnxrt"]:
+        with torch.no_grad():
+            records.append({"backend": backend, **measure(backend, settings)})
+        torch.compiler.reset()
+    table = Table("backend", "alone ms", "after a graph ms", "ratio")
+    for r in records:
+        figures = f"{r['alone_ms']:.3f}", f"{r['after_ms']:.3f}", f"{r['ratio']:.3f}"
+        table.add_row(r["backend"], *figures)
+    console.print(table)
+    if settings.json:
+        bench.save_json(settings.json, "thread pools", records, settings=vars(settings))
+    return 1 if any(r["ratio"] < (settings.limit or 0) for r in records) else 0
+
+
+def measure(backend: str, settings: argparse.Namespace) -> dict[str, float]:
+    """Medians of a matrix product in milliseconds, alone and after a call of a graph."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).eval()
+    x = torch.randn(256, 512)
+    function = bench.compile_model(model, (x,), backend, fullgraph=True).function
+    a, b = torch.randn(2, settings.size, settings.size)
+    samples: dict[str, list[float]] = {"alone": [], "after": []}
+    order = random.Random(0)
+    for _ in track(range(settings.rounds), backend, transient=True):
+        for kind in order.sample(list(samples), 2):
+            time.sleep(0.02)
+            torch.mm(a, b)  # wakes torch's own threads
+            if kind == "after":
+                function(x)
+            samples[kind].append(timed(torch.mm, a, b))
+    alone, after = (statistics.median(samples[kind]) * 1e3 for kind in ("alone", "after"))
+    return {"alone_ms": alone, "after_ms": after, "ratio": alone / after}
+
+
+def timed(call: Callable[..., Tensor], *arguments: Tensor) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - start
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", action="append", metavar="NAME", help="repeatable")
+    parser.add_argument("--size", type=int, default=512, help="rows and columns of the matrices")
+    parser.add_argument("--rounds", type=int, default=100, help="samples of each")
+    parser.add_argument("--limit", type=float, metavar="RATIO", help="smallest ratio that passes")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,218 @@
+"""A backend against its vendor's own way: the same model, exported by hand, in a bare session.
+
+    python benchmarks/vendor_parity.py
+    python benchmarks/vendor_parity.py --models resnet18 bert --limit 1.03
+
+The compiled model and the bare one are timed interleaved, with the same number of threads and the
+same thread settings. A ratio is the backend's median over the bare one's. The bare session reads
+and writes memory that was bound beforehand, so it pays for no conversion at all. The first row is a
+two-layer network whose time is mostly the cost of a call.
+"""
+
+import argparse
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import bench
+from dynamo_backends.bench.suites import Inputs
+from dynamo_backends.bench.suites.case import call
+
+Run = Callable[[], Any]
+CALL = "mlp"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    cases = bench.suite("classic", settings.scale, settings.batch)
+    try:
+        cases = bench.find_cases(cases, settings.models) if settings.models else cases
+    except ValueError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {CALL: two_layers}
+    if settings.models:
+        makers = {}
+    for case in cases:
+        makers[case.name] = lambda case=case: (case.make(), case.inputs())  # type: ignore[misc]
+    backends = settings.backend or list(VENDORS)
+    records = []
+    jobs = [(name, backend) for name in makers for backend in backends]
+    for name, backend in track(jobs, "measuring", console=console, transient=True):
+        with torch.no_grad():
+            records.append(measure(name, backend, *makers[name](), settings))
+        torch.compiler.reset()
+        gc.collect()
+    console.print(table(records))
+    if settings.json:
+        bench.save_json(settings.json, "vendor parity", records, settings=vars(settings))
+    return 1 if any(exceeds(record, settings) for record in records) else 0
+
+
+def measure(
+    name: str, backend: str, model: nn.Module, inputs: Inputs, settings: argparse.Namespace
+) -> dict[str, Any]:
+    """Medians in milliseconds and their ratio.
+
+    Raises:
+        AssertionError: The bare model does not compute what the model does.
+    """
+    small = name == CALL
+    compiled = bench.compile_model(model, inputs, backend, fullgraph=True)
+    bare = VENDORS[backend](model, inputs)
+    torch.testing.assert_close(bare(), tensors(call(model, inputs)), rtol=1e-2, atol=1e-3)
+    timings = bench.compare(
+        {"bare": bare, "compiled": lambda: call(compiled.function, inputs)},
+        settings.rounds,
+        repeat=200 if small else 1,
+        lead_in=20 if small else 1,
+        baseline="bare",
+    )
+    bare_s, compiled_s = timings["bare"].median, timings["compiled"].median
+    return {
+        "model": name,
+        "backend": backend,
+        "bare_ms": bare_s * 1e3,
+        "compiled_ms": compiled_s * 1e3,
+        "ratio": compiled_s / bare_s,
+        "added_us": (compiled_s - bare_s) * 1e6,
+        "ops_in_eager": sum(r.ops_in_eager for r in compiled.reports),
+    }
+
+
+def exceeds(record: dict[str, Any], settings: argparse.Namespace) -> bool:
+    """Whether a row is beyond the limits that were given."""
+    if record["model"] == CALL:
+        return settings.call_limit is not None and record["added_us"] > settings.call_limit
+    return settings.limit is not None and record["ratio"] > settings.limit
+
+
+def two_layers() -> tuple[nn.Module, Inputs]:
+    """A network that takes some microseconds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    return model, (torch.randn(1, 64),)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of nested outputs, in order."""
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Run:
+    """The model exported by `torch.onnx.export`, in a session of its own."""
+    import onnxruntime
+
+    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        program = torch.onnx.export(model, positional, kwargs=named, dynamo=True, verbose=False)
+        program.save(file)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    given = [x.contiguous() for x in tensors(inputs)]
+    for spot, tensor in zip(session.get_inputs(), given, strict=True):
+        binding.bind_ortvalue_input(
+            spot.name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
+        )
+    results = [torch.empty_like(x).contiguous() for x in tensors(call(model, inputs))]
+    for spot, tensor in zip(session.get_outputs(), results, strict=True):
+        binding.bind_output(
+            spot.name, "cpu", 0, tensor.numpy().dtype, tuple(tensor.shape), tensor.data_ptr()
+        )
+
+    def run() -> list[Tensor]:
+        session.run_with_iobinding(binding)
+        return results
+
+    # What ONNX Runtime reads and writes must live as long as the function.
+    run.kept = (given, results)  # type: ignore[attr-defined]
+    return run
+
+
+def bare_openvino(model: nn.Module, inputs: Inputs) -> Run:
+    """The model converted by `openvino.convert_model`, compiled in float32."""
+    import openvino
+    from openvino import _pyopenvino as native
+
+    converted = openvino.convert_model(model, example_input=inputs)
+    given = [x.contiguous() for x in tensors(inputs)]
+    converted.reshape({i: list(x.shape) for i, x in enumerate(given)})
+    compiled = openvino.Core().compile_model(
+        converted,
+        "CPU",
+        {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,
+        },
+    )
+    results = [torch.empty_like(x).contiguous() for x in tensors(call(model, inputs))]
+    request = native.CompiledModel.create_infer_request(compiled)
+    for i, tensor in enumerate(given):
+        request.set_input_tensor(i, openvino.Tensor(tensor.numpy(), shared_memory=True))
+    for i, tensor in enumerate(results):
+        request.set_output_tensor(i, openvino.Tensor(tensor.numpy(), shared_memory=True))
+
+    def run() -> list[Tensor]:
+        request.infer({}, share_outputs=True, decode_strings=False)
+        return results
+
+    # What OpenVINO reads and writes must live as long as the function.
+    run.kept = (given, results)  # type: ignore[attr-defined]
+    return run
+
+
+VENDORS: dict[str, Callable[[nn.Module, Inputs], Run]] = {
+    "onnxrt": bare_onnxruntime,
+    "ov": bare_openvino,
+}
+"""For each backend: what runs the model without it. A function of no arguments that returns the
+list of the model's results."""
+
+
+def table(records: Sequence[dict[str, Any]]) -> Table:
+    """The results for people."""
+    shown = Table(title="compiled against a bare session of the vendor")
+    for name in ("model", "backend", "bare ms", "compiled ms", "ratio", "added µs", "in eager"):
+        shown.add_column(name, justify="left" if name in ("model", "backend") else "right")
+    for r in records:
+        figures = f"{r['bare_ms']:.3f}", f"{r['compiled_ms']:.3f}", f"{r['ratio']:.3f}"
+        added, eager = f"{r['added_us']:.0f}", str(r["ops_in_eager"])
+        shown.add_row(r["model"], r["backend"], *figures, added, eager)
+    return shown
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser.add_argument("--backend", action="append", choices=list(VENDORS), help="repeatable")
+    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=30, help="samples of each")
+    parser.add_argument("--limit", type=float, metavar="RATIO", help="largest ratio that passes")
+    parser.add_argument("--call-limit", type=float, metavar="US", help="most that a call may add")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

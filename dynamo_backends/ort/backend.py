@@ -1,0 +1,203 @@
+"""The backends `onnxrt`, `onnxrt_cpu` and `onnxrt_cuda`: ONNX Runtime on torch's memory."""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.graph import Graph
+
+_PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
+_INSTALL = "pip install 'dynamo-backends[onnx]'"
+_INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
+_PROVIDER = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@dataclass(frozen=True)
+class OrtOptions(Options):
+    """The options of the ONNX Runtime backends, besides those that every backend has.
+
+    Attributes:
+        graph_optimization_level: How much ONNX Runtime rewrites the model.
+        intra_op_threads: Threads of one graph; 0: as many as torch has.
+        provider_options: Options of the execution provider that runs the graph, such as
+            `{"cudnn_conv_algo_search": "HEURISTIC"}`; names and values as ONNX Runtime has them.
+        session_config: Session configuration entries, such as
+            `{"session.intra_op.allow_spinning": "1"}`.
+    """
+
+    graph_optimization_level: Literal["all", "extended", "basic", "none"] = "all"
+    intra_op_threads: int = 0
+    provider_options: dict[str, str] | None = None
+    session_config: dict[str, str] | None = None
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.intra_op_threads < 0:
+            raise OptionError(
+                f"option 'intra_op_threads' of {backend} must be 0 (as many as torch has) or more, "
+                f"not {self.intra_op_threads}."
+            )
+        for name in ("provider_options", "session_config"):
+            for key, value in (getattr(self, name) or {}).items():
+                if not isinstance(key, str) or not isinstance(value, str):
+                    raise OptionError(
+                        f"option {name!r} of {backend} must map strings to strings; "
+                        f"{key!r}: {value!r} is not such an entry."
+                    )
+
+
+class OnnxRuntime(Backend):
+    """See the module's docstring. Picks the execution provider by the tensors' device."""
+
+    name = "onnxrt"
+    summary = "ONNX Runtime, on the tensors' device"
+    Options = OrtOptions
+    trains = True
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
+        usable = tuple(d for d in self.devices if _has_device(d))
+        if not usable:
+            return Availability(False, *_why_no_cuda())
+        version = importlib.metadata.version(_distribution())
+        return Availability(True, f"ONNX Runtime {version}", devices=usable)
+
+    def prepare(self, graph: Graph, options: OrtOptions) -> None:
+        """See `Backend.prepare`."""
+        for node in graph.placeholders:
+            kind = node.meta["val"].device.type if hasattr(node.meta["val"], "device") else "cpu"
+            if kind not in self.devices and not (kind == "cpu" and node.meta["val"].ndim == 0):
+                raise DeviceError(
+                    f"{self.name} runs tensors on {' and '.join(self.devices)}, and an input is on "
+                    f"{kind}; use backend='onnxrt', which follows the tensors' device, or move the "
+                    "model and its inputs."
+                )
+            if kind == "cuda" and not _has_device("cuda"):
+                reason, remedy = _why_no_cuda()
+                raise DeviceError(f"the tensors are on a CUDA device, but {reason}; run: {remedy}")
+
+    def keeps(self, options: OrtOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`: whatever has a lowering that is used."""
+        from dynamo_backends.ort.rules import lowered_overloads
+
+        return lowered_overloads()
+
+    def supports(self, node: fx.Node, options: OrtOptions) -> Support:
+        """See `Backend.supports`."""
+        return self._verdict(node, options).support
+
+    def compile(self, graph: Graph, options: OrtOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.ort.compiler import compile_graph
+
+        settings = self._settings(graph, options)
+        return compile_graph(graph, settings, lambda n: self._verdict(n, options).expanded)
+
+    def cache_key(self, options: OrtOptions) -> str:
+        """See `Backend.cache_key`."""
+        from dynamo_backends.graph.cache import source_digest
+
+        names = (_distribution(), "onnx", "onnx-ir", "onnxscript")
+        versions = [importlib.metadata.version(name) for name in names]
+        return f"{versions} {source_digest()}"
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: OrtOptions) -> Any:
+        """See `Backend.load`."""
+        from dynamo_backends.ort.runtime import OrtExecutable
+
+        return OrtExecutable.load(dict(parts), graph, self._settings(graph, options))
+
+    def _verdict(self, node: fx.Node, options: OrtOptions) -> Any:
+        from dynamo_backends.ort.compiler import compile_graph
+        from dynamo_backends.ort.trial import verdict
+
+        settings = dataclasses.replace(self._settings_of_node(node, options), threads=1)
+        return verdict(node, lambda g, e: compile_graph(g, settings, e), settings)
+
+    def _settings_of_node(self, node: fx.Node, options: OrtOptions) -> Any:
+        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+        return _settings(values, options)
+
+    def _settings(self, graph: Graph, options: OrtOptions) -> Any:
+        nodes = (*graph.placeholders, *graph.calls)
+        return _settings([n.meta.get("val") for n in nodes], options)
+
+
+class OnnxRuntimeCPU(OnnxRuntime):
+    """ONNX Runtime on the CPU."""
+
+    name = "onnxrt_cpu"
+    summary = "ONNX Runtime on the CPU"
+    devices = ("cpu",)
+
+
+class OnnxRuntimeCUDA(OnnxRuntime):
+    """ONNX Runtime on CUDA devices."""
+
+    name = "onnxrt_cuda"
+    summary = "ONNX Runtime on CUDA devices"
+    devices = ("cuda",)
+
+
+def _settings(values: list[Any], options: OrtOptions) -> Any:
+    from dynamo_backends.ort.session import SessionSettings
+
+    device = _device(values)
+    entries = dict(options.provider_options or {})
+    if device[0] == "cuda":
+        entries.setdefault("device_id", str(device[1]))
+    main = (_PROVIDER[device[0]], tuple(sorted(entries.items())))
+    others = () if device[0] == "cpu" else ((_PROVIDER["cpu"], ()),)
+    return SessionSettings(
+        providers=(main, *others),
+        device=device,
+        threads=options.intra_op_threads,
+        level=options.graph_optimization_level,
+        config=tuple(sorted((options.session_config or {}).items())),
+    )
+
+
+def _device(values: list[Any]) -> tuple[str, int]:
+    """Device type and index of a graph's tensors; a CUDA tensor decides."""
+    for value in values:
+        for x in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(x, torch.Tensor) and x.device.type == "cuda":
+                return "cuda", x.device.index or 0
+    return "cpu", 0
+
+
+def _has_device(kind: str) -> bool:
+    from dynamo_backends.ort.session import available_providers
+
+    here = kind == "cpu" or torch.cuda.is_available()
+    return here and _PROVIDER[kind] in available_providers()
+
+
+def _why_no_cuda() -> tuple[str, str]:
+    """What stands in the way of CUDA, and what mends it."""
+    from dynamo_backends.ort.session import available_providers
+
+    if _PROVIDER["cuda"] not in available_providers():
+        return "the installed onnxruntime has no CUDA provider", _INSTALL_CUDA
+    return "torch sees no CUDA device", "nvidia-smi"
+
+
+def _distribution() -> str:
+    """The name of the wheel that holds onnxruntime."""
+    found = importlib.metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
+    return found[0]

@@ -1,0 +1,29 @@
+"""Compiles a graph: lower it to ONNX and make an executable of the model."""
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from torch import fx
+
+from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.ort.lowering import lower
+from dynamo_backends.ort.runtime import OrtExecutable, Wiring
+from dynamo_backends.ort.session import SessionSettings, plain
+
+
+def compile_graph(
+    graph: Graph, settings: SessionSettings, expanded: Callable[[fx.Node], bool]
+) -> OrtExecutable:
+    """Compiles a graph of supported calls.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: ONNX Runtime refuses the model.
+    """
+    lowered = lower(graph, expanded)
+    model = ir.to_proto(lowered.model).SerializeToString()
+    try:
+        return OrtExecutable(graph, model, Wiring(lowered.inputs, lowered.outputs), settings)
+    except Exception as error:
+        raise CompileError(f"ONNX Runtime cannot load the model: {plain(error)}") from error

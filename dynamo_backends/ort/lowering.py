@@ -1,0 +1,274 @@
+"""ATen graphs to ONNX models, by the lowerings of torch's own exporter.
+
+What happens to a graph, in order: torch's type promotion becomes casts; every call is lowered by
+the registry that `torch.onnx.export(dynamo=True)` uses; inputs and outputs that torch stores in
+another order than row-major are transposed inside the model; onnxscript folds constants and
+rewrites; weights become initializers whose data is not in the model.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from onnxscript import optimizer, version_converter
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.ort.dtypes import to_onnx
+from dynamo_backends.ort.expansion import expand
+from dynamo_backends.ort.rules import OPSET, registry
+from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
+from dynamo_backends.toolkit.quiet import silenced
+
+_IR_VERSION = 10
+WEIGHTS_FILE = "weights"  # a name that models need; no file is read
+
+# Loggers that speak to authors of exporters; what they say is checked here afterwards.
+_EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
+
+_lock = threading.RLock()  # the exporter records through a process-wide evaluator
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An ONNX model of a graph.
+
+    Attributes:
+        model: Without the weights' data.
+        inputs: Names in the model, one per graph input; None for inputs that it does not have.
+        outputs: Names in the model, one per graph output.
+    """
+
+    model: ir.Model
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+
+
+def lower(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Lowered:
+    """Lowers a graph with static shapes.
+
+    Args:
+        graph: In normal form. It is not changed.
+        expanded: Which calls are taken apart by torch's decompositions before they are lowered.
+
+    Returns:
+        A model whose inputs and outputs have their dimensions in the order in which torch stores
+        them (see `toolkit.layouts.storage_of`), so that no copy is needed around the model.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
+    with _lock, silenced(*_EXPORTERS):
+        module = _promoted(graph, expanded)
+        model = _translate(graph, module)
+        _store(model, graph)
+        try:
+            version_converter.convert_version(model, OPSET)
+            optimizer.optimize_ir(model)
+            ClearMetadataAndDocStringPass()(model)
+        except Exception as error:
+            raise CompileError(f"onnxscript cannot optimise the model: {_reason(error)}") from error
+        _check_outputs(model, graph)
+        inputs = _settle_inputs(model, graph)
+        return Lowered(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
+
+
+def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModule:
+    """A copy of the graph's module with explicit type promotion and some calls taken apart."""
+    module = graph.copy().module
+    for node in graph.calls:
+        if expanded(node):
+            expand(next(n for n in module.graph.nodes if n.name == node.name))
+    module.graph.lint()
+    module.recompile()
+    mode = private.FakeTensorMode()
+    fakes = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            if isinstance(value, Tensor):
+                with mode:
+                    value = torch.empty_strided(
+                        value.shape, value.stride(), dtype=value.dtype, device=value.device
+                    )
+            fakes.append(value)
+    private.promote_types(module, fakes, mode)
+    return module
+
+
+def _translate(graph: Graph, module: fx.GraphModule) -> ir.Model:
+    table = registry()
+    body = ir.Graph([], [], nodes=[], name="main")
+    model = ir.Model(body, ir_version=_IR_VERSION, producer_name="dynamo-backends")
+    values: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
+    own = {node.name for node in graph.calls}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            if isinstance(node.meta["val"], Tensor):
+                private.onnx_placeholder(node, model, values, table)
+        elif node.op == "call_function":
+            try:
+                _give_defaults(node)
+                private.onnx_call(node, model, values, constants, table)
+            except Exception as error:
+                blamed = _blamed(node, own)
+                reason = f"its lowering to ONNX failed: {_reason(error)}"
+                raise LoweringError(blamed, str(node.target), reason) from error
+    results: Any = module.graph.output_node().args[0]
+    model.graph.outputs.extend(values[node.name] for node in results)
+    private.onnx_opset_imports(model)
+    return model
+
+
+def _give_defaults(node: fx.Node) -> None:
+    """Writes out defaults of the schema that the exporter's lowering has none for."""
+    metas = registry().get_decomps(node.target)
+    schema = getattr(node.target, "_schema", None)
+    if not metas or metas[0].signature is None or schema is None:
+        return
+    parameters = metas[0].signature.params
+    for i in range(len(node.args), min(len(schema.arguments), len(parameters))):
+        argument = schema.arguments[i]
+        if argument.kwarg_only or argument.name in node.kwargs or not parameters[i].required:
+            break
+        node.args = (*node.args, argument.default_value)
+
+
+def _blamed(node: fx.Node, own: set[str]) -> str:
+    """The node of the captured graph that a node of the rewritten graph belongs to."""
+    while node.name not in own and node.meta.get("expanded_from") is None and node.users:
+        node = next(iter(node.users))
+    return node.meta.get("expanded_from", node.name)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost message of an exporter's error, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _store(model: ir.Model, graph: Graph) -> None:
+    """Puts transposes where torch stores an input or promises an output in another order."""
+    tensors = [p for p in graph.placeholders if isinstance(p.meta["val"], Tensor)]
+    weights = {graph.placeholders[i] for i in graph.weights}
+    for i, node in enumerate(tensors):
+        storage = input_storage(node.meta["val"])
+        if not storage.is_row_major and node not in weights:
+            _store_input(model, i, storage)
+    for i, node in enumerate(graph.outputs):
+        storage = storage_of(node.meta["val"])
+        if not storage.is_row_major:
+            _store_output(model, i, storage)
+
+
+def input_storage(value: Tensor) -> Storage:
+    """In which order an input's dimensions are handed over; expanded ones are written out."""
+    storage = storage_of(value)
+    return row_major(value.ndim) if storage.expanded else storage
+
+
+def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
+    logical = model.graph.inputs[i]
+    assert logical.shape is not None
+    stored = ir.Value(
+        name=f"{logical.name}_stored",
+        shape=ir.Shape([logical.shape[d] for d in storage.order]),
+        type=logical.type,
+    )
+    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
+    transpose = ir.node("Transpose", [stored], {"perm": inverse})
+    result = transpose.outputs[0]
+    result.shape, result.type = logical.shape, logical.type
+    for user, place in list(logical.uses()):
+        user.replace_input_with(place, result)
+    model.graph.inputs[i] = stored
+    model.graph.insert_before(model.graph[0], transpose)
+
+
+def _store_output(model: ir.Model, i: int, storage: Storage) -> None:
+    value = model.graph.outputs[i]
+    if storage.expanded:
+        value = _first_along(model, value, storage.expanded)
+    transpose = ir.node("Transpose", [value], {"perm": list(storage.order)})
+    result = transpose.outputs[0]
+    result.type = value.type
+    if value.shape is not None:
+        result.shape = ir.Shape([value.shape[d] for d in storage.order])
+    model.graph.append(transpose)
+    model.graph.outputs[i] = result
+
+
+def _first_along(model: ir.Model, value: ir.Value, dims: Sequence[int]) -> ir.Value:
+    bounds = ([0] * len(dims), [1] * len(dims), list(dims))
+    constants = [ir.node("Constant", [], {"value_ints": list(b)}) for b in bounds]
+    cut = ir.node("Slice", [value, *(c.outputs[0] for c in constants)])
+    model.graph.extend([*constants, cut])
+    result = cut.outputs[0]
+    result.type = value.type
+    if value.shape is not None:
+        shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
+        result.shape = ir.Shape(shape)
+    return result
+
+
+def _check_outputs(model: ir.Model, graph: Graph) -> None:
+    """Refuses a lowering that promises another dtype or shape than torch does."""
+    for value, node in zip(model.graph.outputs, graph.outputs, strict=True):
+        fake = node.meta["val"]
+        storage = storage_of(fake)
+        expected = [1 if d in storage.expanded else fake.shape[d] for d in storage.order]
+        known = [] if value.shape is None else list(value.shape)
+        wrong = value.shape is not None and (
+            len(known) != len(expected)
+            or any(isinstance(k, int) and k != e for k, e in zip(known, expected, strict=True))
+        )
+        dtype = to_onnx(fake.dtype)
+        if wrong or (value.dtype is not None and value.dtype != dtype):
+            raise LoweringError(
+                node.name,
+                str(node.target),
+                f"its lowering gives {value.dtype}{known} instead of {dtype}{expected}",
+            )
+        value.dtype = dtype
+        value.shape = ir.Shape(expected)
+
+
+def _settle_inputs(model: ir.Model, graph: Graph) -> tuple[str | None, ...]:
+    """Turns weights into initializers without data and drops unused inputs; returns the names."""
+    names: list[str | None] = []
+    weights = frozenset(graph.weights)
+    values = iter(list(model.graph.inputs))
+    offset = 0
+    for i, node in enumerate(graph.placeholders):
+        value = next(values) if isinstance(node.meta["val"], Tensor) else None
+        if value is None or not (value.uses() or value.is_graph_output()):
+            names.append(None)
+            if value is not None:
+                model.graph.inputs.remove(value)
+            continue
+        names.append(str(value.name))
+        if i in weights:
+            model.graph.inputs.remove(value)
+            offset = _without_data(value, node.meta["val"], offset)
+            model.graph.register_initializer(value)
+    return tuple(names)
+
+
+def _without_data(value: ir.Value, fake: Tensor, offset: int) -> int:
+    assert value.dtype is not None
+    size = fake.numel() * fake.element_size()
+    shape = ir.Shape(fake.shape)
+    name = str(value.name)
+    value.const_value = ir.ExternalTensor(
+        WEIGHTS_FILE, offset, size, value.dtype, shape=shape, name=name
+    )
+    return offset + size

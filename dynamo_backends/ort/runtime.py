@@ -1,0 +1,275 @@
+"""Runs ONNX Runtime sessions on torch's memory."""
+
+import ctypes
+import json
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnxruntime
+import torch
+from onnxruntime.capi import _pybind_state as C
+from torch import Tensor
+
+from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.errors import CompileError, ForkedProcessError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.ort.dtypes import to_onnx
+from dynamo_backends.ort.lowering import input_storage
+from dynamo_backends.ort.session import (
+    SessionSettings,
+    make_session,
+    ort_device,
+    with_weights_as_inputs,
+)
+from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
+
+_CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
+_MODELS = 4
+
+_scratch = ctypes.create_string_buffer(64)
+_nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no null pointers
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Names in the model.
+
+    Attributes:
+        inputs: One per graph input; None for inputs that the model does not have.
+        outputs: One per graph output.
+    """
+
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+
+
+class OrtExecutable(Executable):
+    """A compiled graph.
+
+    Weights are prepared by making a session of them. If they turn out to change all the time, they
+    become inputs of one session that prepares nothing.
+
+    Args:
+        graph: The graph that was compiled, for the layouts of its inputs and outputs.
+        model: The ONNX model, without the data of weights.
+        wiring: Which names the graph's inputs and outputs have in it.
+        settings: How its sessions are made.
+    """
+
+    def __init__(self, graph: Graph, model: bytes, wiring: Wiring, settings: SessionSettings):
+        self.graph = graph
+        self.model = model
+        self.wiring = wiring
+        self.settings = settings
+        self.last_weights: list[weakref.ref[Tensor]] | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._live: Any = None
+        self._usage: OrderedDict[tuple[int, ...], _Usage] = OrderedDict()
+        values = [p.meta["val"] for p in graph.placeholders]
+        self.weight_places = [i for i in graph.weights if wiring.inputs[i] is not None]
+        self._inputs = [
+            _Input(str(wiring.inputs[i]), at, values[i])
+            for at, i in enumerate(graph.activations)
+            if wiring.inputs[i] is not None
+        ]
+        fakes = [node.meta["val"] for node in graph.outputs]
+        self._outputs = [_Output(n, v) for n, v in zip(wiring.outputs, fakes, strict=True)]
+        # Errors of a graph without weights show when it is compiled, not when it is first called.
+        self._fixed = None if self.weight_places else make_session(model, {}, settings)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        self._check_process()
+        if self._fixed is not None:
+            return self._run(self._fixed, _Usage()), ()
+        self.last_weights = [weakref.ref(w) for w in weights]
+        with self._lock:
+            usage = self._usage_of(weights)
+            live = usage.changes >= _CHANGES_BEFORE_LIVE
+            if live and self._live is None:
+                self._live = make_session(with_weights_as_inputs(self.model), {}, self.settings)
+        tensors = self.model_weights(weights)
+        if live:
+            shared = {t.data_ptr() for t in tensors.values()}
+            copied = [i for i, w in enumerate(weights) if w.data_ptr() not in shared]
+            return self._run(self._live, usage, tuple(tensors.items())), copied
+        session = make_session(self.model, tensors, self.settings)
+        return self._run(session, usage), range(len(weights))
+
+    def model_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Row-major tensors by the names of the model's weights.
+
+        Args:
+            weights: As for `bind`.
+        """
+        by_place = dict(zip(self.graph.weights, weights, strict=True))
+        return {
+            str(self.wiring.inputs[i]): _row_major(by_place[i].detach()) for i in self.weight_places
+        }
+
+    def _usage_of(self, weights: Sequence[Tensor]) -> "_Usage":
+        """How prepared weights at these addresses have fared so far."""
+        key = tuple(map(Tensor.data_ptr, weights))
+        before = self._usage.pop(key, None)
+        usage = _Usage()
+        if before is not None and (before.calls <= 1 or before.changes >= _CHANGES_BEFORE_LIVE):
+            usage.changes = before.changes + 1
+        self._usage[key] = usage
+        while len(self._usage) > _MODELS:
+            self._usage.popitem(last=False)
+        return usage
+
+    def _run(self, session: Any, usage: "_Usage", live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
+        device = ort_device(self.settings.device)
+        inputs, outputs = self._inputs, self._outputs
+        bindings: list[Any] = []  # those that no thread is using
+        options = onnxruntime.RunOptions()
+        where = torch.device(*self.settings.device) if self.settings.device[0] != "cpu" else None
+        pid, getpid = self._pid, os.getpid
+
+        def make_binding() -> Any:
+            binding = C.SessionIOBinding(session)
+            for name, tensor in live:
+                _bind(binding.bind_input, name, device, tensor)
+            return binding
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            if getpid() != pid:
+                self._check_process()
+            usage.calls += 1
+            try:
+                binding = bindings.pop()
+            except IndexError:
+                binding = make_binding()
+            if where is not None:
+                torch.cuda.current_stream(where).synchronize()
+            # The list keeps copies of unusual inputs alive while the session runs.
+            given = [x.check(values[x.place]) for x in inputs]
+            for x, tensor in zip(inputs, given, strict=True):
+                binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
+            results = [y.make(where) for y in outputs]
+            for y, tensor in zip(outputs, results, strict=True):
+                binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
+            session.run_with_iobinding(binding, options)
+            bindings.append(binding)
+            return [y.export(t) for y, t in zip(outputs, results, strict=True)]
+
+        return run
+
+    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+        """ONNX Runtime's own execution, for benchmarks: everything is bound beforehand.
+
+        Args:
+            weights: As for `bind`.
+            activations: As for a bound function.
+        """
+        session = self._fixed or make_session(
+            self.model, self.model_weights(weights), self.settings
+        )
+        binding = C.SessionIOBinding(session)
+        device = ort_device(self.settings.device)
+        given = [x.check(activations[x.place]) for x in self._inputs]
+        for x, tensor in zip(self._inputs, given, strict=True):
+            binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
+        results = [y.make(None) for y in self._outputs]
+        for y, tensor in zip(self._outputs, results, strict=True):
+            binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
+        options = onnxruntime.RunOptions()
+
+        def execute(_: object = (given, list(activations))) -> list[Tensor]:
+            session.run_with_iobinding(binding, options)  # reads what the default keeps alive
+            return results
+
+        return execute
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "this graph was compiled before os.fork(); the threads of ONNX Runtime do not "
+                "survive a fork. Compile in the child, or start processes with 'spawn'."
+            )
+
+    def dump(self) -> dict[str, bytes]:
+        """See `Executable.dump`."""
+        names = {"inputs": self.wiring.inputs, "outputs": self.wiring.outputs}
+        return {"wiring": json.dumps(names).encode(), "model": self.model}
+
+    @classmethod
+    def load(
+        cls, parts: dict[str, bytes], graph: Graph, settings: SessionSettings
+    ) -> "OrtExecutable":
+        """Recreates an executable from `dump`.
+
+        Raises:
+            CompileError: The parts are incomplete, or ONNX Runtime refuses them.
+        """
+        try:
+            names = json.loads(parts["wiring"])
+            wiring = Wiring(tuple(names["inputs"]), tuple(names["outputs"]))
+            executable = cls(graph, parts["model"], wiring, settings)
+            inputs, outputs = len(executable.graph.inputs), len(graph.outputs)
+            if (len(wiring.inputs), len(wiring.outputs)) != (inputs, outputs):
+                raise ValueError("it is of another graph")
+            return executable
+        except Exception as error:
+            raise CompileError(f"the cached ONNX model cannot be used: {error}") from error
+
+
+@dataclass
+class _Usage:
+    """How often prepared weights were used, and how often in a row they were replaced unused."""
+
+    calls: int = 0
+    changes: int = 0
+
+
+class _Input:
+    """An activation that the model has."""
+
+    def __init__(self, name: str, place: int, value: Tensor):
+        self.name = name
+        self.place = place
+        self.dtype = int(to_onnx(value.dtype))
+        self.check = Importer(value)
+        storage = input_storage(value)
+        self.shape = tuple(value.shape[d] for d in storage.order)
+        self.address = _address if value.numel() else _no_address
+
+
+class _Output:
+    """An output of the model."""
+
+    def __init__(self, name: str, value: Tensor):
+        self.name = name
+        self.dtype = int(to_onnx(value.dtype))
+        self.export = Exporter(value)
+        storage = storage_of(value)
+        self.shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
+        self.address = _address if value.numel() else _no_address
+        self._torch_dtype = value.dtype
+
+    def make(self, device: torch.device | None) -> Tensor:
+        """Memory for one result."""
+        return torch.empty(self.shape, dtype=self._torch_dtype, device=device)
+
+
+_address = Tensor.data_ptr
+
+
+def _no_address(_: Tensor) -> int:
+    return _nowhere
+
+
+def _bind(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor) -> None:
+    address = (_address if tensor.numel() else _no_address)(tensor)
+    bind(name, device, int(to_onnx(tensor.dtype)), tuple(tensor.shape), address)
+
+
+def _row_major(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous()

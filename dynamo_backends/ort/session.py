@@ -1,0 +1,128 @@
+"""ONNX Runtime sessions: one per set of prepared weights, on torch's number of threads."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from onnxruntime.capi import _pybind_state as C
+from torch import Tensor
+
+from dynamo_backends._torch_private import to_dlpack
+from dynamo_backends.toolkit.memory import return_free_memory
+
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+# A pool that spins takes the processor from torch for milliseconds after each call.
+# Weights outside of the arena do not make it grow in powers of two.
+DEFAULT_CONFIG = {
+    "session.intra_op.allow_spinning": "0",
+    "session.inter_op.allow_spinning": "0",
+    "session.use_device_allocator_for_initializers": "1",
+}
+
+_MUCH = 16 << 20  # bytes
+
+_SILENT = 4  # errors are raised as exceptions as well
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How sessions are made.
+
+    Attributes:
+        providers: Execution providers with their options, the preferred one first.
+        device: torch device type and index that inputs and outputs are on.
+        threads: Of the session's own pool; 0: as many as torch has when the session is made.
+        level: Graph optimisation: "all", "extended", "basic" or "none".
+        config: Session configuration entries, taking precedence over `DEFAULT_CONFIG`.
+    """
+
+    providers: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    device: tuple[str, int] = ("cpu", 0)
+    threads: int = 0
+    level: str = "all"
+    config: tuple[tuple[str, str], ...] = ()
+
+    def options(self) -> onnxruntime.SessionOptions:
+        """These settings as ONNX Runtime's object."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads or torch.get_num_threads()
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = _LEVELS[self.level]
+        options.log_severity_level = _SILENT
+        for key, value in {**DEFAULT_CONFIG, **dict(self.config)}.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionSettings) -> Any:
+    """A session of a model.
+
+    Args:
+        model: Serialized; its initializers without data are those in `weights`.
+        weights: Row-major tensors by the initializers' names. CPU tensors are not copied before the
+            session prepares them, and those that it does not prepare it goes on reading.
+        settings: How to make it.
+
+    Returns:
+        ONNX Runtime's own session object (of the Python wrapper's attribute `_sess`).
+    """
+    options = settings.options()
+    if sum(t.nbytes for t in weights.values()) > _MUCH:
+        return_free_memory()  # that lowering took: preparing weights is the peak
+    if weights:
+        options.add_external_initializers(
+            list(weights), [onnxruntime.OrtValue(import_tensor(t.cpu())) for t in weights.values()]
+        )
+    names = [name for name, _ in settings.providers]
+    provider_options = [dict(entries) for _, entries in settings.providers]
+    session = onnxruntime.InferenceSession(
+        model, options, providers=names, provider_options=provider_options
+    )
+    session.disable_fallback()
+    return session._sess
+
+
+def import_tensor(tensor: Tensor) -> Any:
+    """A row-major CPU tensor as an OrtValue that shares its memory and keeps it alive."""
+    # A tensor of its own, so that the value does not keep the caller's Parameter alive.
+    return C.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype == torch.bool)
+
+
+def with_weights_as_inputs(model: bytes) -> bytes:
+    """The same model, with inputs in the place of initializers without data."""
+    proto = onnx.load_model_from_string(model)
+    graph = proto.graph
+    weights = [t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in weights:
+        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        graph.input.append(value)
+        graph.initializer.remove(tensor)
+    return proto.SerializeToString()
+
+
+def ort_device(device: tuple[str, int]) -> Any:
+    """ONNX Runtime's name of a torch device."""
+    kind = C.OrtDevice.cuda() if device[0] == "cuda" else C.OrtDevice.cpu()
+    return C.OrtDevice(kind, C.OrtDevice.default_memory(), device[1])
+
+
+def available_providers() -> Sequence[str]:
+    """The execution providers of the installed wheel."""
+    return onnxruntime.get_available_providers()
+
+
+def plain(error: BaseException) -> str:
+    """The first line of one of ONNX Runtime's messages, without its codes."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ([A-Z_]+) : ", r"\1: ", text)[:200]

@@ -1,0 +1,183 @@
+"""Sessions and bindings: threads, memory, changing weights, processes and threads."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends import Bound, OptionError
+from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.ort import runtime
+from dynamo_backends.ort.runtime import OrtExecutable
+from dynamo_backends.ort.session import SessionSettings, make_session
+from tests.checking import check
+
+CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),))
+
+
+def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[Any, OrtExecutable]:
+    """A compiled model that ran once, and its only executable."""
+    function = torch.compile(model, backend=dynamo_backends.compiler("onnxrt", **options))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        function(*inputs)
+    (block,) = reports[0].executable.static_program.blocks
+    return function, block.executable
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+def test_sessions_have_torchs_threads_and_do_not_spin():
+    options = CPU.options()
+    assert options.intra_op_num_threads == torch.get_num_threads()
+    assert options.inter_op_num_threads == 1
+    for pool in ("intra", "inter"):
+        assert options.get_session_config_entry(f"session.{pool}_op.allow_spinning") == "0"
+
+
+def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
+    made: list[SessionSettings] = []
+    original = make_session
+
+    def watch(model: bytes, weights: Any, settings: SessionSettings) -> Any:
+        made.append(settings)
+        return original(model, weights, settings)
+
+    monkeypatch.setattr(runtime, "make_session", watch)
+    config = {"session.intra_op.allow_spinning": "1"}
+    function = torch.compile(
+        net(),
+        backend="onnxrt",
+        options={
+            "graph_optimization_level": "basic",
+            "intra_op_threads": 2,
+            "session_config": config,
+            "provider_options": {"arena_extend_strategy": "kSameAsRequested"},
+        },
+    )
+    with torch.no_grad():
+        function(torch.randn(2, 6))
+    options = made[-1].options()
+    assert options.intra_op_num_threads == 2
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert str(options.graph_optimization_level).endswith("ORT_ENABLE_BASIC")
+    assert dict(made[-1].providers) == {
+        "CPUExecutionProvider": (("arena_extend_strategy", "kSameAsRequested"),)
+    }
+
+
+def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
+    x = torch.randn(4, 6)
+    function, executable = compiled(net(), x)
+    assert executable._inputs[0].check(x).data_ptr() == x.data_ptr()
+    with torch.no_grad():
+        first, second = function(x), function(x)
+        kept = first.clone()
+        function(torch.randn(4, 6))
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, kept)
+
+
+def test_empty_tensors():
+    check(lambda x: (x * 2, x.sum(0), torch.cat([x, x + 1])), torch.randn(0, 4), backend="onnxrt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.data.mul_(2),
+        lambda p: p.copy_(p * 3),
+        lambda p: p.set_(p.detach() + 1),
+        lambda p: p.detach().numpy().__imul__(2),
+    ],
+    ids=["data", "copy_", "set_", "numpy"],
+)
+def test_changed_weights_are_noticed(change: Any):
+    model, x = net(), torch.randn(4, 6)
+    function, _ = compiled(model, x)
+    with torch.no_grad():
+        change(model[0].weight)
+        torch.testing.assert_close(function(x), model(x))
+
+
+def test_weights_that_change_at_every_call_stop_being_prepared(monkeypatch: pytest.MonkeyPatch):
+    model, x = net(), torch.randn(4, 6)
+    function, executable = compiled(model, x)
+    made = []
+    original = make_session
+
+    def count(*args: Any) -> Any:
+        made.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(runtime, "make_session", count)
+    with torch.no_grad():
+        for _ in range(8):
+            model[0].weight.mul_(1.1)
+            torch.testing.assert_close(function(x), model(x))
+    assert len(made) < 4
+    assert executable._live is not None
+    with torch.no_grad():
+        model[0].weight.data = torch.randn(8, 6)
+        torch.testing.assert_close(function(x), model(x))
+
+
+def test_threads_can_share_a_compiled_model():
+    model = net()
+    function, executable = compiled(model, torch.randn(4, 6))
+    weights = list(model.parameters())
+    order = [executable.graph.inputs[i].name for i in executable.graph.weights]
+    assert len(order) == len(weights)
+    inputs = [torch.randn(4, 6) for _ in range(8)]
+    results: dict[int, torch.Tensor] = {}
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                results[i] = function(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, x in enumerate(inputs):
+        torch.testing.assert_close(results[i], model(x).detach())
+
+
+def test_a_forked_process_gets_an_error_instead_of_waiting_for_threads():
+    _, executable = compiled(net(), torch.randn(4, 6))
+    executable._pid = -1
+    with pytest.raises(ForkedProcessError, match="do not survive a fork"):
+        executable.bind(())
+    bound: Bound = executable._run(None, runtime._Usage())
+    with pytest.raises(ForkedProcessError):
+        bound([torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graph_optimization_level": "max"}, "one of 'all', 'extended', 'basic', 'none'"),
+        ({"intra_op_threads": -1}, "must be 0 .* or more, not -1"),
+        ({"session_config": {"session.x": 1}}, "must map strings to strings; 'session.x': 1"),
+        ({"provider_options": "x"}, "must be dict or None, not 'x'"),
+        ({"provider_option": {}}, "Did you mean 'provider_options'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        dynamo_backends.get_backend("onnxrt").Options.parse(options, "onnxrt")
+
+
+def test_a_wrong_session_entry_is_reported_and_the_graph_runs_in_eager():
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        model, x = net(), torch.randn(2, 6)
+        options = {"provider_options": {"no_such_option": "1"}}
+        result = torch.compile(model, backend="onnxrt", options=options)(x)
+        torch.testing.assert_close(result, model(x))
+    assert reports[0].ops_on_backend > 0 or reports[0].fallbacks

@@ -1,0 +1,164 @@
+"""The backend `ov`: OpenVINO on torch's memory."""
+
+import difflib
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.graph import Graph
+
+_INSTALL = "pip install 'dynamo-backends[openvino]'"
+
+
+@dataclass(frozen=True)
+class OpenVinoOptions(Options):
+    """The options of `ov`, besides those that every backend has.
+
+    Attributes:
+        device: OpenVINO's name of the device that runs graphs: "CPU", "GPU", "GPU.1", "NPU".
+            Tensors stay on the CPU for torch, whatever it is.
+        precision: "float32" computes in the dtypes that the model has; "bf16" lets OpenVINO compute
+            in bfloat16 where the processor has instructions for it.
+        performance_hint: What OpenVINO is to optimise: the time of one call, or how many calls
+            from several threads it finishes.
+        num_threads: Of OpenVINO's own pool, on the CPU; 0: as many as torch has.
+        config: Properties of the device, such as `{"ENABLE_HYPER_THREADING": False}`; names and
+            values as OpenVINO has them. They take precedence over the options above.
+    """
+
+    device: str = "CPU"
+    precision: Literal["float32", "bf16"] = "float32"
+    performance_hint: Literal["latency", "throughput"] = "latency"
+    num_threads: int = 0
+    config: dict[str, Any] | None = None
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.num_threads < 0:
+            raise OptionError(
+                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
+                f"not {self.num_threads}."
+            )
+        for key, value in (self.config or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str | bool | int | float):
+                raise OptionError(
+                    f"option 'config' of {backend} must map names of OpenVINO's properties to "
+                    f"strings, numbers or bools; {key!r}: {value!r} is not such an entry."
+                )
+
+
+class OpenVINO(Backend):
+    """See the module's docstring."""
+
+    name = "ov"
+    summary = "OpenVINO"
+    Options = OpenVinoOptions
+    trains = True
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        if importlib.util.find_spec("openvino") is None:
+            return Availability(False, "openvino is not installed", _INSTALL)
+        return Availability(True, f"OpenVINO {_version()}", devices=("cpu",))
+
+    def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
+        """See `Backend.prepare`."""
+        _check_device(options.device)
+        _check_config(options)
+        for node in graph.placeholders:
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
+                raise DeviceError(
+                    f"ov reads tensors on the CPU, and an input is on {value.device.type}; move "
+                    "the model and its inputs to the CPU. OpenVINO's own GPU is chosen by the "
+                    "option device='GPU'."
+                )
+
+    def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`."""
+        from dynamo_backends.openvino.rules import whole
+
+        return whole()
+
+    def supports(self, node: fx.Node, options: OpenVinoOptions) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.openvino.trial import supports
+
+        # One thread: trials are small. In float32: a lower precision is no mistake of a conversion.
+        settings = replace(_settings(options), threads=1, precision="float32")
+        return supports(node, settings)
+
+    def compile(self, graph: Graph, options: OpenVinoOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.openvino.compiler import compile_graph
+
+        return compile_graph(graph, _settings(options))
+
+    def cache_key(self, options: OpenVinoOptions) -> str:
+        """See `Backend.cache_key`."""
+        from dynamo_backends.graph.cache import source_digest
+        from dynamo_backends.openvino.session import describe_device
+
+        device = describe_device(options.device)
+        return f"{_version()} {source_digest()} {device} {torch.get_num_threads()}"
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: OpenVinoOptions) -> Any:
+        """See `Backend.load`."""
+        from dynamo_backends.openvino.runtime import OpenVinoExecutable
+
+        return OpenVinoExecutable.load(dict(parts), graph, _settings(options))
+
+
+def _settings(options: OpenVinoOptions) -> Any:
+    from dynamo_backends.openvino.session import Settings
+
+    return Settings(
+        device=options.device,
+        precision=options.precision,
+        hint=options.performance_hint,
+        threads=options.num_threads,
+        config=tuple(sorted((options.config or {}).items())),
+    )
+
+
+def _check_device(device: str) -> None:
+    """Raises `DeviceError` if OpenVINO does not find a device here."""
+    from dynamo_backends.openvino.session import devices
+
+    found = devices()
+    # "GPU" is the first of "GPU.0", "GPU.1".
+    if not any(name == device or name.partition(".")[0] == device for name in found):
+        raise DeviceError(
+            f"device={device!r} was asked for, and OpenVINO finds {', '.join(found)} here; choose "
+            f"one of these, or install the driver that OpenVINO needs for {device}."
+        )
+
+
+def _check_config(options: OpenVinoOptions) -> None:
+    """Raises `OptionError` for names in `config` that are no properties of the device."""
+    from dynamo_backends.openvino.session import writable_properties
+
+    known = writable_properties(options.device) if options.config else ()
+    for name in options.config or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise OptionError(
+                f"OpenVINO's {options.device} has no property {name!r} that can be set.{hint} "
+                f"Those that can: {', '.join(sorted(known))}."
+            )
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("openvino")

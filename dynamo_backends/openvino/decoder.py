@@ -1,0 +1,75 @@
+"""What OpenVINO's PyTorch frontend sees of a graph, and which node it gave up on."""
+
+from openvino import Model
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+from torch import Tensor, fx
+from torch.fx.passes.shape_prop import TensorMetadata
+
+
+def convert(module: fx.GraphModule) -> Model:
+    """Converts a graph by OpenVINO's own frontend.
+
+    Args:
+        module: Functional ATen calls on static shapes. Its nodes' `meta` gets what the frontend
+            reads.
+
+    Raises:
+        ConversionError: The frontend has no rule for a call, or its rule refuses the arguments.
+    """
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            node.meta["tensor_meta"] = _describe(value)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    decoder = TorchFXPythonDecoder(module)  # must live as long as the frontend reads it
+    try:
+        return frontend.convert(frontend.load(decoder))
+    except Exception as error:
+        raise ConversionError(_unconverted(module), plain(error)) from error
+
+
+class ConversionError(Exception):
+    """The frontend could not convert a graph.
+
+    Attributes:
+        node_name: Of the first FX node that has no conversion; None if the frontend names none.
+        reason: The frontend's, in one line.
+    """
+
+    def __init__(self, node_name: str | None, reason: str):
+        super().__init__(reason)
+        self.node_name = node_name
+        self.reason = reason
+
+
+def _describe(value: Tensor) -> TensorMetadata:
+    return TensorMetadata(value.shape, value.dtype, False, value.stride(), None, False, {})
+
+
+def _unconverted(module: fx.GraphModule) -> str | None:
+    """The FX node behind the first operation that stays the framework's."""
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    decoder = TorchFXPythonDecoder(module)
+    try:
+        model = frontend.convert_partially(frontend.load(decoder))
+    except Exception:  # some rules raise here too, which leaves the call unknown
+        return None
+    for operation in model.get_ordered_ops():
+        if "FrameworkNode" in operation.get_type_name():
+            # The decoder names operations "<FX node>/<operator>".
+            name: str = operation.get_friendly_name().partition("/")[0]
+            return name
+    return None
+
+
+_NOISE = ("Check '", "Exception", "While ", "FrontEnd ", "Model wasn't", "Summary", "-- ")
+
+
+def plain(error: BaseException) -> str:
+    """What one of OpenVINO's messages says, in one line and without places in its source."""
+    if "No conversion rule found" in str(error):
+        return "it has no rule for it"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(_NOISE)]
+    return (told or lines or [type(error).__name__])[-1][:200]

@@ -1,0 +1,36 @@
+"""Which of torch's element types OpenVINO computes with, and what it makes of the others."""
+
+import torch
+from openvino import Type
+
+_FROM_TORCH = {
+    torch.bool: Type.boolean,
+    torch.uint8: Type.u8,
+    torch.int8: Type.i8,
+    torch.int16: Type.i16,
+    torch.int32: Type.i32,
+    torch.int64: Type.i64,
+    torch.float16: Type.f16,
+    torch.bfloat16: Type.bf16,
+    torch.float32: Type.f32,
+}
+
+_IN_FLOAT32 = "OpenVINO computes float64 in float32"
+
+
+def why_not(dtype: torch.dtype) -> str | None:
+    """Why OpenVINO cannot take tensors of a dtype; None if it can."""
+    if dtype in _FROM_TORCH:
+        return None
+    if dtype == torch.float64:
+        return _IN_FLOAT32
+    return f"OpenVINO does not compute with {dtype}"
+
+
+def to_openvino(dtype: torch.dtype) -> Type:
+    """The OpenVINO element type of a torch dtype.
+
+    Raises:
+        KeyError: There is none; ask `why_not` first.
+    """
+    return _FROM_TORCH[dtype]

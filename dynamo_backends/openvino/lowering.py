@@ -1,0 +1,229 @@
+"""ATen graphs to OpenVINO models, by OpenVINO's own PyTorch frontend.
+
+What happens to a graph, in order: torch's type promotion becomes casts; inputs and outputs that
+torch stores in another order than row-major are permuted inside the graph; the frontend converts
+all of it; results get the element types that torch promises.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from openvino import Model, PartialShape, Type
+from openvino import opset13 as ops
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.openvino.decoder import ConversionError, convert
+from dynamo_backends.openvino.dtypes import to_openvino
+from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An OpenVINO model of a graph.
+
+    Attributes:
+        model: Weights are inputs of it.
+        inputs: For each graph input its place among the model's inputs; None for one that the model
+            does not have.
+    """
+
+    model: Model
+    inputs: tuple[int | None, ...]
+
+
+def lower(graph: Graph) -> Lowered:
+    """Lowers a graph with static shapes.
+
+    Args:
+        graph: In normal form. It is not changed.
+
+    Returns:
+        A model whose inputs and outputs have their dimensions in the order in which torch stores
+        them (see `toolkit.layouts.storage_of`), so that no copy is needed around the model.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
+    module = _promoted(graph)
+    _store(module.graph, graph)
+    for node in module.graph.nodes:
+        _spell_out(node)
+    try:
+        model = convert(module)
+    except ConversionError as error:
+        _blame(graph, error)
+    _check_inputs(model, graph)
+    _settle_outputs(model, graph)
+    return Lowered(model, _drop_unused(model, graph))
+
+
+def input_storage(value: Tensor) -> Storage:
+    """In which order an input's dimensions are handed over; expanded ones are written out."""
+    storage = storage_of(value)
+    return row_major(value.ndim) if storage.expanded else storage
+
+
+def _promoted(graph: Graph) -> fx.GraphModule:
+    """A copy of the graph's module with explicit type promotion."""
+    module = graph.copy().module
+    mode = private.FakeTensorMode()
+    fakes = []
+    for node in graph.placeholders:
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            with mode:
+                value = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
+        fakes.append(value)
+    private.promote_types(module, fakes, mode)
+    return module
+
+
+def _store(module: fx.Graph, graph: Graph) -> None:
+    """Puts permutations where torch stores an input or promises an output in another order."""
+    weights = {graph.placeholders[i].name for i in graph.weights}
+    first = next(n for n in module.nodes if n.op != "placeholder")
+    for node in [n for n in module.nodes if n.op == "placeholder"]:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and node.name not in weights:
+            storage = input_storage(value)
+            if not storage.is_row_major:
+                _store_input(module, node, first, storage)
+    output = module.output_node()
+    stored = [_stored_output(module, output, n) for n in _results(output)]
+    output.args = (tuple(stored),)
+
+
+def _spell_out(node: fx.Node) -> None:
+    """Rewrites a call as the frontend's rules expect it.
+
+    They count arguments, so defaults are written out; they take an absent correction for 0, which
+    torch takes for 1; and they know the cast of ATen, not that of torch's primitives.
+    """
+    if node.target is torch.ops.prims.convert_element_type.default:
+        source, *rest = node.args
+        dtype = rest[0] if rest else node.kwargs["dtype"]
+        node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": dtype}
+    if node.target in _CORRECTED and node.kwargs.get("correction") is None:
+        node.kwargs = {**node.kwargs, "correction": 1}
+    schema = getattr(node.target, "_schema", None)
+    for argument in schema.arguments[len(node.args) :] if schema is not None else ():
+        if argument.kwarg_only or argument.name in node.kwargs or not argument.has_default_value():
+            break
+        node.args = (*node.args, argument.default_value)
+
+
+_CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction)
+
+
+def _results(output: fx.Node) -> Sequence[fx.Node]:
+    results: Any = output.args[0]
+    return results
+
+
+def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Storage) -> None:
+    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
+    value = node.meta["val"]
+    with module.inserting_before(first):
+        logical = module.call_function(aten.permute.default, (node, inverse))
+    node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
+    logical.meta["val"] = value
+    node.meta["val"] = value.permute(storage.order)
+
+
+def _stored_output(module: fx.Graph, output: fx.Node, node: fx.Node) -> fx.Node:
+    storage = storage_of(node.meta["val"])
+    with module.inserting_before(output):
+        for dim in storage.expanded:
+            value = node.meta["val"]
+            node = module.call_function(aten.slice.Tensor, (node, dim, 0, 1))
+            node.meta["val"] = value.narrow(dim, 0, 1)
+        if storage.is_row_major:
+            return node
+        value = node.meta["val"]
+        node = module.call_function(aten.permute.default, (node, list(storage.order)))
+        node.meta["val"] = value.permute(storage.order)
+        return node
+
+
+def _blame(graph: Graph, error: ConversionError) -> None:
+    """Raises what the pipeline understands in the place of a frontend's error."""
+    reason = f"OpenVINO's frontend cannot convert it: {error.reason}"
+    for node in graph.calls:
+        if node.name == error.node_name or len(graph.calls) == 1:
+            raise LoweringError(node.name, str(node.target), reason) from error
+    raise CompileError(f"OpenVINO's frontend cannot convert the graph: {error.reason}") from error
+
+
+def _check_inputs(model: Model, graph: Graph) -> None:
+    """Gives inputs the types and shapes that torch promises; the frontend may leave them open."""
+    parameters = model.get_parameters()
+    if len(parameters) != len(graph.placeholders):
+        raise CompileError(
+            f"OpenVINO's frontend made {len(parameters)} inputs out of {len(graph.placeholders)}"
+        )
+    weights = set(graph.weights)
+    for i, (parameter, node) in enumerate(zip(parameters, graph.placeholders, strict=True)):
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            continue
+        storage = row_major(value.ndim) if i in weights else input_storage(value)
+        parameter.set_element_type(to_openvino(value.dtype))
+        parameter.set_partial_shape(PartialShape([value.shape[d] for d in storage.order]))
+    model.validate_nodes_and_infer_types()
+
+
+_INTEGERS = (Type.u8, Type.i8, Type.i16, Type.i32, Type.i64)
+
+
+def _settle_outputs(model: Model, graph: Graph) -> None:
+    """Refuses a conversion that promises another dtype or shape than torch does.
+
+    The frontend computes indices in 32 or 64 bits; their width is put right.
+    """
+    results = model.get_results()
+    if len(results) != len(graph.outputs):
+        raise CompileError(f"OpenVINO's frontend made {len(results)} outputs")
+    for result, node in zip(results, graph.outputs, strict=True):
+        fake = node.meta["val"]
+        storage = storage_of(fake)
+        expected = [1 if d in storage.expanded else fake.shape[d] for d in storage.order]
+        source = result.input_value(0)
+        shape, kind = source.get_partial_shape(), source.get_element_type()
+        dtype = to_openvino(fake.dtype)
+        known = list(shape.to_shape()) if shape.is_static else None
+        if kind != dtype and kind in _INTEGERS and dtype in _INTEGERS:
+            result.input(0).replace_source_output(ops.convert(source, dtype).output(0))
+            kind = dtype
+        if kind != dtype or known != expected:
+            call = node.args[0] if node.target is operator.getitem else node
+            raise LoweringError(
+                call.name,
+                str(call.target),
+                f"its conversion gives {kind.get_type_name()}{known if known else str(shape)} "
+                f"instead of {dtype.get_type_name()}{expected}",
+            )
+    model.validate_nodes_and_infer_types()
+
+
+def _drop_unused(model: Model, graph: Graph) -> tuple[int | None, ...]:
+    """Removes inputs that nothing reads; returns where the others are."""
+    places: list[int | None] = []
+    count = 0
+    for parameter in list(model.get_parameters()):
+        if parameter.output(0).get_target_inputs():
+            places.append(count)
+            count += 1
+        else:
+            places.append(None)
+            model.remove_parameter(parameter)
+    return tuple(places)

@@ -1,0 +1,95 @@
+"""Which calls are not given to OpenVINO although its frontend would convert them."""
+
+import functools
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+
+WRONG: dict[str, str] = {
+    "erfc.default": "it becomes 1 - erf(x), which has no correct digit for x > 4",
+    "expm1.default": "it becomes exp(x) - 1, which has no correct digit for small x",
+    "log1p.default": "it becomes log(1 + x), which has no correct digit for small x",
+}
+"""Conversions that are wrong on inputs that a trial does not show, by the overload's name."""
+
+LOSE_NAN = frozenset(
+    {
+        "clamp.default",
+        "clamp_max.default",
+        "clamp_min.default",
+        "hardsigmoid.default",
+        "hardtanh.default",
+        "relu.default",
+    }
+)
+"""Activations in which OpenVINO's kernels turn NaN into a number, as the processor's own maximum
+and minimum do. Without them hardly any network would run whole, so their trials have no NaN; other
+operators that lose it are refused by their trial."""
+
+WHOLE = (
+    "_safe_softmax.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
+    "addcmul.default",
+    "baddbmm.default",
+    "celu.default",
+    "clamp_max.default",
+    "clamp_min.default",
+    "elu.default",
+    "gelu.default",
+    "glu.default",
+    "hardsigmoid.default",
+    "hardswish.default",
+    "index_add.default",
+    "leaky_relu.default",
+    "log_sigmoid_forward.default",
+    "logsumexp.default",
+    "masked_fill.Scalar",
+    "masked_fill.Tensor",
+    "mish.default",
+    "pixel_shuffle.default",
+    "pixel_unshuffle.default",
+    "reflection_pad1d.default",
+    "reflection_pad2d.default",
+    "reflection_pad3d.default",
+    "roll.default",
+    "rsub.Scalar",
+    "silu.default",
+    "split.Tensor",
+    "stack.default",
+    "std.correction",
+    "sum.default",
+    "t.default",
+    "transpose.int",
+    "tril.default",
+    "triu.default",
+    "unbind.int",
+    "upsample_nearest1d.default",
+    "upsample_nearest2d.default",
+    "upsample_nearest3d.default",
+)
+"""Composite operators that the frontend has rules for: what OpenVINO makes of them whole is faster
+or more exact than what it makes of torch's decompositions."""
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why a call is not given to OpenVINO; None if its conversion may be tried."""
+    return WRONG.get(str(node.target).removeprefix("aten."))
+
+
+def loses_nan(node: fx.Node) -> bool:
+    """Whether a call is one of `LOSE_NAN`."""
+    return str(node.target).removeprefix("aten.") in LOSE_NAN
+
+
+@functools.cache
+def whole() -> frozenset[OpOverload]:
+    """The overloads of `WHOLE` that this torch has."""
+    found = set()
+    for name in WHOLE:
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if operator is not None:
+            found.add(operator)
+    return frozenset(found)

@@ -1,0 +1,283 @@
+"""Runs OpenVINO models on torch's memory."""
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from openvino import CompiledModel, Model
+from torch import Tensor
+
+from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.errors import CompileError, ForkedProcessError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.openvino.lowering import Lowered
+from dynamo_backends.openvino.session import (
+    Settings,
+    compile_model,
+    deserialize,
+    export,
+    import_model,
+    make_request,
+    passed_through,
+    serialize,
+    with_weights,
+    wrap,
+)
+from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
+
+_CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
+_MODELS = 4
+
+
+class OpenVinoExecutable(Executable):
+    """A compiled graph.
+
+    Weights become constants of a copy of the model, which is compiled when they are bound. If they
+    turn out to change all the time, they stay inputs of one compiled model that prepares nothing.
+
+    Args:
+        graph: The graph that was compiled, for the layouts of its inputs and outputs.
+        lowered: The model.
+        settings: How it is compiled.
+        compiled: The compiled model, if it is known already and has no weights.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        lowered: Lowered,
+        settings: Settings,
+        compiled: CompiledModel | None = None,
+    ):
+        self._model: Model = lowered.model
+        self._places = lowered.inputs
+        self._settings = settings
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._live: CompiledModel | None = None
+        self._usage: OrderedDict[tuple[int, ...], _Usage] = OrderedDict()
+        # Positions among the weights, and places in the model, of those that the model has.
+        self._weights = [
+            (at, place)
+            for at, i in enumerate(graph.weights)
+            if (place := lowered.inputs[i]) is not None
+        ]
+        values = [p.meta["val"] for p in graph.placeholders]
+        self._activations = [
+            _Input(at, place, values[i])
+            for at, i in enumerate(graph.activations)
+            if (place := lowered.inputs[i]) is not None
+        ]
+        self._outputs = [_Output(node.meta["val"]) for node in graph.outputs]
+        # Errors of a graph without weights show when it is compiled, not when it is first called.
+        self._fixed = None
+        if not self._weights:
+            self._fixed = compiled or compile_model(self._model, settings)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        self._check_process()
+        if self._fixed is not None:
+            return self._run(self._fixed, ()), ()
+        bound = {place: weights[at].detach() for at, place in self._weights}
+        with self._lock:
+            usage = self._usage_of(weights)
+            if usage.changes >= _CHANGES_BEFORE_LIVE and _are_shareable(bound.values()):
+                return self._bind_live(bound), ()
+        prepared = {place: _row_major(tensor) for place, tensor in bound.items()}
+        compiled = compile_model(with_weights(self._model, prepared), self._settings)
+        return self._run(compiled, tuple(prepared), prepared, usage), [a for a, _ in self._weights]
+
+    def _usage_of(self, weights: Sequence[Tensor]) -> "_Usage":
+        """How prepared weights at these addresses have fared so far."""
+        key = tuple(map(Tensor.data_ptr, weights))
+        before = self._usage.pop(key, None)
+        usage = _Usage()
+        if before is not None and before.calls <= 1:
+            usage.changes = before.changes + 1
+        self._usage[key] = usage
+        while len(self._usage) > _MODELS:
+            self._usage.popitem(last=False)
+        return usage
+
+    def _bind_live(self, weights: dict[int, Tensor]) -> Bound:
+        if self._live is None:
+            self._live = compile_model(self._model, self._settings)
+        next(reversed(self._usage.values())).changes = _CHANGES_BEFORE_LIVE
+        return self._run(self._live, (), weights)
+
+    def _run(
+        self,
+        compiled: CompiledModel,
+        constants: Sequence[int],
+        weights: dict[int, Tensor] | None = None,
+        usage: "_Usage | None" = None,
+    ) -> Bound:
+        """A bound function.
+
+        Args:
+            compiled: What runs.
+            constants: Places of the inputs that became constants: the others have moved up.
+            weights: By place. Those that are no constants are inputs of every request.
+            usage: Where calls are counted.
+        """
+        count = usage or _Usage()
+        moved = _renumber(len([p for p in self._places if p is not None]), constants)
+        inputs = [(moved[x.place], x) for x in self._activations]
+        outputs = self._outputs
+        live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
+        copies = passed_through(compiled).items()
+        written = [p for p in range(len(outputs)) if p not in dict(copies)]
+        requests: list[Any] = []  # those that no thread is using
+        kept = weights  # constants share their memory
+        pid, getpid = self._pid, os.getpid
+
+        def make() -> Any:
+            request = make_request(compiled)
+            for place, tensor in live.items():
+                request.set_input_tensor(place, wrap(tensor))
+            return request
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            if getpid() != pid:
+                self._check_process()
+            count.calls += 1
+            try:
+                request = requests.pop()
+            except IndexError:
+                request = make()
+            # These keep the memory alive while the request uses it.
+            given = dict(live)
+            for place, x in inputs:
+                given[place] = tensor = x.check(values[x.at])
+                request.set_input_tensor(place, wrap(tensor))
+            results = [y.make() for y in outputs]
+            for place in written:
+                request.set_output_tensor(place, wrap(results[place]))
+            request.infer({}, share_outputs=True, decode_strings=False)
+            for place, source in copies:
+                results[place].view(-1).copy_(given[source].view(-1))
+            requests.append(request)
+            return [y.export(result) for y, result in zip(outputs, results, strict=True)]
+
+        run.kept = kept  # type: ignore[attr-defined]
+        return run
+
+    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+        """OpenVINO's own execution, for benchmarks: everything is bound beforehand.
+
+        Args:
+            weights: As for `bind`.
+            activations: As for a bound function.
+        """
+        prepared = {place: _row_major(weights[at].detach()) for at, place in self._weights}
+        compiled = self._fixed
+        if compiled is None:
+            compiled = compile_model(with_weights(self._model, prepared), self._settings)
+        moved = _renumber(len([p for p in self._places if p is not None]), list(prepared))
+        request = make_request(compiled)
+        given = [x.check(activations[x.at]) for x in self._activations]
+        for x, tensor in zip(self._activations, given, strict=True):
+            request.set_input_tensor(moved[x.place], wrap(tensor))
+        results = [y.make() for y in self._outputs]
+        for place, tensor in enumerate(results):
+            request.set_output_tensor(place, wrap(tensor))
+        kept = (prepared, given, results)
+
+        def execute() -> list[Tensor]:
+            request.infer({}, share_outputs=True, decode_strings=False)
+            return list(kept[2])
+
+        return execute
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "this graph was compiled before os.fork(); the threads of OpenVINO do not survive "
+                "a fork. Compile in the child, or start processes with 'spawn'."
+            )
+
+    def dump(self) -> dict[str, bytes]:
+        """See `Executable.dump`."""
+        parts = {"inputs": json.dumps(self._places).encode()}
+        if self._fixed is not None:
+            return {**parts, "compiled": export(self._fixed)}
+        text, constants = serialize(self._model)
+        return {**parts, "model": text, "constants": constants}
+
+    @classmethod
+    def load(
+        cls, parts: dict[str, bytes], graph: Graph, settings: Settings
+    ) -> "OpenVinoExecutable":
+        """Recreates an executable from `dump`.
+
+        Raises:
+            CompileError: The parts are incomplete, or OpenVINO refuses them.
+        """
+        try:
+            places = tuple(json.loads(parts["inputs"]))
+            if len(places) != len(graph.inputs):
+                raise ValueError("it is of another graph")
+            if "compiled" in parts:
+                compiled = import_model(parts["compiled"], settings)
+                return cls(graph, Lowered(None, places), settings, compiled)
+            model = deserialize(parts["model"], parts["constants"])
+            return cls(graph, Lowered(model, places), settings)
+        except Exception as error:
+            raise CompileError(f"the cached OpenVINO model cannot be used: {error}") from error
+
+
+@dataclass
+class _Usage:
+    """How often prepared weights were used, and how often in a row they were replaced unused."""
+
+    calls: int = 0
+    changes: int = 0
+
+
+class _Input:
+    """An activation that the model has.
+
+    Args:
+        at: Its position among the activations.
+        place: Its place among the inputs of the model.
+        value: The fake tensor that the model was compiled for.
+    """
+
+    def __init__(self, at: int, place: int, value: Tensor):
+        self.at = at
+        self.place = place
+        self.check = Importer(value)
+
+
+class _Output:
+    """An output of the model."""
+
+    def __init__(self, value: Tensor):
+        self.export = Exporter(value)
+        storage = storage_of(value)
+        self._shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
+        self._dtype = value.dtype
+
+    def make(self) -> Tensor:
+        """Memory for one result."""
+        return torch.empty(self._shape, dtype=self._dtype)
+
+
+def _renumber(count: int, removed: Collection[int]) -> dict[int, int]:
+    """Places of a model's inputs after some were removed."""
+    left = [place for place in range(count) if place not in removed]
+    return {place: i for i, place in enumerate(left)}
+
+
+def _row_major(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _are_shareable(tensors: Collection[Tensor]) -> bool:
+    return all(t.is_contiguous() and not t.is_neg() for t in tensors)

@@ -1,0 +1,164 @@
+"""OpenVINO's compiler: models with their weights in, requests that run them out."""
+
+import functools
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import torch
+from openvino import CompiledModel, Core, Model, op
+from openvino import _pyopenvino as native
+from torch import Tensor
+
+from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends.openvino.dtypes import to_openvino
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are compiled.
+
+    Attributes:
+        device: OpenVINO's name of it: "CPU", "GPU.1", "NPU".
+        precision: "float32" or "bf16".
+        hint: "latency" or "throughput".
+        threads: 0: as many as torch has when the model is compiled.
+        config: Properties of the device, taking precedence over what the others imply.
+    """
+
+    device: str = "CPU"
+    precision: str = "float32"
+    hint: str = "latency"
+    threads: int = 0
+    config: tuple[tuple[str, Any], ...] = ()
+
+    def properties(self) -> dict[str, Any]:
+        """These settings as properties of the device."""
+        exact = self.precision == "float32"
+        chosen: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": "f32" if exact else "bf16",
+            # Without it OpenVINO may quantise what it feeds to large matrix products.
+            "EXECUTION_MODE_HINT": "ACCURACY" if exact else "PERFORMANCE",
+            "PERFORMANCE_HINT": self.hint.upper(),
+        }
+        if self.device.startswith("CPU"):
+            chosen["INFERENCE_NUM_THREADS"] = self.threads or torch.get_num_threads()
+            chosen["ENABLE_CPU_PINNING"] = False  # it would bind threads that torch also runs on
+        return {**chosen, **dict(self.config)}
+
+
+@functools.cache
+def core() -> Core:
+    """OpenVINO's registry of devices, started on first use."""
+    return Core()
+
+
+def devices() -> Sequence[str]:
+    """Devices that OpenVINO finds here, such as "CPU" and "GPU.0"."""
+    available: Sequence[str] = core().available_devices
+    return available
+
+
+def describe_device(device: str) -> str:
+    """A device's full name, which what was compiled for it depends on; empty if it is absent."""
+    try:
+        return str(core().get_property(device, "FULL_DEVICE_NAME"))
+    except RuntimeError:
+        return ""
+
+
+def writable_properties(device: str) -> Sequence[str]:
+    """Names of the properties that models may be compiled with."""
+    properties = core().get_property(device, "SUPPORTED_PROPERTIES")
+    return [name for name, access in properties.items() if access != "RO"]
+
+
+def compile_model(model: Model, settings: Settings) -> CompiledModel:
+    """Compiles a model for the device that the settings name."""
+    return core().compile_model(model, settings.device, settings.properties())
+
+
+def with_weights(model: Model, weights: Mapping[int, Tensor]) -> Model:
+    """A copy of a model in which some inputs are constants.
+
+    Args:
+        model: It is not changed.
+        weights: Row-major CPU tensors by the places of the inputs. Their memory is shared: it must
+            live as long as the copy.
+    """
+    copy = model.clone()
+    parameters = copy.get_parameters()
+    for place, tensor in weights.items():
+        constant = op.Constant(wrap(tensor), shared_memory=True)
+        constant.set_friendly_name(parameters[place].get_friendly_name())
+        parameters[place].output(0).replace(constant.output(0))
+    for place in weights:
+        copy.remove_parameter(parameters[place])
+    return copy
+
+
+def passed_through(compiled: CompiledModel) -> dict[int, int]:
+    """Outputs that are nothing but inputs, after OpenVINO's optimisations, with these inputs.
+
+    OpenVINO's CPU device leaves the memory that was given for such an output untouched.
+    """
+    inputs = {port.get_node().get_friendly_name(): i for i, port in enumerate(compiled.inputs)}
+    sources = {
+        result.get_friendly_name(): result.input_value(0).get_node()
+        for result in compiled.get_runtime_model().get_results()
+    }
+    found = {}
+    for place, port in enumerate(compiled.outputs):
+        source = sources[port.get_node().get_friendly_name()]
+        if source.get_type_name() == "Parameter":
+            found[place] = inputs[source.get_friendly_name()]
+    return found
+
+
+def make_request(compiled: CompiledModel) -> Any:
+    """A request of OpenVINO's own class, without the costs of the Python class around it."""
+    return native.CompiledModel.create_infer_request(compiled)
+
+
+def wrap(tensor: Tensor) -> openvino.Tensor:
+    """A row-major CPU tensor as OpenVINO's, sharing its memory.
+
+    OpenVINO's tensor keeps the memory alive, requests that it is given to do not.
+    """
+    if type(tensor) is not Tensor:  # a subclass may have ideas of its own about `numpy`
+        tensor = from_dlpack(to_dlpack(tensor))
+    if tensor.dtype == torch.bfloat16:
+        carrier = tensor.view(torch.int16).numpy()
+        return openvino.Tensor(carrier, list(tensor.shape), to_openvino(tensor.dtype))
+    return openvino.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def export(compiled: CompiledModel) -> bytes:
+    """A compiled model for `import_model` on the same kind of machine."""
+    stream = io.BytesIO()
+    compiled.export_model(stream)
+    return stream.getvalue()
+
+
+def import_model(blob: bytes, settings: Settings) -> CompiledModel:
+    """Loads what `export` made; raises on damaged or foreign bytes."""
+    return core().import_model(blob, settings.device, settings.properties())
+
+
+def serialize(model: Model) -> tuple[bytes, bytes]:
+    """A model in OpenVINO's own format: the operations, and its constants."""
+    with tempfile.TemporaryDirectory() as folder:
+        text, constants = Path(folder) / "model.xml", Path(folder) / "model.bin"
+        openvino.serialize(model, text, constants)
+        return text.read_bytes(), constants.read_bytes()
+
+
+def deserialize(text: bytes, constants: bytes) -> Model:
+    """Reads what `serialize` made; raises on damaged bytes."""
+    data = np.frombuffer(constants or b"\0", dtype=np.uint8)
+    return core().read_model(text, openvino.Tensor(data.copy()))

@@ -1,0 +1,134 @@
+"""Asks OpenVINO itself whether it can run a call, and whether its result is eager's.
+
+Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
+run once. So a missing rule, a kernel that fails and one that means something else are found before
+a graph depends on them, and each answer has a reason. Answers are remembered for the process.
+"""
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.backend import SUPPORTED, Support
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.openvino import rules
+from dynamo_backends.openvino.compiler import compile_graph
+from dynamo_backends.openvino.decoder import plain
+from dynamo_backends.openvino.dtypes import why_not
+from dynamo_backends.openvino.samples import extreme_sample
+from dynamo_backends.openvino.session import Settings
+from dynamo_backends.toolkit.layouts import storage_of
+from dynamo_backends.toolkit.trials import (
+    COMPARED_ELEMENTS,
+    EagerRefused,
+    alone,
+    elements,
+    judge,
+    tensors,
+    used_results,
+)
+from dynamo_backends.verify import restore_rng, snapshot_rng
+
+_answers: dict[str, Support] = {}
+_lock = threading.RLock()
+
+
+def supports(node: fx.Node, settings: Settings) -> Support:
+    """What is known about a call, after a trial if need be."""
+    reason = _untriable(node)
+    if reason is not None:
+        return Support(False, reason)
+    key = f"{settings} {_signature(node)}"
+    with _lock:
+        if key not in _answers:
+            with disable_current_modes(), torch.no_grad():
+                reason = _try(node, settings)
+            _answers[key] = SUPPORTED if reason is None else Support(False, reason)
+        return _answers[key]
+
+
+def _signature(node: fx.Node) -> str:
+    """What an answer depends on: operator, arguments, and which results are used.
+
+    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more.
+    """
+    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    described = fx.map_arg(
+        (node.args, node.kwargs), lambda n: _describe(n.meta["val"], elementwise)
+    )
+    large = elementwise and elements(node) > COMPARED_ELEMENTS
+    return f"{node.target} {described} {used_results(node)} {large}"
+
+
+def _describe(value: Tensor, elementwise: bool) -> str:
+    if elementwise:
+        sizes = [min(size, 2) for size in value.shape]
+        return f"{value.dtype}{sizes}{storage_of(value)}"
+    return f"{value.dtype}{list(value.shape)}{value.stride()}"
+
+
+def _untriable(node: fx.Node) -> str | None:
+    """Why a call cannot even be tried; None if it can."""
+    reason = rules.why_not(node)
+    if reason is not None:
+        return reason
+    for n in (*node.all_input_nodes, node):
+        for value in tensors(n.meta.get("val")):
+            if value.layout is not torch.strided:
+                return f"OpenVINO has no {value.layout} tensors"
+            if value.device.type != "cpu":
+                return f"OpenVINO does not read {value.device.type} memory"
+            reason = why_not(value.dtype)
+            if reason is not None:
+                return reason
+            if any(not isinstance(s, int) for s in value.shape):
+                return "a size depends on data"
+            if 0 in value.shape:
+                return "OpenVINO's kernels are not made for tensors without elements"
+    if _is_long(node) and any(map(_is_long, node.all_input_nodes)):
+        return "OpenVINO computes 64-bit integers in 32 bits"
+    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+        return "an input is not a tensor"
+    return None
+
+
+def _is_long(node: fx.Node) -> bool:
+    return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
+
+
+def _try(node: fx.Node, settings: Settings) -> str | None:
+    """What is wrong with a call compiled alone; None if nothing is."""
+    graph = alone(node)
+    if not graph.outputs:
+        return "it has no result that is a tensor"
+    try:
+        run = compile_graph(graph, settings).bind(())[0]
+    except LoweringError as error:
+        return error.reason
+    except CompileError as error:
+        return str(error)
+    except Exception as error:  # of the frontend's Python half; none may reach the user
+        return f"its conversion to OpenVINO failed: {plain(error)}"
+    values = [n.meta["val"] for n in (*graph.placeholders, *graph.outputs)]
+    floats = all(v.dtype.is_floating_point for v in values)
+    if floats and elements(node) > COMPARED_ELEMENTS:
+        return None
+    state = snapshot_rng()
+    try:
+        return _compare(node, graph, run)
+    finally:
+        restore_rng(state)
+
+
+def _compare(node: fx.Node, graph: Graph, run: Any) -> str | None:
+    try:
+        wrong = judge(graph, run, extreme_sample(node))
+    except EagerRefused as error:
+        return f"eager does not run it on the inputs of a trial ({error})"
+    except Exception as error:
+        return f"OpenVINO cannot run it: {plain(error)}"
+    return None if wrong is None else f"in a trial OpenVINO's {wrong}"

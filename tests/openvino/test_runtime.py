@@ -1,0 +1,212 @@
+"""Compiled models and requests: threads, precision, memory, changing weights, shapes, processes."""
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.openvino import runtime
+from dynamo_backends.openvino.runtime import OpenVinoExecutable
+from dynamo_backends.openvino.session import compile_model, core, passed_through
+from tests.checking import check
+
+
+def compiled(
+    model: nn.Module, *inputs: torch.Tensor, **options: Any
+) -> tuple[Any, OpenVinoExecutable]:
+    """A compiled model that ran once, and its only executable."""
+    function = torch.compile(model, backend="ov", options=options)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        function(*inputs)
+    (block,) = reports[0].executable.static_program.blocks
+    return function, block.executable
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every model that is compiled for an executable from now on."""
+    models: list[Any] = []
+
+    def watch(*args: Any) -> Any:
+        models.append(compile_model(*args))
+        return models[-1]
+
+    monkeypatch.setattr(runtime, "compile_model", watch)
+    return models
+
+
+def properties(model: Any, *names: str) -> list[str]:
+    return [str(model.get_property(name)) for name in names]
+
+
+def test_float32_on_torchs_threads_without_pinning(made: list[Any]):
+    compiled(net(), torch.randn(2, 6))
+    assert properties(
+        made[-1], "INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "ENABLE_CPU_PINNING"
+    ) == ["<Type: 'float32'>", str(torch.get_num_threads()), "False"]
+    assert properties(made[-1], "PERFORMANCE_HINT") == ["LATENCY"]
+
+
+def test_options_reach_the_model(made: list[Any]):
+    compiled(
+        net(),
+        torch.randn(2, 6),
+        performance_hint="throughput",
+        num_threads=1,
+        config={"PERF_COUNT": True},
+    )
+    assert properties(made[-1], "PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "PERF_COUNT") == [
+        "THROUGHPUT",
+        "1",
+        "YES",
+    ]
+
+
+def test_bfloat16_only_when_it_is_asked_for(made: list[Any]):
+    model, x = nn.Linear(64, 64).eval(), torch.randn(8, 64)
+    function, _ = compiled(model, x, precision="bf16")
+    # Processors without such instructions compute in float32 all the same.
+    able = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    expected = "bfloat16" if able else "float32"
+    assert properties(made[-1], "INFERENCE_PRECISION_HINT") == [f"<Type: '{expected}'>"]
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
+    x = torch.randn(4, 6)
+    function, executable = compiled(net(), x)
+    assert executable._activations[0].check(x).data_ptr() == x.data_ptr()
+    with torch.no_grad():
+        first, second = function(x), function(x)
+        kept = first.clone()
+        function(torch.randn(4, 6))
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, kept)
+
+
+def test_empty_tensors_and_scalars():
+    (report,) = check(
+        lambda x: (x * 2, x.sum(0), torch.cat([x, x + 1])),
+        torch.randn(0, 4),
+        backend="ov",
+        ops_in_eager=None,
+    )
+    assert any("tensors without elements" in f.reason for f in report.fallbacks)
+    check(lambda x, y: (x * y + 1).sigmoid(), torch.tensor(2.0), torch.randn(3), backend="ov")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.data.mul_(2),
+        lambda p: p.copy_(p * 3),
+        lambda p: p.set_(p.detach() + 1),
+        lambda p: p.detach().numpy().__imul__(2),
+    ],
+    ids=["data", "copy_", "set_", "numpy"],
+)
+def test_changed_weights_are_noticed(change: Any):
+    model, x = net(), torch.randn(4, 6)
+    function, _ = compiled(model, x)
+    with torch.no_grad():
+        change(model[0].weight)
+        torch.testing.assert_close(function(x), model(x))
+
+
+def test_replaced_parameters_and_a_fused_optimizer_are_noticed():
+    model, x = net(), torch.randn(4, 6)
+    function, _ = compiled(model, x)
+    model[0].weight = nn.Parameter(torch.randn(8, 6))
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    model(x).square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model(x))
+
+
+def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
+    model, x = net(), torch.randn(4, 6)
+    function, executable = compiled(model, x)
+    made.clear()
+    with torch.no_grad():
+        for _ in range(8):
+            model[0].weight.mul_(1.1)
+            torch.testing.assert_close(function(x), model(x))
+    assert len(made) < 4
+    assert executable._live is not None
+    with torch.no_grad():
+        model[0].weight.data = torch.randn(8, 6)
+        torch.testing.assert_close(function(x), model(x))
+
+
+def test_threads_can_share_a_compiled_model():
+    model = net()
+    function, _ = compiled(model, torch.randn(4, 6))
+    inputs = [torch.randn(4, 6) for _ in range(8)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            expected = model(inputs[i])
+            results = [function(inputs[i]) for _ in range(20)]
+        if not all(torch.allclose(r, expected, atol=1e-5) for r in results):
+            wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
+    _, executable = compiled(nn.Sigmoid(), torch.randn(4))
+    run, _ = executable.bind(())
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ForkedProcessError, match=r"before os\.fork\(\)"):
+        executable.bind(())
+    monkeypatch.undo()
+    assert run([torch.zeros(4)])[0].tolist() == [0.5] * 4
+
+
+def test_every_batch_size_has_its_own_executable():
+    model = net()
+    function = torch.compile(model, backend="ov", dynamic=True)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        for size in (2, 5, 3, 5):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(function(x), model(x))
+    (report,) = reports
+    assert report.executables == 3
+    assert report.fallbacks == ()
+    assert report.runtime_fallbacks == []
+
+
+def test_outputs_that_are_inputs_are_found(made: list[Any]):
+    function = torch.compile(
+        lambda x, y: (y + 1, x * 1.0, y.clone()), backend="ov", options={"min_block_size": 1}
+    )
+    x, y = torch.randn(3), torch.randn(3)
+    results = function(x, y)
+    assert any(passed_through(model) for model in made)
+    for result, expected in zip(results, (y + 1, x, y), strict=True):
+        assert torch.equal(result, expected)
+
+
+def test_the_processors_treatment_of_denormal_numbers_stays_as_it_is():
+    tiny = torch.tensor([1e-40])
+    compiled(net(), torch.randn(2, 6))
+    assert (tiny * 0.5).item() > 0

@@ -1,0 +1,121 @@
+"""What torch promises beyond values, by the list that `tests/test_semantics.py` has."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+import tests.test_semantics as semantics
+from tests.checking import check, same
+
+OV = dynamo_backends.compiler("ov", min_block_size=1)
+
+# The assertions of these are about openxla having every operator that they use.
+NOT_SHARED = {
+    "test_gradients_are_right",
+    "test_random_numbers_equal_eagers_and_differ_between_calls",
+}
+
+
+@pytest.fixture(autouse=True)
+def _through_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_fallbacks(*args: object, **settings: object) -> object:
+        settings["ops_in_eager"] = None
+        return check(*args, backend="ov", min_block_size=1, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(semantics, "OPENXLA", OV)
+    monkeypatch.setattr(semantics, "check", functools.wraps(check)(any_fallbacks))
+
+
+for _name, _test in vars(semantics).items():
+    if _name.startswith("test_") and _name not in NOT_SHARED:
+        globals()[_name] = _test
+
+
+def test_random_numbers_equal_eagers():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        a = torch.nn.functional.dropout(x * 2, 0.5, training=True)
+        return torch.nn.functional.dropout(a + torch.rand_like(x), 0.3, training=True)
+
+    check(fn, torch.randn(3, 4), ops_in_eager=None, backend="ov")
+
+
+def test_gradients_are_right():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.randn(5, 6)
+    with dynamo_backends.record() as reports:
+        torch.compile(model, backend=OV)(x).square().sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    theirs = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    precise = copy.deepcopy(model).double()
+    precise(x.double()).square().sum().backward()
+    same(theirs, ours, [p.grad for p in precise.parameters()])
+    assert {r.kind for r in reports} == {"forward", "backward"}
+    assert all(r.ops_on_backend > 0 for r in reports), reports
+
+
+def test_outputs_that_are_inputs_once_optimised():
+    """OpenVINO leaves the memory of such outputs untouched; they have to be copied."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 1.0).clone(), y + x, torch.sigmoid(y).view(6), y.clone()
+
+    check(fn, torch.randn(2, 3), torch.randn(2, 3), backend="ov", min_block_size=1)
+
+
+def test_booleans_and_small_integers():
+    def fn(x: torch.Tensor, mask: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = (x > 0) & mask
+        scaled = pixels.to(torch.float32) / 255
+        return chosen, torch.argmax(x, -1), torch.where(chosen, x, scaled), ~mask
+
+    x, mask = torch.randn(3, 5), torch.rand(3, 5) > 0.5
+    pixels = torch.randint(0, 256, (3, 5), dtype=torch.uint8)
+    check(fn, x, mask, pixels, backend="ov", ops_in_eager=None)
+
+
+def test_integers_of_64_bits_keep_all_of_them():
+    """OpenVINO would compute them in 32."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + 1, x.flip(0), x[:2] * 3, x.sum()
+
+    big = torch.tensor([2**40, -(2**35) - 1, 2**31, 5])
+    check(fn, big, ops_in_eager=None, backend="ov", min_block_size=1)
+
+
+def test_float64_stays_float64():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * x + 1).sqrt() - x
+
+    (report,) = check(fn, torch.rand(7, dtype=torch.float64) * 1e6, ops_in_eager=None, backend="ov")
+    assert report.ops_on_backend == 0
+    assert any("computes float64 in float32" in f.reason for f in report.fallbacks)
+
+
+def test_channels_last_images():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.MaxPool2d(2)).eval()
+    image = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        check(model.to(memory_format=torch.channels_last), image, backend="ov")
+
+
+def test_mixed_precision_of_the_model_itself():
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.relu() * 2, (x + y).neg(), y.sigmoid()
+
+    check(fn, torch.randn(4, 4).bfloat16(), torch.randn(4, 4), backend="ov")
+
+
+def test_nan_is_kept_except_by_the_activations_that_are_listed():
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sigmoid(), x * 2, torch.maximum(x, x + 1), x.softmax(-1), x.amax(-1)
+
+    x = torch.tensor([[1.0, float("nan"), -3.0], [0.5, 2.0, -0.5]])
+    check(fn, x, ops_in_eager=None, backend="ov", min_block_size=1)

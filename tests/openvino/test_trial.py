@@ -1,0 +1,96 @@
+"""What OpenVINO is trusted with: the reasons for a refusal, and that refusals are few."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import dynamo_backends
+from dynamo_backends import CompileError, FallbackRefusedError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.openvino import rules, trial
+from dynamo_backends.openvino.compiler import compile_graph
+from dynamo_backends.openvino.session import Settings
+
+
+def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
+    """The reasons for what runs in eager, in one text."""
+    function = torch.compile(fn, backend="ov", options={"min_block_size": 1})
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        torch.testing.assert_close(function(*inputs), fn(*inputs), equal_nan=True)
+    return "; ".join(f"{f.op}: {f.reason}" for r in reports for f in r.fallbacks)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "reason"),
+    [
+        (torch.lgamma, torch.rand(4), "OpenVINO's frontend cannot convert it: it has no rule"),
+        (lambda x: x + 1, torch.arange(4), "64-bit integers in 32 bits"),
+        (lambda x: x * 2, torch.rand(4).cfloat(), "does not compute with torch.complex64"),
+        (lambda x: x * 2, torch.rand(4).double(), "OpenVINO computes float64 in float32"),
+        (lambda x: x.amax(-1), torch.rand(2, 4), "is less precise than eager's"),
+    ],
+    ids=["no rule", "int64", "complex", "float64", "NaN"],
+)
+def test_a_refusal_has_its_reason(fn: Callable[..., Tensor], x: Tensor, reason: str):
+    assert reason in refusals(fn, x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        lambda x: torch.nn.functional.elu(x, 0.5) + torch.nn.functional.hardtanh(x),
+        lambda x: torch.nn.functional.layer_norm(x, (8,)),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        lambda x: x.softmax(-1).topk(2)[0],
+        lambda x: x.var(-1) + x.std(-1, correction=0),
+        lambda x: (x > 0).sum(-1, dtype=torch.float32) * torch.ones(1, dtype=torch.bfloat16),
+        lambda x: x.argmax(-1),
+    ],
+)
+def test_what_networks_are_made_of_is_taken(fn: Callable[..., Tensor]):
+    assert refusals(fn, torch.randn(2, 4, 8, 8)) == ""
+
+
+def test_an_answer_is_remembered_whatever_the_sizes_are(monkeypatch: pytest.MonkeyPatch):
+    assert refusals(torch.sinh, torch.randn(3, 5)) == ""
+    tried: list[object] = []
+    monkeypatch.setattr(trial, "_try", lambda *args: tried.append(args))
+    assert refusals(torch.sinh, torch.randn(4, 7)) == ""
+    assert tried == []
+
+
+def test_every_operator_that_is_taken_whole_exists():
+    assert len(rules.whole()) == len(rules.WHOLE)
+
+
+def test_a_late_failure_names_its_node(monkeypatch: pytest.MonkeyPatch):
+    """A call that a trial let pass by mistake."""
+    monkeypatch.setattr(trial, "_try", lambda node, settings: None)
+    monkeypatch.setattr(trial, "_answers", {})
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.lgamma(x.sigmoid()).tanh()
+
+    assert "aten.lgamma.default: OpenVINO's frontend cannot convert it" in refusals(
+        fn, torch.rand(4)
+    )
+    with pytest.raises(Exception, match="lgamma") as info:
+        torch.compile(fn, backend="ov", options={"fallback": "error"})(torch.rand(4))
+    inner = getattr(info.value, "inner_exception", info.value)
+    assert isinstance(inner, FallbackRefusedError)
+
+
+def test_a_lowering_error_is_raised_for_the_one_call_at_fault():
+    def fn(x: Tensor) -> Tensor:
+        return torch.digamma(x.sigmoid()).tanh()
+
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        torch.compile(fn, backend="ov")(torch.rand(4))
+    graph: Graph = reports[0].executable._graph
+    with pytest.raises((LoweringError, CompileError)) as info:
+        compile_graph(graph, Settings())
+    assert isinstance(info.value, LoweringError)
+    assert info.value.node_name in {n.name for n in graph.calls if "digamma" in str(n.target)}

@@ -1,0 +1,67 @@
+"""The backends `inductor_freezing` and `inductor_max_autotune`: Inductor with other settings.
+
+The settings are in force while these graphs are compiled and at no other time; torch's own
+`inductor` in the same process is as it was.
+"""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.results import unknown_shape
+from dynamo_backends.torchscript.backend import whole_operators
+
+
+class InductorFreezing(Backend):
+    """Inductor with weights compiled in, so that it folds and prepacks them.
+
+    Attributes:
+        settings: Of `torch._inductor.config`.
+    """
+
+    name = "inductor_freezing"
+    summary = "Inductor with frozen weights"
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        return Availability(True, f"Inductor of torch {torch.__version__}")
+
+    def keeps(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""
+        return whole_operators()
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""
+        if not isinstance(node.target, OpOverload):
+            return Support(False, "it is not an ATen operator")
+        shape = unknown_shape(node)
+        if shape is not None:
+            return Support(False, shape)
+        return SUPPORTED
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.inductor.runtime import InductorExecutable
+
+        return InductorExecutable(graph, self.settings)
+
+
+class InductorMaxAutotune(InductorFreezing):
+    """Inductor that tries several kernels for each product and convolution.
+
+    Its templates for CPUs need constant weights, so these are frozen as well.
+    """
+
+    name = "inductor_max_autotune"
+    summary = "Inductor with frozen weights, trying several kernels"
+    settings: ClassVar[dict[str, Any]] = {
+        "max_autotune": True,
+        "coordinate_descent_tuning": True,
+        "autotune_num_choices_displayed": 0,
+    }

@@ -1,0 +1,81 @@
+"""Graphs compiled by Inductor, with weights as constants."""
+
+import copy
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import (
+    FakeTensorMode,
+    compile_frozen_with_inductor,
+    disable_current_modes,
+)
+from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
+
+_lock = threading.RLock()  # Inductor is compiled with by one thread at a time
+
+
+class InductorExecutable(PreparedExecutable):
+    """A graph compiled by Inductor.
+
+    Args:
+        graph: With static shapes.
+        settings: Of `torch._inductor.config`, for compiling.
+    """
+
+    def __init__(self, graph: Graph, settings: Mapping[str, Any]):
+        self._settings = dict(settings)
+        super().__init__(graph)
+
+    def prepare(self, weights: Sequence[Tensor]) -> Run:
+        """See `PreparedExecutable.prepare`."""
+        return self._compile(weights, {**self._settings, "freezing": bool(weights)})
+
+    def prepare_live(self) -> Run:
+        """See `PreparedExecutable.prepare_live`."""
+        return self._compile((), self._settings)
+
+    def _compile(self, weights: Sequence[Tensor], settings: dict[str, Any]) -> Run:
+        with _lock, disable_current_modes(), warnings.catch_warnings():
+            # Said by Inductor's own tuner about itself.
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
+            module = with_constants(self.graph, weights)
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
+            return compile_frozen_with_inductor(module, inputs, settings)
+
+
+def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
+    """A module whose graph reads weights from its buffers instead of inputs.
+
+    Args:
+        graph: The graph.
+        weights: One tensor per entry of `Graph.weights`, or none: then they remain inputs.
+    """
+    root = torch.nn.Module()
+    copied = copy_graph(graph.module.graph)
+    places = copied.find_nodes(op="placeholder")
+    first = next(node for node in copied.nodes if node.op != "placeholder")
+    for number, (place, weight) in enumerate(zip(graph.weights, weights, strict=False)):
+        root.register_buffer(f"weight{number}", weight.detach())
+        node = places[place]
+        with copied.inserting_before(first):
+            constant = copied.get_attr(f"weight{number}")
+        constant.meta = copy.copy(node.meta)
+        node.replace_all_uses_with(constant)
+        copied.erase_node(node)
+    return fx.GraphModule(root, copied)
+
+
+def _fake(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    with mode:
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )

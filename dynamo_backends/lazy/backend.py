@@ -1,0 +1,73 @@
+"""The backends `ltc` and `ltc_trace`: torch's Lazy Tensor Core on its TorchScript backend."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.errors import DeviceError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.prologue import with_prologue
+from dynamo_backends.toolkit.results import unknown_shape
+
+# Lazy tensors have no strides.
+_STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
+
+
+class LazyTensorCore(Backend):
+    """Records a graph once, and runs the compiled program without recording it again."""
+
+    name = "ltc"
+    summary = "Lazy Tensor Core, recorded and compiled once per graph"
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        if not hasattr(torch._C, "_lazy_ts_backend"):
+            reason = f"torch {torch.__version__} was built without Lazy Tensor Core"
+            return Availability(False, reason)
+        return Availability(True, "Lazy Tensor Core's TorchScript backend", devices=("cpu",))
+
+    def prepare(self, graph: Graph, options: Any) -> None:
+        """See `Backend.prepare`."""
+        for node in graph.placeholders:
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                raise DeviceError(
+                    f"{self.name} runs tensors on cpu, and an input is on {value.device.type}; "
+                    "move the model and its inputs, or use another backend."
+                )
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.lazy.lowering import why_not
+
+        if not isinstance(node.target, OpOverload):
+            return Support(False, "it is not an ATen operator")
+        if node.target._schema.name in _STRIDED:
+            return Support(False, "it depends on the strides of its input; lazy tensors have none")
+        shape = unknown_shape(node)
+        if shape is not None:
+            return Support(False, shape)
+        reason = why_not(node)
+        return SUPPORTED if reason is None else Support(False, reason)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.lazy.runtime import CompiledOnce
+
+        return with_prologue(graph, CompiledOnce)
+
+
+class LazyTensorCoreTrace(LazyTensorCore):
+    """Records a graph at every call: the usual way of lazy tensors, for comparison."""
+
+    name = "ltc_trace"
+    summary = "Lazy Tensor Core, recorded at every call; a baseline for ltc"
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.lazy.runtime import RecordedAtEveryCall
+
+        return with_prologue(graph, RecordedAtEveryCall)

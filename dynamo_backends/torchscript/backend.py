@@ -1,0 +1,195 @@
+"""The backends on TorchScript: its interpreter, its passes for inference, and its compilers."""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload, has_llvm
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.errors import CompileError, DeviceError
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.prologue import with_prologue
+from dynamo_backends.toolkit.results import unknown_shape
+
+# Passes that choose other strides for intermediate results would change what these mean.
+_STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
+
+
+class TorchScript(Backend):
+    """What the TorchScript backends have in common.
+
+    Attributes:
+        devices: torch device types that it can compile for; () for all.
+    """
+
+    devices: ClassVar[tuple[str, ...]] = ()
+    keeps_strides: ClassVar[bool] = False
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        if not hasattr(torch._C, "_create_function_from_graph"):
+            return Availability(False, f"torch {torch.__version__} has no TorchScript any more")
+        return self.available()
+
+    def available(self) -> Availability:
+        """Whether what this backend needs of TorchScript is there."""
+        return Availability(True, f"TorchScript of torch {torch.__version__}")
+
+    def prepare(self, graph: Graph, options: Any) -> None:
+        """See `Backend.prepare`."""
+        for node in graph.placeholders:
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and not self._runs_on(value.device.type, value):
+                raise DeviceError(
+                    f"{self.name} runs tensors on {' and '.join(self.devices)} here, and an input "
+                    f"is on {value.device.type}; move the model and its inputs, or use another "
+                    "backend."
+                )
+
+    def _runs_on(self, device: str, value: Tensor) -> bool:
+        return not self.devices or device in self.devices or (device == "cpu" and not value.ndim)
+
+    def keeps(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.keeps`: torch's own operators are faster whole."""
+        return whole_operators()
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.torchscript.lowering import why_not
+
+        if isinstance(node.target, OpOverload):
+            name = node.target._schema.name
+            if name in _STRIDED and not self.keeps_strides:
+                return Support(False, "it depends on the strides of its input")
+            shape = unknown_shape(node)
+            if shape is not None:
+                return Support(False, shape)
+        reason = why_not(node)
+        return SUPPORTED if reason is None else Support(False, reason)
+
+
+@functools.cache
+def whole_operators() -> frozenset[OpOverload]:
+    """Composite operators for which torch has kernels, except those that draw random numbers."""
+    tag = torch.Tag.nondeterministic_seeded
+    return frozenset(op for op in decompositions(()) if tag not in op.tags)
+
+
+class TsTrace(TorchScript):
+    """The graph as TorchScript, run by TorchScript's executor as it is set."""
+
+    name = "ts_trace"
+    summary = "TorchScript's executor, weights where they are"
+    keeps_strides = True
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.torchscript.runtime import ScriptExecutable
+
+        return with_prologue(graph, ScriptExecutable)
+
+
+class Ofi(TorchScript):
+    """Frozen TorchScript after `torch.jit.optimize_for_inference`."""
+
+    name = "ofi"
+    summary = "TorchScript, frozen and optimized for inference"
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.torchscript.runtime import OptimizedExecutable
+
+        return OptimizedExecutable(graph)
+
+
+class StaticRuntime(TorchScript):
+    """Frozen TorchScript run by Static Runtime."""
+
+    name = "static_runtime"
+    summary = "TorchScript's Static Runtime: memory planned ahead, no dispatch to a fuser"
+    trains = False
+    devices = ("cpu",)
+
+    def available(self) -> Availability:
+        """See `TorchScript.available`."""
+        if not hasattr(torch._C, "_jit_to_static_module"):
+            return Availability(False, f"torch {torch.__version__} was built without it")
+        return Availability(True, "Static Runtime, part of torch", devices=self.devices)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.torchscript.runtime import StaticExecutable
+
+        if graph.kind != "inference":
+            raise CompileError("Static Runtime's results cannot be differentiated")
+        return StaticExecutable(graph)
+
+
+class NNC(TorchScript):
+    """TorchScript with its tensor expression compiler, NNC."""
+
+    name = "nnc"
+    summary = "TorchScript's compiler NNC (tensor expressions)"
+
+    @property
+    def devices(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The devices for which NNC can generate code here."""
+        found: list[tuple[str, Callable[[], bool]]] = [
+            ("cpu", has_llvm),
+            ("cuda", torch.cuda.is_available),
+        ]
+        return tuple(device for device, usable in found if usable())
+
+    def available(self) -> Availability:
+        """See `TorchScript.available`."""
+        if not self.devices:
+            return Availability(
+                False,
+                f"NNC generates code for CPUs with LLVM, and torch {torch.__version__} was built "
+                "without LLVM; for CUDA devices it needs none, and torch sees no CUDA device",
+                "build torch from source with USE_LLVM=<path of LLVM>",
+            )
+        return Availability(True, "NNC, part of torch", devices=self.devices)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.torchscript.runtime import ScriptExecutable
+
+        return with_prologue(graph, lambda rest: ScriptExecutable(rest, "nnc"))
+
+
+class OneDNNGraph(TorchScript):
+    """Frozen TorchScript with the fuser for oneDNN Graph."""
+
+    name = "onednn_graph"
+    summary = "TorchScript with fusion by oneDNN Graph"
+    devices = ("cpu",)
+
+    def available(self) -> Availability:
+        """See `TorchScript.available`."""
+        from dynamo_backends.torchscript.settings import onednn_graph_is_there
+
+        if not onednn_graph_is_there():
+            return Availability(
+                False, f"torch {torch.__version__} was built without the fuser for oneDNN Graph"
+            )
+        return Availability(True, "oneDNN Graph, part of torch", devices=self.devices)
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`. The fuser fails at run time on other tensors than these."""
+        for n in (*node.all_input_nodes, node):
+            value = n.meta.get("val")
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor) and not (tensor.is_floating_point() and tensor.ndim):
+                    return Support(False, "oneDNN Graph takes floats of 1-d or more")
+        return super().supports(node, options)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        from dynamo_backends.torchscript.runtime import FrozenExecutable
+
+        return FrozenExecutable(graph, "onednn")

@@ -1,0 +1,189 @@
+"""Turns an ATen graph into TorchScript's intermediate representation, call by call.
+
+The graph is built, not traced: no operator runs, the data of inputs does not matter, and every call
+is checked to be resolved to exactly the overload that it is a call of.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload, jit
+from dynamo_backends.errors import LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.torchscript.spelling import spelling
+
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+class _Refused(Exception):
+    """A call that cannot be expressed; the message says why."""
+
+
+def lower(graph: Graph) -> Any:
+    """A TorchScript graph from all inputs of a graph, in order, to the tuple of its outputs.
+
+    Raises:
+        LoweringError: A call cannot be expressed.
+    """
+    builder = _Builder()
+    for place in graph.placeholders:
+        builder.input(place)
+    for node in graph.calls:
+        try:
+            builder.call(node)
+        except _Refused as refused:
+            raise LoweringError(node.name, str(node.target), str(refused)) from refused
+    return builder.finish(graph.outputs)
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why a call cannot be expressed in TorchScript; None if it can."""
+    builder = _Builder()
+    try:
+        for source in node.all_input_nodes:
+            builder.input(source)
+            for each in source.all_input_nodes:  # a product may look through a transpose
+                if isinstance(each.meta.get("val"), Tensor):
+                    builder.input(each)
+        builder.call(node)
+    except _Refused as refused:
+        return str(refused)
+    return None
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.graph = jit.Graph()
+        self._values: dict[fx.Node, Any] = {}  # a value, or a list of them
+        self._first_only: set[fx.Node] = set()
+
+    def input(self, node: fx.Node) -> None:
+        """Adds an input for a node's value."""
+        if not isinstance(node.meta.get("val"), Tensor):
+            raise _Refused("an input is not a tensor")
+        if node in self._values:
+            return
+        value = self.graph.addInput(node.name)
+        value.setType(jit.TensorType.get())
+        self._values[node] = value
+
+    def finish(self, outputs: Sequence[Any]) -> Any:
+        """The graph, returning the tuple of outputs."""
+        values = [self._values[x] if isinstance(x, fx.Node) else x for x in outputs]
+        result = self._create("prim::TupleConstruct", values, 1)
+        kinds = [v.type() for v in values]
+        result.output().setType(jit.TupleType(kinds))
+        self.graph.registerOutput(result.output())
+        return self.graph
+
+    def call(self, node: fx.Node) -> None:
+        """Adds a call."""
+        if node.target is operator.getitem:
+            source, index = node.args
+            results = self._values[source]  # type: ignore[index]
+            self._values[node] = results if source in self._first_only else results[index]
+            return
+        if not isinstance(node.target, OpOverload):
+            raise _Refused("it is not an ATen operator")
+        spelled = spelling(node)
+        if spelled is None:
+            self._values[node] = self._emit(node.target, node.args, node.kwargs, node)
+            return
+        self._values[node] = self._emit(spelled.op, spelled.args, {}, node)
+        if spelled.first:
+            self._first_only.add(node)
+
+    def _emit(
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], node: fx.Node
+    ) -> Any:
+        schema = op._schema
+        given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | dict(kwargs)
+        values = []
+        wrapped = False
+        for formal in schema.arguments:
+            actual = given.get(formal.name, formal.default_value)
+            wrapped |= isinstance(formal.type, jit.TensorType) and isinstance(actual, int | float)
+            if isinstance(actual, bool) and _is_number(formal.type):
+                actual = _without_bool(actual, given)
+            values.append(self._argument(actual, formal.type, formal.N))  # type: ignore[attr-defined]
+        call = self._create(schema.name, values, len(schema.returns))
+        for output, promised in zip(call.outputs(), schema.returns, strict=True):
+            output.setType(promised.type)
+        found = call.schema().partition("(")[0]
+        wanted = schema.name + ("." if schema.overload_name else "") + schema.overload_name
+        # A number in a tensor's place means the same as in the overload that takes a number.
+        if found != wanted and not (wrapped and found.partition(".")[0] == schema.name):
+            raise _Refused(f"TorchScript resolves it to {found or 'nothing'}")
+        return self._results(call, schema.returns, node)
+
+    def _results(self, call: Any, returns: Sequence[Any], node: fx.Node) -> Any:
+        if any(isinstance(r.type, jit.ListType) for r in returns):
+            if len(returns) != 1:
+                raise _Refused("it has lists among several results")
+            unpack = self._create("prim::ListUnpack", [call.output()], len(node.meta["val"]))
+            for output in unpack.outputs():
+                output.setType(jit.TensorType.get())
+            return list(unpack.outputs())
+        if not returns or not all(isinstance(r.type, jit.TensorType) for r in returns):
+            raise _Refused("its result is not a tensor")
+        outputs = list(call.outputs())
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _argument(self, value: Any, kind: Any, length: int | None = None) -> Any:
+        if isinstance(kind, jit.OptionalType) and value is not None:
+            return self._argument(value, kind.getElementType(), length)
+        if isinstance(value, fx.Node):
+            return self._values[value]
+        if isinstance(kind, jit.ListType) and value is not None:
+            return self._list(value, kind, length)
+        return self._constant(_scalar(value, kind))
+
+    def _list(self, value: Any, kind: Any, length: int | None) -> Any:
+        if not isinstance(value, list | tuple):
+            value = [value] * (length or 1)
+        element = kind.getElementType()
+        if value and all(isinstance(v, int | float) for v in value):
+            return self._constant([_scalar(v, element) for v in value])
+        values = [self._argument(v, element) for v in value]
+        made = self._create("prim::ListConstruct", values, 1)
+        made.output().setType(kind)
+        return made.output()
+
+    def _constant(self, value: Any) -> Any:
+        try:
+            return self.graph.insertConstant(value)
+        except (TypeError, RuntimeError) as error:
+            raise _Refused(f"TorchScript has no constant {value!r}") from error
+
+    def _create(self, kind: str, values: Sequence[Any], outputs: int) -> Any:
+        made = self.graph.create(kind, list(values), outputs)
+        self.graph.insertNode(made)
+        return made
+
+
+def _is_number(kind: Any) -> bool:
+    return str(kind) in ("number", "Optional[number]")
+
+
+def _scalar(value: Any, kind: Any) -> Any:
+    if isinstance(kind, jit.FloatType) and isinstance(value, int):
+        return float(value)
+    return _MEMORY_FORMATS.get(value, value) if isinstance(value, torch.memory_format) else value
+
+
+def _without_bool(value: bool, given: Mapping[str, Any]) -> int:
+    """A bool as the number that TorchScript wants, where the result's dtype does not change."""
+    first = next(iter(given.values()), None)
+    meta = first.meta["val"] if isinstance(first, fx.Node) else None
+    if given.get("dtype") is None and (not isinstance(meta, Tensor) or meta.dtype == torch.bool):
+        raise _Refused("TorchScript takes no bool where a number is meant")
+    return int(value)

@@ -1,0 +1,38 @@
+"""TorchScript's settings, which are the whole process's: changed for single calls, and put back.
+
+Everything here holds one lock, so two graphs never change settings at the same time. TorchScript
+that another thread runs meanwhile, outside this package, sees them.
+"""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Literal
+
+from dynamo_backends import _torch_private as private
+
+Fuser = Literal["nnc", "onednn"]
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def fusing(fuser: Fuser) -> Iterator[None]:
+    """TorchScript profiles what it runs, and fuses with this compiler, inside the block."""
+    with _lock, private.torchscript_fuser(nnc=fuser == "nnc", onednn=fuser == "onednn"):
+        yield
+
+
+@contextlib.contextmanager
+def without_deprecations() -> Iterator[None]:
+    """TorchScript's own functions do not warn that they are deprecated."""
+    with _lock, warnings.catch_warnings():
+        for name in ("torch.jit", "`torch.jit"):
+            warnings.filterwarnings("ignore", rf"^{name}", DeprecationWarning)
+        yield
+
+
+def onednn_graph_is_there() -> bool:
+    """See `_torch_private.has_onednn_graph`, which changes a setting for a moment."""
+    with _lock:
+        return private.has_onednn_graph()

@@ -1,0 +1,55 @@
+"""Inductor with frozen weights: never stale, and no setting of Inductor's is left changed."""
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends.inductor.runtime import with_constants
+from tests import backend_checks as checks
+
+
+def settings() -> dict[str, str]:
+    from torch._inductor import config
+
+    return {name: repr(value) for name, value in config.get_config_copy().items()}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize("name", ["inductor_freezing", "inductor_max_autotune"])
+def test_changed_weights_are_seen_and_settings_are_put_back(name: str):
+    before = settings()
+    checks.never_stale(name, ["fused optimizer", "p.data"])
+    assert settings() == before
+
+
+@pytest.mark.parametrize("what", ["mutation", "channels_last", "empty"])
+def test_semantics(what: str):
+    fn, inputs = checks.SEMANTICS[what]
+    with torch.no_grad():
+        checks.agree("inductor_freezing", fn, *inputs())
+
+
+def test_weights_that_keep_changing_become_inputs():
+    module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    compiled = torch.compile(module, backend="inductor_freezing")
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        for _ in range(8):
+            module.weight.mul_(0.9)
+            torch.testing.assert_close(compiled(x), module(x))
+    program = reports[0].executable.static_program
+    assert program.blocks[0].executable.is_live
+
+
+def test_only_given_weights_become_constants():
+    from dynamo_backends.graph.graph import Graph, Input, Role
+
+    graph = torch.fx.Graph()
+    weight, x = graph.placeholder("weight"), graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (x, weight)),))
+    inputs = (Input("weight", Role.PARAMETER, frozen=True), Input("x", Role.ACTIVATION))
+    whole = Graph(torch.fx.GraphModule(nn.Module(), graph), "inference", inputs)
+    frozen = with_constants(whole, [torch.full((2,), 3.0)])
+    assert [p.name for p in frozen.graph.find_nodes(op="placeholder")] == ["x"]
+    assert frozen(torch.ones(2))[0].tolist() == [3, 3]
+    assert len(with_constants(whole, ()).graph.find_nodes(op="placeholder")) == 2

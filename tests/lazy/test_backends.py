@@ -1,0 +1,116 @@
+"""Lazy Tensor Core: recorded once or at every call, and right in both ways."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dynamo_backends
+from dynamo_backends import _torch_private as private
+from dynamo_backends.lazy import lowering
+from tests import backend_checks as checks
+from tests.conformance import opinfo
+from tests.test_harmless import changes
+
+NAMES = ["ltc", "ltc_trace"]
+
+
+@pytest.mark.parametrize("what", checks.SEMANTICS)
+@pytest.mark.parametrize("name", NAMES)
+def test_semantics(name: str, what: str):
+    fn, inputs = checks.SEMANTICS[what]
+    with torch.no_grad():
+        checks.agree(name, fn, *inputs())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changed_weights_are_seen(name: str):
+    checks.never_stale(name, list(checks.CHANGES))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dynamic_batch(name: str):
+    checks.follows_the_batch(name)
+
+
+def test_gradients():
+    checks.gradients_agree("ltc")
+
+
+@pytest.mark.parametrize("model", ["resnet18", "bert"])
+def test_models(model: str):
+    checks.model_is_right("ltc", "classic", model)
+
+
+@pytest.mark.parametrize(
+    "op", ["div.floor_rounding", "nn.functional.binary_cross_entropy", "where"]
+)
+def test_operators(op: str):
+    (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
+    outcome = opinfo.run(info, torch.float32, "ltc", limit=1)
+    assert outcome.status in ("native", "fallback"), dict(outcome.reasons)
+
+
+def test_two_numbers_that_are_equal_at_first_are_two_inputs():
+    compiled = torch.compile(
+        lambda x, y: x * 2 - y * 3 + 1, backend=dynamo_backends.compiler("ltc", min_block_size=1)
+    )
+    for x, y in ((1.0, 1.0), (2.0, 5.0)):
+        result = compiled(torch.tensor(x), torch.tensor(y))
+        assert result.item() == x * 2 - y * 3 + 1
+
+
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    made = []
+    sync = private.lazy_sync
+    monkeypatch.setattr(private, "lazy_sync", lambda tensors: made.append(1) or sync(tensors))
+    return made
+
+
+@pytest.mark.parametrize(("name", "expected"), [("ltc", 1), ("ltc_trace", 5)])
+def test_how_often_a_graph_is_recorded(name: str, expected: int, monkeypatch: pytest.MonkeyPatch):
+    made = recordings(monkeypatch)
+    compiled = torch.compile(lambda x: x.relu() * 2 + 1, backend=name)
+    for i in range(5):
+        x = torch.full((3,), float(i))
+        assert torch.equal(compiled(x), x.relu() * 2 + 1)
+    assert len(made) == expected
+
+
+def test_a_program_that_was_dropped_is_recorded_again(monkeypatch: pytest.MonkeyPatch):
+    compiled = torch.compile(lambda x: x.relu() * 2 + 1, backend="ltc")
+    x = torch.randn(3)
+    compiled(x)
+    run, dropped = private.lazy_run, []
+
+    def forgetful(hash: str, inputs: Any) -> list[Tensor]:
+        if not dropped:
+            dropped.append(hash)
+            raise RuntimeError("Failed to get computation by hash")
+        return run(hash, inputs)
+
+    monkeypatch.setattr(private, "lazy_run", forgetful)
+    with dynamo_backends.record() as reports:
+        assert torch.equal(compiled(x), x.relu() * 2 + 1)
+    assert dropped
+    assert reports == []
+
+
+def test_operators_without_a_node_stay_in_eager_with_the_reason():
+    reports = checks.agree(
+        "ltc", lambda x: torch.special.i0(x * 2 + 1) * 3, torch.randn(4), min_block_size=1
+    )
+    (fallback,) = [f for r in reports for f in r.fallbacks]
+    assert fallback.reason.startswith("Lazy Tensor Core has no node for")
+
+
+def test_starting_twice_does_no_harm():
+    lowering.start()
+    lowering.start.cache_clear()
+    lowering.start()
+    assert torch.zeros(2, device="lazy").to("cpu").tolist() == [0, 0]
+
+
+def test_importing_starts_nothing():
+    assert changes("import dynamo_backends.lazy.lowering, dynamo_backends.lazy.runtime") == []

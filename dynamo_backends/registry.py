@@ -14,7 +14,20 @@ from dynamo_backends.errors import OptionError, UnknownBackendError
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 
 _OURS: dict[str, str] = {
+    "inductor_freezing": "dynamo_backends.inductor.backend:InductorFreezing",
+    "inductor_max_autotune": "dynamo_backends.inductor.backend:InductorMaxAutotune",
+    "ltc": "dynamo_backends.lazy.backend:LazyTensorCore",
+    "ltc_trace": "dynamo_backends.lazy.backend:LazyTensorCoreTrace",
+    "nnc": "dynamo_backends.torchscript.backend:NNC",
+    "ofi": "dynamo_backends.torchscript.backend:Ofi",
+    "onednn_graph": "dynamo_backends.torchscript.backend:OneDNNGraph",
+    "onnxrt": "dynamo_backends.ort.backend:OnnxRuntime",
+    "onnxrt_cpu": "dynamo_backends.ort.backend:OnnxRuntimeCPU",
+    "onnxrt_cuda": "dynamo_backends.ort.backend:OnnxRuntimeCUDA",
     "openxla": "dynamo_backends.xla.backend:OpenXLA",
+    "static_runtime": "dynamo_backends.torchscript.backend:StaticRuntime",
+    "ts_trace": "dynamo_backends.torchscript.backend:TsTrace",
+    "ov": "dynamo_backends.openvino.backend:OpenVINO",
 }
 _registered: dict[str, Callable[[], Backend]] = {}
 _lock = threading.Lock()
@@ -28,7 +41,9 @@ def list_backends() -> list[str]:
 def third_party_backends() -> list[str]:
     """Names of other packages' backends for `torch.compile`, from their entry points."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return sorted(p.name for p in points if p.name not in _OURS)
+    return sorted(
+        p.name for p in points if p.name not in _OURS and not p.value.startswith("dynamo_backends.")
+    )
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
@@ -58,6 +73,11 @@ def get_backend(name: str) -> Backend:
     if name in _registered:
         return _registered[name]()
     if name not in _OURS:
+        from dynamo_backends.legacy import resolve
+
+        living = resolve(name)
+        if living is not None:
+            return get_backend(living)
         near = difflib.get_close_matches(name, list_backends(), 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownBackendError(
@@ -133,7 +153,7 @@ def compiler(name: str, /, **options: Any) -> Compiler:
     if options:
         options = {k: options[k] for k in sorted(options)}
         get_backend(name).Options.parse(options, name)
-    key = (name, *options.items())
+    key = (name, repr(options))  # values may be dicts
     with _lock:
         if key not in _compilers:
             _compilers[key] = Compiler(name, options)

@@ -13,12 +13,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the whole operator database and rewrite its table in docs/",
     )
+    parser.addoption(
+        "--samples",
+        type=int,
+        metavar="N",
+        help="with --full: at most so many samples of each operator and dtype (default: all)",
+    )
+    parser.addoption(
+        "--resume",
+        action="store_true",
+        help="with --full: go on where an earlier run stopped, and try its failures again",
+    )
 
 
 @pytest.fixture(autouse=True)
 def _fresh_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test starts with seeded random numbers, no compiled code and an empty disk cache."""
+    """Every test starts with seeded random numbers, no compiled code and an empty disk cache.
+
+    Graphs are checked after every pass (see `dynamo_backends.graph.passes`).
+    """
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "1")
     torch.manual_seed(0)
     torch._dynamo.reset()
     yield

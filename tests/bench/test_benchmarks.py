@@ -4,7 +4,15 @@ import pytest
 
 from tests.bench.programs import ROOT, load
 
-PROGRAMS = ("xla_inference", "call_overhead", "compile_time", "cache_start", "memory")
+PROGRAMS = (
+    "xla_inference",
+    "call_overhead",
+    "compile_time",
+    "cache_start",
+    "memory",
+    "vendor_parity",
+    "thread_pools",
+)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,11 +1,9 @@
 """Drives PyTorch's own operator database through a backend and judges every result."""
 
 import contextlib
-import itertools
-import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
+from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.verify import difference
 
 DTYPES = (
@@ -38,6 +37,20 @@ UNDEFINED = {
     "jiterator_binary_return_by_ref": "runs on CUDA only",
     "jiterator_2inputs_2outputs": "runs on CUDA only",
 }
+
+
+NOISY = ("dynamo_backends", "torch._subclasses.fake_tensor")
+
+TOGETHER = 12  # samples that are compiled as one graph, for as long as nothing is amiss
+
+# Which of several equal elements these name is open; what counts is the element's value.
+INDICES_ALONG = {
+    "argsort": 0,
+    "kthvalue": 1,
+    "mode": 0,
+    "sort": 0,
+    "topk": 1,
+}  # position of `dim` among the arguments after the input
 
 
 @dataclass
@@ -86,48 +99,116 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
     outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
     compiler = dynamo_backends.compiler(backend, cache=False)
     torch.manual_seed(0)
-    with warnings.catch_warnings(), _silence(), torch.no_grad():
+    with warnings.catch_warnings(), silenced(*NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
-        step = max(1, len(samples) // limit) if limit else 1
-        for sample in itertools.islice(samples, 0, None, step):
-            _run_sample(op, sample, compiler, outcome)
+        step = -(-len(samples) // limit) if limit and samples else 1
+        samples = samples[::step]
+        size = _group_size(op)
+        for start in range(0, len(samples), size):
+            group = samples[start : start + size]
+            if not _native_together(op, group, compiler, outcome):
+                _run_one_by_one(op, group, compiler, outcome)
             if outcome.status in ("wrong", "crash"):
                 break
     torch._dynamo.reset()
     return outcome
 
 
-def _run_sample(op: OpInfo, sample: Any, compiler: Any, outcome: Outcome) -> None:
-    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+def _group_size(op: OpInfo) -> int:
+    return 1 if op.name in INDICES_ALONG else TOGETHER
 
-    def call(values: list[Any]) -> list[Any]:
+
+class _Call:
+    """Calls of one operator on some samples, as a function of all values in them.
+
+    Args:
+        op: The operator.
+        samples: Those that eager accepts are used.
+    """
+
+    def __init__(self, op: OpInfo, samples: Sequence[Any]):
+        self.op = op
+        self.samples: list[Any] = []
+        self._parts: list[tuple[int, Any]] = []
+        self.flat: list[Any] = []
+        for sample in samples:
+            flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+            if _eager(lambda values, spec=spec: self._one(values, spec), flat) is not None:
+                self.samples.append(sample)
+                self._parts.append((len(flat), spec))
+                self.flat += flat
+
+    def _one(self, values: list[Any], spec: Any) -> list[Any]:
         input, args, kwargs = pytree.tree_unflatten(values, spec)
-        return pytree.tree_leaves(op.op(input, *args, **kwargs))
+        return pytree.tree_leaves(self.op.op(input, *args, **kwargs))
 
-    expected = _eager(call, flat)
-    if expected is None:
-        return
-    outcome.samples += 1
-    torch._dynamo.reset()
+    def __call__(self, values: list[Any]) -> list[Any]:
+        """All results, one after the other."""
+        results = []
+        start = 0
+        for count, spec in self._parts:
+            results += self._one(values[start : start + count], spec)
+            start += count
+        return results
+
+    def eager(self) -> list[Any]:
+        results = _eager(self, self.flat)
+        assert results is not None
+        return results
+
+    def compiled(self, compiler: Any, **options: Any) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(7)
+        function = torch.compile(lambda values: self(values), backend=compiler, **options)
+        return function(_clone(self.flat))
+
+
+def _native_together(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome: Outcome) -> bool:
+    """Whether samples compiled as one graph are right and run whole on the backend."""
+    if len(samples) == 1:
+        return False
+    call = _Call(op, samples)
+    if not call.samples:
+        return True
     with dynamo_backends.record() as reports:
         try:
-            torch.manual_seed(7)
-            try:
-                results = torch.compile(call, backend=compiler, fullgraph=True)(_clone(flat))
-            except torch._dynamo.exc.TorchDynamoException as error:
-                outcome.reasons[f"Dynamo does not capture it whole: {_headline(error)}"] += 1
-                torch._dynamo.reset()
-                torch.manual_seed(7)
-                results = torch.compile(call, backend=compiler)(_clone(flat))
+            results = call.compiled(compiler, fullgraph=True)
+        except Exception:
+            return False
+    if any(r.fallbacks or r.runtime_fallbacks for r in reports):
+        return False
+    if _judge(call, call.eager(), results) is not None:
+        return False
+    outcome.samples += len(call.samples)
+    outcome.status = "fallback" if outcome.reasons else "native"
+    return True
+
+
+def _run_one_by_one(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome: Outcome) -> None:
+    for sample in samples:
+        _run_sample(_Call(op, [sample]), compiler, outcome)
+        if outcome.status in ("wrong", "crash"):
+            break
+
+
+def _run_sample(call: _Call, compiler: Any, outcome: Outcome) -> None:
+    if not call.samples:
+        return
+    expected = call.eager()
+    outcome.samples += 1
+    with dynamo_backends.record() as reports:
+        try:
+            results = _compile_sample(call, compiler, outcome)
         except Exception as error:
             outcome.status = "crash"
             outcome.reasons[f"{type(error).__name__}: {_headline(error)}"] += 1
             return
-    wrong = _judge(op, call, flat, expected, results)
-    if wrong is not None:
+    wrong = _judge(call, expected, results)
+    if wrong is not None and _judge(call, call.compiled("aot_eager"), results) is not None:
+        # Else Dynamo itself rewrote the operator into a less exact form.
         outcome.status = "wrong"
-        outcome.reasons = Counter({f"{wrong} ({_describe(sample)})": 1})
+        outcome.reasons = Counter({f"{wrong} ({_describe(call.samples[0])})": 1})
         return
     for report in reports:
         for fallback in report.fallbacks:
@@ -144,23 +225,53 @@ def _eager(call: Callable[[list[Any]], list[Any]], flat: list[Any]) -> list[Any]
     return None
 
 
-def _judge(
-    op: OpInfo,
-    call: Callable[[list[Any]], list[Any]],
-    flat: list[Any],
-    expected: list[Any],
-    results: list[Any],
-) -> str | None:
-    if op.name in UNINITIALISED:
+def _compile_sample(call: _Call, compiler: Any, outcome: Outcome) -> list[Any]:
+    """In one graph, unless Dynamo itself cannot: then in parts, and noted so."""
+    try:
+        return call.compiled(compiler, fullgraph=True)
+    except Exception as error:
+        if not _fails_in_torch(call):
+            raise
+        outcome.reasons[f"Dynamo does not capture it whole: {_headline(error)}"] += 1
+    return call.compiled(compiler)
+
+
+def _fails_in_torch(call: _Call) -> bool:
+    try:
+        call.compiled("aot_eager", fullgraph=True)
+    except Exception:
+        return True
+    return False
+
+
+def _named(sample: Any, name: str, index: torch.Tensor) -> torch.Tensor:
+    """The elements that indices along `dim` name."""
+    place = INDICES_ALONG[name]
+    dim = sample.args[place] if len(sample.args) > place else sample.kwargs.get("dim", -1)
+    keep = index.ndim == sample.input.ndim
+    named = sample.input.gather(dim, index if keep else index.unsqueeze(dim))
+    return named if keep else named.squeeze(dim)
+
+
+def _judge(call: _Call, expected: list[Any], results: list[Any]) -> str | None:
+    name = call.op.name
+    if name in UNINITIALISED:
         expected, results = _shapes(expected), _shapes(results)
         return None if expected == results else f"{results} instead of {expected}"
     expected, results = _dense(expected), _dense(results)
-    precise = _eager(call, [_widen(x) for x in flat])
+    precise = _eager(call, [_widen(x) for x in call.flat])
     precise = expected if precise is None else _dense(precise)
     if [getattr(p, "shape", None) for p in precise] != [
         getattr(e, "shape", None) for e in expected
     ]:
         precise = expected
+    stable = call.samples[0].kwargs.get("stable", False)
+    if name in INDICES_ALONG and not stable:
+        expected, results, precise = (
+            [*values, _named(call.samples[0], name, index)]
+            for *values, index in (expected, results, precise)
+        )
+        precise = [_widen(x) for x in precise]
     return difference(expected, results, precise)
 
 
@@ -168,13 +279,20 @@ def _clone(flat: list[Any]) -> list[Any]:
     return [x.clone() if isinstance(x, torch.Tensor) else x for x in flat]
 
 
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
 def _widen(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return _WIDER.get(value, value)
     if isinstance(value, torch.Tensor):
-        if value.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            return value.double()
-        if value.dtype == torch.complex64:
-            return value.to(torch.complex128)
-    return value.clone() if isinstance(value, torch.Tensor) else value
+        return value.to(_WIDER.get(value.dtype, value.dtype), copy=True)
+    return value
 
 
 def _dense(values: list[Any]) -> list[Any]:
@@ -196,16 +314,3 @@ def _describe(sample: Any) -> str:
 def _headline(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else "")[:160]
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    loggers = [logging.getLogger(n) for n in ("dynamo_backends", "torch._subclasses.fake_tensor")]
-    levels = [x.level for x in loggers]
-    for x in loggers:
-        x.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for x, level in zip(loggers, levels, strict=True):
-            x.setLevel(level)

@@ -1,21 +1,23 @@
-"""The table of the operator database in docs/conformance.md."""
+"""The tables of the operator database in docs/, one document per backend."""
 
+import importlib.metadata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import jax
 import torch
 
 from tests.conformance.opinfo import Outcome
 
-_HEAD = """# Operators: PyTorch's own database through openxla
+_HEAD = """# Operators: PyTorch's own database through {backend}
 
-Made by `make conformance` with torch {torch} and jax {jax} on the CPU. Every operator of
+Made by `make conformance` with torch {torch} and {vendor} on the CPU. Every operator of
 `torch.testing._internal.common_methods_invocations.op_db` is compiled with
-`torch.compile(backend="openxla")` on each of its sample inputs and compared with eager by
-`torch._dynamo.utils.same` against a float64 reference; integer results must be equal.
+`torch.compile(backend="{backend}")` on {samples} and
+compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer results must
+be equal. Where Dynamo itself rewrites an operator into a less exact form (`addcdiv` with a value),
+what it captured is what counts.
 
-- **native**: every sample ran whole on XLA.
+- **native**: every sample ran whole on the backend.
 - **fallback**: right, with at least one part of one sample in eager.
 - **wrong**, **crash**: results that are not as accurate as eager's, or an error.
 
@@ -28,13 +30,31 @@ def native_share(outcomes: Sequence[Outcome], dtype: str) -> float:
     return sum(o.status == "native" for o in ran) / len(ran)
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """The whole document."""
+def render(
+    outcomes: Sequence[Outcome],
+    backend: str = "openxla",
+    vendor: str = "jax",
+    limit: int | None = None,
+) -> str:
+    """The whole document.
+
+    Args:
+        outcomes: Of every operator and dtype.
+        backend: Which one ran them.
+        vendor: The package behind it, whose version is told.
+        limit: How many samples of each were run at most.
+    """
     by_dtype: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.samples:
             by_dtype[outcome.dtype].append(outcome)
-    lines = [_HEAD.format(torch=torch.__version__.split("+")[0], jax=jax.__version__)]
+    head = {
+        "backend": backend,
+        "torch": torch.__version__.split("+")[0],
+        "vendor": f"{vendor} {importlib.metadata.version(vendor)}",
+        "samples": f"at most {limit} of its sample inputs" if limit else "its sample inputs",
+    }
+    lines = [_HEAD.format(**head)]
     lines.append(
         "| dtype | operators | samples | native | fallback | wrong | crash | native share |"
     )

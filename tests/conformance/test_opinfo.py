@@ -1,58 +1,97 @@
-"""PyTorch's operator database through openxla: nothing wrong, nothing crashes.
+"""PyTorch's operator database through each backend: nothing wrong, nothing crashes.
 
 `make test` runs one or two samples of each operator; `make conformance` (`--full`) runs all
-samples in all dtypes and rewrites docs/conformance.md.
+samples in all dtypes and rewrites each backend's document in docs/. That takes hours; with
+`make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly spread.
+What is done is kept in .conformance/: `--resume` goes on after an interruption and tries failures
+again; `-k onnxrt` runs one backend.
 """
 
+import functools
 import multiprocessing
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from rich.progress import track
 
 from tests.conformance import opinfo, table
+from tests.conformance.journal import Journal
 
 pytestmark = pytest.mark.conformance
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+DOCS = Path(__file__).parents[2] / "docs"
 SHARE = 16  # one in so many operators is tried in the dtypes other than float32
 
 
+class Row(NamedTuple):
+    """How a backend is tested.
+
+    Attributes:
+        document: In docs/.
+        vendor: The package behind it.
+        native: The least share of operators that run whole on it in float32.
+        share: One in so many operators is tried by `make test` in float32.
+    """
+
+    document: str
+    vendor: str
+    native: float
+    share: int
+
+
+BACKENDS = {
+    "openxla": Row("conformance.md", "jax", 0.85, 1),
+    "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.60, 24),
+}
+
+
 def _bounded() -> Iterator[object]:
-    for op, dtype in opinfo.cases():
-        name = opinfo.full_name(op)
-        if dtype == torch.float32 or zlib.crc32(f"{name}{dtype}".encode()) % SHARE == 0:
-            yield pytest.param(op, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for backend, row in BACKENDS.items():
+        for op, dtype in opinfo.cases():
+            name = opinfo.full_name(op)
+            share = row.share * (1 if dtype == torch.float32 else SHARE)
+            if zlib.crc32(f"{name}{dtype}".encode()) % share == 0:
+                text = f"{backend}-{name}-{str(dtype).removeprefix('torch.')}"
+                yield pytest.param(backend, op, dtype, id=text.removeprefix("openxla-"))
 
 
-@pytest.mark.parametrize(("op", "dtype"), list(_bounded()))
-def test_an_operator_is_right_or_falls_back(op: opinfo.OpInfo, dtype: torch.dtype):
-    outcome = opinfo.run(op, dtype, "openxla", limit=1)
+@pytest.mark.parametrize(("backend", "op", "dtype"), list(_bounded()))
+def test_an_operator_is_right_or_falls_back(backend: str, op: opinfo.OpInfo, dtype: torch.dtype):
+    outcome = opinfo.run(op, dtype, backend, limit=1)
     assert outcome.status not in ("wrong", "crash"), dict(outcome.reasons)
 
 
-def _work(index: int) -> opinfo.Outcome:
+def _work(index: int, backend: str, limit: int | None) -> opinfo.Outcome:
     torch.set_num_threads(1)
     op, dtype = list(opinfo.cases())[index]
-    return opinfo.run(op, dtype, "openxla")
+    return opinfo.run(op, dtype, backend, limit=limit)
 
 
-def test_the_whole_database(pytestconfig: pytest.Config):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
     if not pytestconfig.getoption("--full"):
-        pytest.skip("takes an hour; run it by: make conformance")
-    count = len(list(opinfo.cases()))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context, max_tasks_per_child=300) as pool:
-        results = pool.map(_work, range(count), chunksize=1)
-        outcomes = list(track(results, "operators", total=count))
-    DOCUMENT.write_text(table.render(outcomes), encoding="utf-8")
+        pytest.skip("takes hours; run it by: make conformance")
+    limit = pytestconfig.getoption("--samples")
+    path = pytestconfig.rootpath / ".conformance" / f"{backend}.jsonl"
+    journal = Journal(path, resume=pytestconfig.getoption("--resume"))
+    names = [(opinfo.full_name(op), str(dtype)) for op, dtype in opinfo.cases()]
+    todo = [i for i, name in enumerate(names) if name not in journal.outcomes]
+    work = functools.partial(_work, backend=backend, limit=limit)
+    # New processes now and then: what was compiled stays in memory.
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=150) as pool:
+        for done in track(pool.imap_unordered(work, todo), "operators", total=len(todo)):
+            journal.add(done)
+    outcomes = [journal.outcomes[name] for name in names]
+    row = BACKENDS[backend]
+    text = table.render(outcomes, backend, row.vendor, limit)
+    (DOCS / row.document).write_text(text, encoding="utf-8")
     bad = [o for o in outcomes if o.status in ("wrong", "crash")]
     assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)
-    assert table.native_share(outcomes, "float32") >= 0.85
+    assert table.native_share(outcomes, "float32") >= row.native
 
 
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch):

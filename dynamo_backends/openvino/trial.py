@@ -5,7 +5,9 @@ run once. So a missing rule, a kernel that fails and one that means something el
 a graph depends on them, and each answer has a reason. Answers are remembered for the process.
 """
 
+import hashlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.samples import extreme_sample
 from dynamo_backends.openvino.session import Settings
+from dynamo_backends.toolkit.known import known_value
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.trials import (
     COMPARED_ELEMENTS,
@@ -39,16 +42,17 @@ _lock = threading.RLock()
 
 def supports(node: fx.Node, settings: Settings) -> Support:
     """What is known about a call, after a trial if need be."""
-    reason = _untriable(node)
-    if reason is not None:
-        return Support(False, reason)
-    key = f"{settings} {_signature(node)}"
-    with _lock:
-        if key not in _answers:
-            with disable_current_modes(), torch.no_grad():
-                reason = _try(node, settings)
-            _answers[key] = SUPPORTED if reason is None else Support(False, reason)
-        return _answers[key]
+    with disable_current_modes(), torch.no_grad():
+        known = _known_inputs(node)
+        reason = _untriable(node, known)
+        if reason is not None:
+            return Support(False, reason)
+        key = f"{settings} {_signature(node)} {_digest(known)}"
+        with _lock:
+            if key not in _answers:
+                reason = _try(node, settings, known)
+                _answers[key] = SUPPORTED if reason is None else Support(False, reason)
+            return _answers[key]
 
 
 def _signature(node: fx.Node) -> str:
@@ -71,7 +75,7 @@ def _describe(value: Tensor, elementwise: bool) -> str:
     return f"{value.dtype}{list(value.shape)}{value.stride()}"
 
 
-def _untriable(node: fx.Node) -> str | None:
+def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
     reason = rules.why_not(node)
     if reason is not None:
@@ -89,7 +93,7 @@ def _untriable(node: fx.Node) -> str | None:
                 return "a size depends on data"
             if 0 in value.shape:
                 return "OpenVINO's kernels are not made for tensors without elements"
-    if _is_long(node) and any(map(_is_long, node.all_input_nodes)):
+    if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
     if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
         return "an input is not a tensor"
@@ -100,8 +104,33 @@ def _is_long(node: fx.Node) -> bool:
     return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
 
 
-def _try(node: fx.Node, settings: Settings) -> str | None:
-    """What is wrong with a call compiled alone; None if nothing is."""
+def _known_inputs(node: fx.Node) -> list[Tensor]:
+    """The inputs of a call on 64-bit integers, if they are known to fit into 32 bits; else none."""
+    if not any(map(_is_long, node.all_input_nodes)):
+        return []
+    values = [known_value(n) for n in (*node.all_input_nodes, node)]
+    return [v for v in values[:-1] if v is not None] if all(map(_is_small, values)) else []
+
+
+def _is_small(value: Tensor | None) -> bool:
+    if value is None or value.dtype != torch.int64 or not value.numel():
+        return value is not None
+    bounds = torch.iinfo(torch.int32)
+    return bool(value.min() >= bounds.min and value.max() <= bounds.max)
+
+
+def _digest(values: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if values else ""
+
+
+def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | None:
+    """What is wrong with a call compiled alone; None if nothing is.
+
+    It is run on the values that its inputs are known to have, or on a sample.
+    """
     graph = alone(node)
     if not graph.outputs:
         return "it has no result that is a tensor"
@@ -119,14 +148,14 @@ def _try(node: fx.Node, settings: Settings) -> str | None:
         return None
     state = snapshot_rng()
     try:
-        return _compare(node, graph, run)
+        return _compare(graph, run, known or extreme_sample(node))
     finally:
         restore_rng(state)
 
 
-def _compare(node: fx.Node, graph: Graph, run: Any) -> str | None:
+def _compare(graph: Graph, run: Any, args: Sequence[Tensor]) -> str | None:
     try:
-        wrong = judge(graph, run, extreme_sample(node))
+        wrong = judge(graph, run, args)
     except EagerRefused as error:
         return f"eager does not run it on the inputs of a trial ({error})"
     except Exception as error:

@@ -1,0 +1,44 @@
+"""Values that are known when a graph is compiled: those that depend on none of its inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends.graph.random import is_random
+
+LARGEST = 1 << 20
+"""Elements of the largest tensor that is computed to be known."""
+
+_KEY = "known_value"
+
+
+def known_value(node: fx.Node) -> Tensor | None:
+    """The value of a call that depends on no input of its graph, such as indices from `arange`.
+
+    Args:
+        node: Of a graph with static shapes.
+
+    Returns:
+        None if the value depends on an input or on chance, is no single tensor, or is large.
+    """
+    if _KEY not in node.meta:
+        node.meta[_KEY] = _evaluate(node)
+    value: Tensor | None = node.meta[_KEY]
+    return value
+
+
+def _evaluate(node: fx.Node) -> Tensor | None:
+    fake = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(fake, Tensor) or fake.device.type != "cpu":
+        return None
+    if not isinstance(node.target, OpOverload) or is_random(node) or fake.numel() > LARGEST:
+        return None
+    values = {source: known_value(source) for source in node.all_input_nodes}
+    if any(value is None for value in values.values()):
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    with disable_current_modes(), torch.no_grad():
+        result: Any = node.target(*args, **kwargs)
+    return result

@@ -9,6 +9,7 @@ Autograd's wrapper come on top of it and are shown apart.
 
 import argparse
 import gc
+import time
 import unittest.mock
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +55,13 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
     if compiled.reports:
         runs["graph"], runs["alone"] = graph_alone(compiled.reports[0], runs["compiled"])
     timings = bench.compare(
-        runs, settings.rounds, repeat=settings.repeat, lead_in=20, warmup=100, baseline="eager"
+        runs,
+        settings.rounds,
+        repeat=settings.repeat,
+        lead_in=20,
+        warmup=100,
+        baseline="eager",
+        clock=time.thread_time if settings.cpu else time.perf_counter,
     )
     microseconds = {name: timing.median * 1e6 for name, timing in timings.items()}
     alone = microseconds.get("alone")
@@ -117,7 +124,8 @@ def chain(layers: int) -> nn.Module:
 
 def table(settings: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Table:
     """The results for people."""
-    shown = Table(title=f"{settings.backend}: {2 * settings.layers} parameters, µs per call")
+    clock = "µs of CPU time" if settings.cpu else "µs"
+    shown = Table(title=f"{settings.backend}: {2 * settings.layers} parameters, {clock} per call")
     columns = ("eager", "torch.compile", "graph", "XLA alone", "graph - XLA", "Dynamo + AOT")
     for name in ("", *columns):
         shown.add_column(name, justify="right" if name else "left")
@@ -137,6 +145,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=100, help="calls per sample")
     parser.add_argument("--calls", type=int, default=1000, help="calls of the memory test")
+    parser.add_argument("--cpu", action="store_true", help="the calling thread's CPU time")
     parser.add_argument("--limit", type=float, metavar="US", help="largest overhead that passes")
     parser.add_argument(
         "--growth-limit", type=float, default=1024, metavar="KIB", help="what counts as flat"

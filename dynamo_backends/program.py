@@ -33,9 +33,9 @@ def pick(positions: Sequence[int]) -> Getter:
     """A fast function that picks the given positions out of a sequence."""
     if not positions:
         return lambda _: ()
-    if len(positions) == 1:
-        only = positions[0]
-        return lambda values: (values[only],)
+    first, count = positions[0], len(positions)
+    if tuple(positions) == tuple(range(first, first + count)):
+        return operator.itemgetter(slice(first, first + count))
     return operator.itemgetter(*positions)
 
 

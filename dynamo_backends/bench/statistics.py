@@ -61,6 +61,7 @@ def compare(
     synchronize: Callable[[], None] | None = None,
     on_round: Callable[[], None] | None = None,
     seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Times candidates against each other.
 
@@ -77,6 +78,8 @@ def compare(
         synchronize: Called before and after each sample, for asynchronous devices.
         on_round: Called after each round, to show progress.
         seed: Of the order within the rounds, and of the confidence intervals.
+        clock: Seconds. `time.thread_time` counts the calling thread's own work, which other
+            processes disturb less.
 
     Raises:
         ValueError: There is nothing to time, or the baseline is not among the candidates.
@@ -99,7 +102,7 @@ def compare(
         shuffler.shuffle(order)
         for name in order:
             time.sleep(pause_s)
-            samples[name].append(_sample(callables[name], repeat, lead_in, synchronize))
+            samples[name].append(_sample(callables[name], repeat, lead_in, synchronize, clock))
         if on_round is not None:
             on_round()
     return {
@@ -113,17 +116,18 @@ def _sample(
     repeat: int,
     lead_in: int,
     synchronize: Callable[[], None] | None,
+    clock: Callable[[], float],
 ) -> float:
     for _ in range(lead_in):
         function()
     if synchronize is not None:
         synchronize()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeat):
         function()
     if synchronize is not None:
         synchronize()
-    return (time.perf_counter() - start) / repeat
+    return (clock() - start) / repeat
 
 
 def speedup(

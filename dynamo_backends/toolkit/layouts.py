@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import disable_current_modes
+
 ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
 
 
@@ -73,11 +75,21 @@ def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
     return True
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class Importer:
     """Checks and permutes one input, as the program that was compiled for it expects.
 
     Args:
         value: The fake tensor that the program was compiled for.
+
+    Attributes:
+        storage: The order of dimensions that the program expects.
+        shape: Of the tensor.
+        dtype: Of the tensor.
+        dense_shape: In the order of dimensions that the program expects.
+        size: Of the elements, in bytes.
     """
 
     def __init__(self, value: Tensor):
@@ -87,10 +99,23 @@ class Importer:
         self.storage = storage
         self.shape = tuple(value.shape)
         self.dtype = value.dtype
+        self.dense_shape = tuple(value.shape[d] for d in storage.order)
+        self.size = value.numel() * value.element_size()
         self._permute = None if storage.is_row_major else storage.order
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """A row-major tensor for XLA: the given one, a view of it, or else a copy.
+
+        Raises:
+            ValueError: Shape or dtype differ from what was compiled.
+        """
+        tensor = self.view(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """The tensor in the order of dimensions that the program expects; it may have gaps.
 
         Raises:
             ValueError: Shape or dtype differ from what was compiled.
@@ -100,13 +125,12 @@ class Importer:
                 f"compiled for {self.dtype}{list(self.shape)}, "
                 f"called with {tensor.dtype}{list(tensor.shape)}"
             )
+        if type(tensor) not in _PLAIN:  # at first calls, a mode of torch refuses subclasses
+            with disable_current_modes():
+                tensor = tensor.as_subclass(Tensor)
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if self._permute is not None:
-            tensor = tensor.permute(self._permute)
-        if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.resolve_conj().resolve_neg()
-        return tensor if tensor.is_contiguous() else tensor.contiguous()
+        return tensor if self._permute is None else tensor.permute(self._permute)
 
 
 class Exporter:

@@ -2,8 +2,6 @@
 
 import functools
 import importlib.util
-import os
-import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,10 +100,23 @@ class OpenXLA(Backend):
         device = open_device(platform_name, index)
         return compile_graph(graph, device, _lowering_options(platform_name, options))
 
+    def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
+        """See `Backend.compile_step`: on the CPU inputs are donated; elsewhere they are copied."""
+        platform_name, index = _target(graph, options)
+        if platform_name != "cpu":
+            return super().compile_step(graph, options)
+        from dynamo_backends.xla.runtime import open_device
+        from dynamo_backends.xla.steps import compile_step
+
+        device = open_device(platform_name, index)
+        return compile_step(graph, device, _lowering_options(platform_name, options))
+
     def cache_key(self, options: XlaOptions) -> str:
         """See `Backend.cache_key`."""
+        from dynamo_backends.toolkit.processor import processor
+
         settings = (_matmul_precision(options), torch.get_num_threads())
-        return f"{_jaxlib_version()} {_package_version()} {_processor()} {settings}"
+        return f"{_jaxlib_version()} {_package_version()} {processor()} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load`."""
@@ -186,20 +197,3 @@ def _package_version() -> str:
     from dynamo_backends.graph.cache import source_digest
 
     return source_digest()
-
-
-@functools.cache
-def _processor() -> str:
-    """What machine code depends on: architecture and instruction sets."""
-    flags = ""
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {platform.processor()} {hash_text(flags)}"
-
-
-def hash_text(text: str) -> str:
-    """A short stable hash."""
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

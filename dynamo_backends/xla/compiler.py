@@ -12,30 +12,40 @@ from dynamo_backends.toolkit.layouts import Exporter, Importer, Storage
 from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.late_scales import scale_late
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
+from dynamo_backends.xla.preparation import translate
 from dynamo_backends.xla.runtime import Device, Wiring, XlaExecutable
+from dynamo_backends.xla.transposes import fold_transposes
 
 
 def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> XlaExecutable:
-    """Compiles a graph of supported calls for one device.
+    """Compiles a graph of supported calls, which may be changed, for one device.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: XLA refuses the program.
     """
+    if device.platform == "cpu":
+        scale_late(graph)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
-        traced = _trace(graph, options)
+        traced = fold_transposes(_trace(graph, options))
         parts = prologue.split(traced, len(graph.weights))
         main = _compile(parts.main, device)
-        before = None
-        if parts.prologue is not None:
-            before = _compile(parts.prologue, device, runs_once=True)
+        before = _compile_prologue(parts.prologue, device)
     return_free_memory()
     wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
     return XlaExecutable(device, graph, main, before, wiring)
+
+
+def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
+    if program is None:
+        return None
+    prepared = translate(program) if device.platform == "cpu" else None
+    return _compile(program, device, runs_once=True) if prepared is None else prepared
 
 
 def _trace(graph: Graph, options: LoweringOptions) -> core.ClosedJaxpr:
@@ -49,11 +59,11 @@ def _trace(graph: Graph, options: LoweringOptions) -> core.ClosedJaxpr:
         inputs: list[Any] = [None] * len(order)
         for place, array in zip(order, arrays, strict=True):
             storage = storages[place]
-            inputs[place] = array if storage is None else _from_storage(array, storage)
+            inputs[place] = array if storage is None else from_storage(array, storage)
         results = lowering(inputs)
-        return [_to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
+        return [to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
 
-    shapes = [_aval(values[place], storages[place]) for place in order]
+    shapes = [abstract(values[place], storages[place]) for place in order]
     try:
         return jax.make_jaxpr(program)(*shapes)
     except LoweringError:
@@ -66,14 +76,16 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "stride")
 
 
-def _aval(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
+def abstract(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array that a tensor with this storage is."""
     if storage is None:  # a symbol, already replaced by its value wherever it was used
         return jax.ShapeDtypeStruct((), jnp.int64)
     shape = [value.shape[d] for d in storage.order]
     return jax.ShapeDtypeStruct(shape, to_jax(value.dtype))
 
 
-def _from_storage(array: jax.Array, storage: Storage) -> Value:
+def from_storage(array: jax.Array, storage: Storage) -> Value:
+    """An array as it lies in memory as a value in torch's order of dimensions."""
     if storage.is_channels_last:
         return ChannelsLast(array)
     if storage.is_row_major:
@@ -82,7 +94,8 @@ def _from_storage(array: jax.Array, storage: Storage) -> Value:
     return jnp.transpose(array, inverse)
 
 
-def _to_storage(value: Value, storage: Storage) -> jax.Array:
+def to_storage(value: Value, storage: Storage) -> jax.Array:
+    """The reverse of `from_storage`."""
     if storage.is_channels_last and isinstance(value, ChannelsLast):
         return value.array
     array = logical(value)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends._torch_private import disable_current_modes, from_dlpack, to_dlpack
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
@@ -21,6 +21,7 @@ from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
+from dynamo_backends.xla.preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,37 @@ def _environment(**values: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+class Staging:
+    """Memory that XLA knows already, for one call's small inputs.
+
+    Copying some kilobytes costs less than making a buffer of another tensor's memory.
+
+    Args:
+        device: A CPU.
+        importers: One per input of the program.
+
+    Attributes:
+        small: For each input that is copied: its place among the program's inputs, and the tensor
+            to copy it to.
+        large: Places of the others.
+        buffers: One per input; None where `large`.
+    """
+
+    LIMIT = 1 << 16  # bytes
+
+    def __init__(self, device: Device, importers: Sequence[Importer]):
+        sizes = [importer.size for importer in importers]
+        self.large = [k for k, size in enumerate(sizes) if size > self.LIMIT]
+        self.small: list[tuple[int, Tensor]] = []
+        self.buffers: list[Any] = [None] * len(sizes)
+        with torch.inference_mode(False), disable_current_modes():
+            for k, importer in enumerate(importers):
+                if k not in self.large:
+                    memory = torch.empty(importer.dense_shape, dtype=importer.dtype)
+                    self.small.append((k, memory))
+                    self.buffers[k] = device.import_tensor(memory)
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Which inputs of a graph go where (see `prologue.SplitProgram`)."""
@@ -138,21 +170,30 @@ class XlaExecutable(Executable):
         device: Where it runs.
         graph: The graph that was compiled, for the layouts of its inputs and outputs.
         main: The loaded executable.
-        prologue: What prepares the weights; None if nothing does.
+        prologue: What prepares the weights: instructions for torch, or an executable; None if
+            nothing does.
         wiring: Which inputs go where.
     """
 
     def __init__(
-        self, device: Device, graph: Graph, main: Any, prologue: Any | None, wiring: Wiring
+        self,
+        device: Device,
+        graph: Graph,
+        main: Any,
+        prologue: Any | None,
+        wiring: Wiring,
     ):
         self._device = device
         self.main = main
-        self._prologue = prologue
-        self._wiring = wiring
+        self.prologue = prologue
+        self._fresh = True
+        self.wiring = wiring
         values = [p.meta["val"] for p in graph.placeholders]
         self._weights = [Importer(values[i]) for i in graph.weights]
         activations = [values[i] for i in graph.activations]
-        self._activations = [(i, Importer(activations[i])) for i in wiring.activations]
+        self._activations = [Importer(activations[i]) for i in wiring.activations]
+        self._execute = _jaxlib.caller(main, device.handle)
+        self._staging: list[Staging] = []
         fakes = [n.meta["val"] for n in graph.outputs]
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
@@ -160,28 +201,46 @@ class XlaExecutable(Executable):
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
         prepared, copied = self._prepare(weights)
+        if self._fresh and self.prologue is not None:
+            return_free_memory()  # of intermediate results; not for weights that keep changing
+        self._fresh = False
         if self._device.platform == "cpu":
             return self._bind_cpu(prepared), copied
         return functools.partial(self._run, prepared), copied
 
     def _prepare(self, weights: Sequence[Tensor]) -> tuple[list[Any], set[int]]:
+        """The main program's inputs but for activations, and which weights were copied for them."""
         check_process(self._device.pid)
-        imports, copied = {}, set(self._wiring.transformed)
-        for i in {*self._wiring.transformed, *self._wiring.untouched}:
+        ready, shared = [], set()
+        for i in self.wiring.untouched:
             tensor = self._weights[i](weights[i])
-            shared = tensor.data_ptr() == weights[i].data_ptr()
-            if self._device.platform == "cpu":
-                shared = shared and tensor.data_ptr() % ALIGNMENT == 0
-            else:
-                shared = shared and self._device.platform == tensor.device.type
-            if not shared:
-                copied.add(i)
-            # A tensor of its own, so that the buffer does not keep the caller's Parameter alive.
-            imports[i] = self._device.import_tensor(tensor.detach())
-        prepared = [imports[i] for i in self._wiring.untouched]
-        if self._prologue is not None:
-            prepared += self._prologue.execute([imports[i] for i in self._wiring.transformed])
-        return prepared, copied
+            ready.append(self._import_weight(tensor))
+            if self._shares(tensor, weights[i]):
+                shared.add(i)
+        copied = {*self.wiring.transformed, *(set(self.wiring.untouched) - shared)}
+        return ready + self._transform(weights), copied
+
+    def _transform(self, weights: Sequence[Tensor]) -> list[Any]:
+        """What the prologue makes of the weights."""
+        given = [self._weights[i](weights[i]) for i in self.wiring.transformed]
+        if self.prologue is None:
+            return []
+        if isinstance(self.prologue, Preparation):
+            return [self._device.import_tensor(t) for t in self.prologue(given)]
+        results: list[Any] = self.prologue.execute([self._import_weight(t) for t in given])
+        return results
+
+    def _shares(self, tensor: Tensor, weight: Tensor) -> bool:
+        """Whether a buffer made of `tensor` is the memory of `weight`."""
+        if tensor.data_ptr() != weight.data_ptr():
+            return False
+        if self._device.platform == "cpu":
+            return tensor.data_ptr() % ALIGNMENT == 0
+        return self._device.platform == tensor.device.type
+
+    def _import_weight(self, tensor: Tensor) -> Any:
+        # A tensor of its own, so that the buffer does not keep the caller's Parameter alive.
+        return self._device.import_tensor(tensor.detach())
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
         """XLA's own execution, for benchmarks: everything is imported beforehand, nothing exported.
@@ -191,16 +250,21 @@ class XlaExecutable(Executable):
             activations: As for a bound function.
         """
         buffers = self._prepare(weights)[0]
-        for i, check in self._activations:
-            buffers.append(self._device.import_tensor(check(activations[i])))
-        return functools.partial(self.main.execute, buffers)
+        buffers += self._import(activations)
+        return functools.partial(self._execute, buffers)
+
+    def _import(self, activations: Sequence[Tensor]) -> list[Any]:
+        given = zip(self.wiring.activations, self._activations, strict=True)
+        return [self._device.import_tensor(check(activations[i])) for i, check in given]
 
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
         """The hot path on the CPU: everything that can be decided early is."""
-        execute = self.main.execute
+        execute = self._execute
         handle = self._device.handle
         pid = self._device.pid
-        activations = self._activations
+        places, importers = self.wiring.activations, self._activations
+        free = self._staging
+        offset = len(prepared)
         import_dlpack, export_dlpack = _jaxlib.import_dlpack, _jaxlib.export_dlpack
         exporters = None if all(e.is_plain for e in self._exporters) else self._exporters
         getpid = os.getpid
@@ -208,9 +272,18 @@ class XlaExecutable(Executable):
         def run(inputs: list[Tensor]) -> list[Tensor]:
             if getpid() != pid:
                 check_process(pid)
-            tensors = [check(inputs[i]) for i, check in activations]
-            buffers = [import_dlpack(to_dlpack(t), handle, None) for t in tensors]
-            results = execute(prepared + buffers)
+            try:  # not two calls at once with the same memory
+                staging = free.pop()
+            except IndexError:
+                staging = Staging(self._device, importers)
+            buffers = prepared + staging.buffers
+            for k, memory in staging.small:
+                memory.copy_(importers[k].view(inputs[places[k]]))
+            for k in staging.large:
+                tensor = importers[k](inputs[places[k]])
+                buffers[offset + k] = import_dlpack(to_dlpack(tensor), handle, None)
+            results = execute(buffers)
+            free.append(staging)
             outputs = [from_dlpack(export_dlpack(r)) for r in results]
             if exporters is None:
                 return outputs
@@ -221,8 +294,7 @@ class XlaExecutable(Executable):
     def _run(self, prepared: list[Any], inputs: list[Tensor]) -> list[Tensor]:
         check_process(self._device.pid)
         device = self._device
-        buffers = [device.import_tensor(check(inputs[i])) for i, check in self._activations]
-        results = self.main.execute(prepared + buffers)
+        results = self._execute(prepared + self._import(inputs))
         return [
             export(device.export_buffer(buffer, where))
             for export, buffer, where in zip(self._exporters, results, self._devices, strict=True)
@@ -231,13 +303,15 @@ class XlaExecutable(Executable):
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
         client = self._device.client
-        wiring = {k: list(v) for k, v in vars(self._wiring).items()}
+        wiring = {k: list(v) for k, v in vars(self.wiring).items()}
         parts = {
             "wiring": json.dumps(wiring).encode(),
             "main": _jaxlib.serialize(client, self.main),
         }
-        if self._prologue is not None:
-            parts["prologue"] = _jaxlib.serialize(client, self._prologue)
+        if isinstance(self.prologue, Preparation):
+            parts["preparation"] = self.prologue.dump()
+        elif self.prologue is not None:
+            parts["prologue"] = _jaxlib.serialize(client, self.prologue)
         return_free_memory()
         return parts
 
@@ -255,6 +329,8 @@ class XlaExecutable(Executable):
                 for name in ("main", "prologue")
                 if name in parts
             ]
+            if "preparation" in parts:
+                prologue = [Preparation.load(parts["preparation"])]
         except Exception as error:
             raise CompileError(f"XLA cannot load the cached executable: {error}") from error
         return cls(device, graph, main, prologue[0] if prologue else None, wiring)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable
 
 import jax
@@ -10,10 +11,11 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends.backend import Bound
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
-from dynamo_backends.xla.runtime import Device, open_device
+from dynamo_backends.xla.runtime import Device, Staging, open_device
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8,
           torch.bool, torch.complex64, torch.float8_e5m2)  # fmt: skip
@@ -68,6 +70,85 @@ def test_a_program_runs_on_a_device_that_needs_copies():
     assert torch.equal(positive, x > 0)
     assert product.stride() == (x @ y).transpose(0, 1).stride()
     torch.testing.assert_close(product, (x @ y).transpose(0, 1))
+
+
+def bind(function: Callable[..., object], *args: torch.Tensor) -> Bound:
+    """A function compiled for the CPU; without weights."""
+    options = LoweringOptions(platform="cpu", matmul_precision="highest", channels_last=True)
+    return compile_graph(captured(function, *args), open_device("cpu"), options).bind(())[0]
+
+
+LARGE = Staging.LIMIT // 4 + 1  # elements of float32
+
+
+@pytest.mark.parametrize(
+    "sizes", [(8, 8), (8, LARGE), (LARGE, LARGE)], ids=["small", "mixed", "large"]
+)
+def test_results_stay_when_inputs_and_later_calls_change(sizes: tuple[int, int]):
+    run = bind(lambda x, y: (x + 1, y * 2, x.flip(0)), *map(torch.ones, sizes))
+    x, y = map(torch.randn, sizes)
+    expected = [x + 1, y * 2, x.flip(0)]
+    results = run([x, y])
+    x.zero_()
+    y.zero_()
+    run([x, y])
+    for result, value in zip(results, expected, strict=True):
+        assert torch.equal(result, value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(5, 8)[:, ::2],
+        lambda: torch.randn(21)[1:].view(5, 4),
+        lambda: torch.randn(5, 1).expand(5, 4),
+        lambda: torch.randn(5, 4).requires_grad_(),
+        lambda: torch.randn(5, 4, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["gaps", "misaligned", "expanded", "requires grad", "negative bit"],
+)
+def test_small_inputs_of_any_kind(make: Callable[[], torch.Tensor]):
+    run = bind(lambda x: (x * 3,), torch.ones(5, 4))
+    with torch.inference_mode():
+        run([torch.ones(5, 4)])
+    for _ in range(2):
+        x = make()
+        (result,) = run([x])
+        assert torch.equal(result, x.detach() * 3)
+        assert not result.requires_grad
+
+
+def test_another_shape_or_dtype_is_refused_and_does_no_harm():
+    run = bind(lambda x: (x * 3,), torch.ones(5, 4))
+    for wrong in (torch.ones(1, 4), torch.ones(5, 4, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"compiled for torch.float32\[5, 4\], called with"):
+            run([wrong])
+    assert torch.equal(run([torch.ones(5, 4)])[0], torch.full((5, 4), 3.0))
+
+
+def test_calls_at_the_same_time_do_not_share_inputs():
+    def slow(x: torch.Tensor) -> tuple[torch.Tensor]:
+        y = x[0].expand(64, 64)
+        for _ in range(20):
+            y = y @ y
+            y = y / y.max()
+        return (y.sum() * 0 + x,)
+
+    run = bind(slow, torch.ones(4))
+    wrong: list[float] = []
+
+    def work(value: float) -> None:
+        for i in range(200):
+            given = torch.full((4,), value + i)
+            if not torch.equal(run([given])[0], given):
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(1000.0 * k + 1,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def captured(function: Callable[..., object], *args: torch.Tensor):

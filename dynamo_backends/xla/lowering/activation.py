@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from dynamo_backends.xla.lowering.registry import pointwise
@@ -130,3 +131,11 @@ def rrelu_with_noise_backward(
     if training and upper - lower > 1e-6:
         return grad * noise
     return leaky_relu_backward(grad, x, (lower + upper) / 2, self_is_result)
+
+
+_ONE_SIXTH = float(np.float32(1.0) / np.float32(6.0))  # also in float64: eager has it as a float
+
+
+@pointwise("hardsigmoid_backward.default", operands=slice(0, 2))
+def hardsigmoid_backward(grad: Array, x: Array) -> Array:
+    return jnp.where((x > -3) & (x < 3), grad * _ONE_SIXTH, 0)

@@ -176,3 +176,11 @@ def right_shift(x: Array, y: Array) -> Array:
     if jnp.iinfo(x.dtype).min == 0:
         return lax.shift_right_logical(*_broadcast(x, y))
     return lax.shift_right_arithmetic(*_broadcast(x, y))
+
+
+# Dynamo makes it of `addcmul_` and the like with a number in a tensor; torch knows it only then.
+@pointwise("prims::fma.default")
+def fma(x: Array, y: Array, z: Array) -> Array:
+    if x.dtype == jnp.float32:  # float64 holds the product of two float32 exactly
+        x, y, z = (a.astype(jnp.float64) for a in (x, y, z))
+    return x * y + z

@@ -1,9 +1,13 @@
 """LU factorisation, and what torch computes from it: solutions, inverses, determinants."""
 
+import functools
+
 import jax.numpy as jnp
+import torch
 from jax import Array, lax
 from torch import fx
 
+from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.linalg_common import (
     Pair,
@@ -110,12 +114,21 @@ def lu_solve(
     return triangular(lu, b, lower=False)
 
 
+@functools.cache
+def _solve_transposes() -> bool:
+    """Whether this torch's `_linalg_solve_ex` factorises `A.mT` too: it depends on the version."""
+    with disable_current_modes(), torch.no_grad():
+        a = torch.tensor([[1.0, 2.0], [4.0, 1.0]])
+        factors = torch.ops.aten._linalg_solve_ex.default(a, torch.ones(2))[1]
+        return factors[0, 0].item() != 4.0
+
+
 @lowers("_linalg_solve_ex.default", when=raises_itself)
 def solve_ex(
     ctx: Context, a: Array, b: Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array, Array]:
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
-    as_transpose = _factorised_as_transpose(ctx)
+    as_transpose = _solve_transposes() and _factorised_as_transpose(ctx)
     lu, pivots, info = _lu(transpose(a) if as_transpose else a)
     x = lu_solve(lu, pivots, b[..., None] if vector else b, left=left, adjoint=as_transpose)
     return (x[..., 0] if vector else x), lu, pivots, info

@@ -68,6 +68,7 @@ class Lowering:
 
 _TABLE: dict[OpOverload, Lowering] = {}
 _MISSING: dict[str, str] = {}
+_LATER: dict[str, Callable[[], None]] = {}  # to be registered once torch has the overload
 
 
 def lowers(
@@ -139,7 +140,9 @@ def _add(
     op = _resolve(name)
     if op is None:
         _MISSING[name] = f"torch {torch.__version__} has no such overload"
+        _LATER[_spelled(name)] = lambda: _add(name, fn, layout, promotion, operands, when)
         return
+    _MISSING.pop(name, None)
     if op in _TABLE:
         raise ValueError(f"{name} already has a lowering: {_TABLE[op].fn.__qualname__}")
     first = next(iter(inspect.signature(fn).parameters), None)
@@ -160,7 +163,16 @@ def _leading_operands(op: OpOverload) -> int:
 
 def lookup(op: Any) -> Lowering | None:
     """The lowering of an ATen overload, or None."""
-    return _TABLE.get(op)
+    row = _TABLE.get(op)
+    if row is None and (register := _LATER.pop(str(op), None)) is not None:
+        register()
+        row = _TABLE.get(op)
+    return row
+
+
+def _spelled(name: str) -> str:
+    """An overload's name as torch writes it."""
+    return name.replace("::", ".") if "::" in name else f"aten.{name}"
 
 
 def overloads() -> Iterator[OpOverload]:

@@ -1,0 +1,77 @@
+"""Lets 1×1 convolutions that are followed by batch norm read torch's own weights.
+
+Folding a batch norm makes a scaled copy of the convolution's weight, half of all weights of a
+ResNet-50. A 1×1 convolution is a matrix product here, and XLA multiplies by the scale for nothing
+when it adds the bias. So these are scaled afterwards: their weights are neither copied nor watched.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.propagate import Inference
+
+aten = torch.ops.aten
+
+
+def scale_late(graph: Graph) -> bool:
+    """Replaces conv(x, w * scale, shift) by conv(x, w) * scale + shift, in place.
+
+    Only where w is a frozen weight with one tap, and scale has one number per output channel.
+
+    Returns:
+        Whether there was any.
+    """
+    frozen = {p for p, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen}
+    changed, infer = False, Inference()
+    for conv in graph.calls:
+        if conv.target is not aten.convolution.default:
+            continue
+        found = _scaled(conv, frozen)
+        if found is not None:
+            _replace(graph.module.graph, conv, *found, infer)
+            changed = True
+    if changed:
+        drop_dead(graph.module.graph)
+    return changed
+
+
+def _scaled(conv: fx.Node, frozen: set[fx.Node]) -> tuple[fx.Node, fx.Node] | None:
+    """Weight and scale of a convolution that can be scaled late."""
+    product = conv.args[1]
+    transposed, groups = conv.args[6], conv.args[8]
+    if not isinstance(product, fx.Node) or product.target is not aten.mul.Tensor or transposed:
+        return None
+    weight, scale = product.args
+    if weight not in frozen or not isinstance(weight, fx.Node) or not isinstance(scale, fx.Node):
+        return None
+    shape, factor = weight.meta["val"].shape, scale.meta["val"].shape
+    alike = product.meta["val"].dtype == weight.meta["val"].dtype == conv.meta["val"].dtype
+    per_channel = tuple(factor) == (shape[0], *[1] * (len(shape) - 1))
+    if groups != 1 or not alike or not per_channel or any(n != 1 for n in shape[2:]):
+        return None
+    return weight, scale
+
+
+def _replace(
+    graph: fx.Graph, conv: fx.Node, weight: fx.Node, scale: fx.Node, infer: Inference
+) -> None:
+    x, _, shift, *geometry = conv.args
+    channels = weight.meta["val"].shape[0]
+    spread = [channels, *[1] * (weight.meta["val"].ndim - 2)]
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        infer(node)
+        return node
+
+    with graph.inserting_before(conv):
+        plain = graph.call_function(aten.convolution.default, (x, weight, None, *geometry))
+        plain.meta = dict(conv.meta)
+        result = call(aten.mul.Tensor, plain, call(aten.view.default, scale, spread))
+        if shift is not None:
+            result = call(aten.add.Tensor, result, call(aten.view.default, shift, spread))
+    conv.replace_all_uses_with(result)
+    graph.erase_node(conv)

@@ -6,21 +6,19 @@ all of it; results get the element types that torch promises.
 """
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from openvino import Model, PartialShape, Type
 from openvino import opset13 as ops
 from torch import Tensor, fx
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import to_openvino
-from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
+from dynamo_backends.toolkit.layouts import row_major, storage_of
+from dynamo_backends.toolkit.rewriting import input_storage, promoted, store
 
 aten = torch.ops.aten
 
@@ -52,8 +50,8 @@ def lower(graph: Graph) -> Lowered:
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
     """
-    module = _promoted(graph)
-    _store(module.graph, graph)
+    module = promoted(graph)
+    store(module.graph, graph)
     for node in module.graph.nodes:
         _spell_out(node)
     try:
@@ -65,54 +63,12 @@ def lower(graph: Graph) -> Lowered:
     return Lowered(model, _drop_unused(model, graph))
 
 
-def input_storage(value: Tensor) -> Storage:
-    """In which order an input's dimensions are handed over; expanded ones are written out."""
-    storage = storage_of(value)
-    return row_major(value.ndim) if storage.expanded else storage
-
-
-def _promoted(graph: Graph) -> fx.GraphModule:
-    """A copy of the graph's module with explicit type promotion."""
-    module = graph.copy().module
-    mode = private.FakeTensorMode()
-    fakes = []
-    for node in graph.placeholders:
-        value = node.meta["val"]
-        if isinstance(value, Tensor):
-            with mode:
-                value = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=value.device
-                )
-        fakes.append(value)
-    private.promote_types(module, fakes, mode)
-    return module
-
-
-def _store(module: fx.Graph, graph: Graph) -> None:
-    """Puts permutations where torch stores an input or promises an output in another order."""
-    weights = {graph.placeholders[i].name for i in graph.weights}
-    first = next(n for n in module.nodes if n.op != "placeholder")
-    for node in [n for n in module.nodes if n.op == "placeholder"]:
-        value = node.meta["val"]
-        if isinstance(value, Tensor) and node.name not in weights:
-            storage = input_storage(value)
-            if not storage.is_row_major:
-                _store_input(module, node, first, storage)
-    output = module.output_node()
-    stored = [_stored_output(module, output, n) for n in _results(output)]
-    output.args = (tuple(stored),)
-
-
 def _spell_out(node: fx.Node) -> None:
     """Rewrites a call as the frontend's rules expect it.
 
-    They count arguments, so defaults are written out; they take an absent correction for 0, which
-    torch takes for 1; and they know the cast of ATen, not that of torch's primitives.
+    They count arguments, so defaults are written out; and they take an absent correction for 0,
+    which torch takes for 1.
     """
-    if node.target is torch.ops.prims.convert_element_type.default:
-        source, *rest = node.args
-        dtype = rest[0] if rest else node.kwargs["dtype"]
-        node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": dtype}
     if node.target in _CORRECTED and node.kwargs.get("correction") is None:
         node.kwargs = {**node.kwargs, "correction": 1}
     schema = getattr(node.target, "_schema", None)
@@ -123,36 +79,6 @@ def _spell_out(node: fx.Node) -> None:
 
 
 _CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction)
-
-
-def _results(output: fx.Node) -> Sequence[fx.Node]:
-    results: Any = output.args[0]
-    return results
-
-
-def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Storage) -> None:
-    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    value = node.meta["val"]
-    with module.inserting_before(first):
-        logical = module.call_function(aten.permute.default, (node, inverse))
-    node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
-    logical.meta["val"] = value
-    node.meta["val"] = value.permute(storage.order)
-
-
-def _stored_output(module: fx.Graph, output: fx.Node, node: fx.Node) -> fx.Node:
-    storage = storage_of(node.meta["val"])
-    with module.inserting_before(output):
-        for dim in storage.expanded:
-            value = node.meta["val"]
-            node = module.call_function(aten.slice.Tensor, (node, dim, 0, 1))
-            node.meta["val"] = value.narrow(dim, 0, 1)
-        if storage.is_row_major:
-            return node
-        value = node.meta["val"]
-        node = module.call_function(aten.permute.default, (node, list(storage.order)))
-        node.meta["val"] = value.permute(storage.order)
-        return node
 
 
 def _blame(graph: Graph, error: ConversionError) -> None:

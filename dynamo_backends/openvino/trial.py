@@ -24,15 +24,14 @@ from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.samples import extreme_sample
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.toolkit.known import known_value
-from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.trials import (
     COMPARED_ELEMENTS,
     EagerRefused,
     alone,
     elements,
     judge,
+    kind_of,
     tensors,
-    used_results,
 )
 from dynamo_backends.verify import restore_rng, snapshot_rng
 
@@ -47,32 +46,12 @@ def supports(node: fx.Node, settings: Settings) -> Support:
         reason = _untriable(node, known)
         if reason is not None:
             return Support(False, reason)
-        key = f"{settings} {_signature(node)} {_digest(known)}"
+        key = f"{settings} {kind_of(node)} {_digest(known)}"
         with _lock:
             if key not in _answers:
                 reason = _try(node, settings, known)
                 _answers[key] = SUPPORTED if reason is None else Support(False, reason)
             return _answers[key]
-
-
-def _signature(node: fx.Node) -> str:
-    """What an answer depends on: operator, arguments, and which results are used.
-
-    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more.
-    """
-    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    described = fx.map_arg(
-        (node.args, node.kwargs), lambda n: _describe(n.meta["val"], elementwise)
-    )
-    large = elementwise and elements(node) > COMPARED_ELEMENTS
-    return f"{node.target} {described} {used_results(node)} {large}"
-
-
-def _describe(value: Tensor, elementwise: bool) -> str:
-    if elementwise:
-        sizes = [min(size, 2) for size in value.shape]
-        return f"{value.dtype}{sizes}{storage_of(value)}"
-    return f"{value.dtype}{list(value.shape)}{value.stride()}"
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:

@@ -1,7 +1,12 @@
-"""Keeps libraries' loggers quiet for a while."""
+"""Keeps libraries quiet for a while: their loggers, and what compiled code writes to stderr."""
 
 import contextlib
 import logging
+import os
+import re
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 
 
@@ -21,3 +26,33 @@ def silenced(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+_stderr = threading.RLock()
+_STDERR = 2
+
+
+@contextlib.contextmanager
+def stderr_without(pattern: re.Pattern[bytes]) -> Iterator[None]:
+    """Lines that match do not reach the process's stderr; the others do so after the block.
+
+    For libraries whose compiled code writes warnings there and has no switch for it. One block
+    runs at a time.
+    """
+    with _stderr, tempfile.TemporaryFile() as kept, contextlib.ExitStack() as stack:
+        try:
+            original = os.dup(_STDERR)
+        except OSError:  # the process has no stderr
+            yield
+            return
+        stack.callback(os.close, original)
+        sys.stderr.flush()
+        os.dup2(kept.fileno(), _STDERR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(original, _STDERR)
+            kept.seek(0)
+            lines = [line for line in kept.readlines() if not pattern.search(line)]
+            os.write(original, b"".join(lines))

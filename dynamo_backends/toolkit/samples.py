@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
 _SPECIAL = (float("nan"), float("inf"), -float("inf"))
@@ -93,3 +93,60 @@ def _signed_integers(count: int, turn: int, generator: torch.Generator) -> Tenso
 
 def _indices(count: int, turn: int, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, (count,), generator=generator)
+
+
+# Arguments whose values are positions or sizes; anything else may hold any number.
+_POSITIONS = {"index", "indices", "offsets", "target", "repeats", "boundaries"}
+_COUNTS = {"one_hot", "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"}
+
+
+def spread_extremes(node: fx.Node, tensors: Sequence[Tensor]) -> None:
+    """Puts the largest and smallest integers of their type into a call's sample, in place.
+
+    So arithmetic that is done in another width shows, and what is only moved must arrive whole.
+    Tensors that hold positions or sizes are left as they are.
+
+    Args:
+        node: The call.
+        tensors: One per node that it reads.
+    """
+    positions = _positions(node)
+    for source, tensor in zip(node.all_input_nodes, tensors, strict=True):
+        if source not in positions and _is_integer(tensor.dtype) and 0 not in tensor.stride():
+            _write_extremes(tensor)
+
+
+def _positions(node: fx.Node) -> set[fx.Node]:
+    """The tensors among a call's arguments that hold positions or sizes."""
+    target: Any = node.target
+    if target._schema.name.partition("::")[2] in _COUNTS:
+        return set(node.all_input_nodes)
+    found: set[fx.Node] = set()
+    arguments = target._schema.arguments
+    named = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
+    for name, value in named.items():
+        if name in _POSITIONS:
+            fx.map_arg(value, found.add)
+    return found
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _write_extremes(tensor: Tensor) -> None:
+    info = torch.iinfo(tensor.dtype)
+    known: Sequence[int] = (info.max, info.min + 1, info.max // 3, info.min // 5 + 1)
+    count = min(len(known), tensor.numel())
+    places = torch.linspace(0, tensor.numel() - 1, count).long()
+    for place, number in zip(places.tolist(), known, strict=False):
+        tensor[_index(tensor, place)] = number
+
+
+def _index(tensor: Tensor, place: int) -> tuple[int, ...]:
+    """The position of an element by its number in row-major order."""
+    position = []
+    for size in reversed(tensor.shape):
+        place, at = divmod(place, size)
+        position.append(at)
+    return tuple(reversed(position))

@@ -5,15 +5,21 @@ it than torch does.
 """
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.quiet import silenced
-from dynamo_backends.verify import difference, in_float64, widen
+from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
+
+T = TypeVar("T")
 
 COMPARED_ELEMENTS = 1 << 20
 """Calls with more elements than this, inputs and outputs together, are compiled but not run."""
@@ -95,17 +101,125 @@ def judge(
     results = run(list(args))
     with silenced("torch._dynamo"):  # which says that a reference has NaN
         wrong = difference(expected, results, precise)
-    return _imprecise(graph, expected, results) if wrong is None else wrong
+    return _imprecise(graph, expected, results, precise) if wrong is None else wrong
 
 
-def _imprecise(graph: Graph, expected: Sequence[Tensor], results: Sequence[Tensor]) -> str | None:
+def _imprecise(
+    graph: Graph,
+    expected: Sequence[Tensor],
+    results: Sequence[Tensor],
+    precise: Sequence[Tensor],
+) -> str | None:
     elementwise = torch.Tag.pointwise in getattr(graph.calls[0].target, "tags", ())
-    for i, (e, r) in enumerate(zip(expected, results, strict=True)):
+    for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
         tolerance = _TOLERANCE.get(e.dtype)
         if tolerance is None or not e.numel():
             continue
+        # Eager's own NaN where there is a number, such as gelu(inf), is nothing to be copied.
+        e = torch.where(e.isnan() & ~p.isnan(), p.to(e.dtype), e)
         finite = e.nan_to_num(0, 0, 0).abs()
         scale = finite + 0.1 if elementwise else finite.max()
         if not (((e - r).abs() <= tolerance * scale) | (e == r) | (e.isnan() & r.isnan())).all():
             return f"output {i} is less precise than eager's"
     return None
+
+
+class Answers(Generic[T]):
+    """What a vendor has said about kinds of calls, remembered for the process."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, T] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, kind: str, find: Callable[[], T]) -> T:
+        """The answer about a kind of call, which `find` gives the first time."""
+        with self._lock:
+            if kind not in self._known:
+                with disable_current_modes(), torch.no_grad():
+                    self._known[kind] = find()
+            return self._known[kind]
+
+
+def kind_of(node: fx.Node) -> str:
+    """What an answer depends on: operator, arguments, and which results are used.
+
+    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more.
+    """
+    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+    def describe(value: Tensor) -> str:
+        if elementwise:
+            sizes = [min(size, 2) for size in value.shape]
+            return f"{value.dtype}{sizes}{storage_of(value)}"
+        return f"{value.dtype}{list(value.shape)}{value.stride()}"
+
+    described = fx.map_arg((node.args, node.kwargs), lambda n: describe(n.meta["val"]))
+    large = elementwise and elements(node) > COMPARED_ELEMENTS
+    return f"{node.target} {described} {used_results(node)} {large}"
+
+
+def not_plain(node: fx.Node, vendor: str) -> str | None:
+    """Why a call cannot even be tried, whatever a vendor's types are; None if it can."""
+    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+        return "an input is not a tensor"
+    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
+        if value.layout is not torch.strided:
+            return f"{vendor} has no {value.layout} tensors"
+        if any(not isinstance(s, int) for s in value.shape):
+            return "a size depends on data"
+    return None
+
+
+def attempt(
+    node: fx.Node,
+    make: Callable[[Graph], Callable[[list[Any]], Sequence[Any]]],
+    samples: Callable[[], Iterable[list[Any]]],
+    vendor: str,
+    plain: Callable[[BaseException], str],
+) -> str | None:
+    """What is wrong with a call compiled alone, and run on samples; None if nothing is.
+
+    Calls with more than `COMPARED_ELEMENTS` elements are compiled only.
+
+    Args:
+        node: The call.
+        make: Compiles a graph to a function of the list of its inputs.
+        samples: Inputs for the call, one list for each run.
+        vendor: Whose name appears in what is said.
+        plain: Makes one line of one of the vendor's errors.
+    """
+    graph = alone(node)
+    if not graph.outputs:
+        return "it has no result that is a tensor"
+    try:
+        run = make(graph)
+    except LoweringError as error:
+        return error.reason
+    except CompileError as error:
+        return str(error)
+    except Exception as error:  # of the vendor's Python half; none may reach the user
+        return f"{vendor} cannot lower it: {plain(error)}"
+    if elements(node) > COMPARED_ELEMENTS:
+        return None
+    state = snapshot_rng()
+    try:
+        answers = (_judged(graph, run, args, vendor, plain) for args in samples())
+        return next((wrong for wrong in answers if wrong is not None), None)
+    finally:
+        restore_rng(state)
+
+
+def _judged(
+    graph: Graph,
+    run: Callable[[list[Any]], Sequence[Any]],
+    args: list[Any],
+    vendor: str,
+    plain: Callable[[BaseException], str],
+) -> str | None:
+    try:
+        wrong = judge(graph, run, args)
+    except EagerRefused:
+        return None  # not inputs that this operator takes; the graph's own will be
+    except Exception as error:
+        return f"{vendor} cannot run it: {plain(error)}"
+    return None if wrong is None else f"in a trial {vendor}'s {wrong}"

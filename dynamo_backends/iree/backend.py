@@ -1,0 +1,142 @@
+"""The backend `iree`: the IREE compiler and runtime on torch's memory."""
+
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.graph import Graph
+
+_INSTALL = "pip install 'dynamo-backends[iree]'"
+_PACKAGES = {"iree.compiler": "iree-base-compiler", "iree.runtime": "iree-base-runtime"}
+
+
+@dataclass(frozen=True)
+class IreeOptions(Options):
+    """The options of `iree`, besides those that every backend has.
+
+    Attributes:
+        opt_level: How much IREE's compiler optimises.
+        data_tiling: Pack the operands of matrix products and convolutions into tiles.
+        num_threads: Of IREE's own, on the CPU; 0: as many as torch has.
+        compiler_flags: Further flags of `iree-compile`, such as
+            `("--iree-llvmcpu-enable-ukernels=all",)`. They take precedence over the options above.
+        compile_seconds: After so many seconds the compiler is stopped and the graph runs in eager.
+    """
+
+    opt_level: Literal["O3", "O2", "O1", "O0"] = "O3"
+    data_tiling: bool = True
+    num_threads: int = 0
+    compiler_flags: tuple[str, ...] = ()
+    compile_seconds: int = 1800
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.num_threads < 0:
+            raise OptionError(
+                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
+                f"not {self.num_threads}."
+            )
+        if self.compile_seconds < 1:
+            raise OptionError(
+                f"option 'compile_seconds' of {backend} must be at least 1, "
+                f"not {self.compile_seconds}."
+            )
+        for flag in self.compiler_flags:
+            if not flag.startswith("--"):
+                raise OptionError(
+                    f"option 'compiler_flags' of {backend} must hold flags such as "
+                    f"'--iree-opt-level=O2'; {flag!r} does not begin with '--'."
+                )
+
+
+class IREE(Backend):
+    """See the module's docstring."""
+
+    name = "iree"
+    summary = "IREE compiler and runtime"
+    Options = IreeOptions
+    trains = True
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        missing = [package for name, package in _PACKAGES.items() if not _is_installed(name)]
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
+        return Availability(True, f"IREE {_versions()[0]}", devices=("cpu",))
+
+    def prepare(self, graph: Graph, options: IreeOptions) -> None:
+        """See `Backend.prepare`."""
+        for node in graph.placeholders:
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
+                raise DeviceError(
+                    f"iree reads tensors on the CPU, and an input is on {value.device.type}; move "
+                    "the model and its inputs to the CPU."
+                )
+
+    def supports(self, node: fx.Node, options: IreeOptions) -> Support:
+        """See `Backend.supports`."""
+        return self._verdict(node, options).support
+
+    def compile(self, graph: Graph, options: IreeOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.iree.compiler import compile_program
+        from dynamo_backends.iree.lowering import lower, to_mlir
+        from dynamo_backends.iree.runtime import IreeExecutable
+        from dynamo_backends.iree.session import open_device
+
+        lowered = lower(graph, lambda node: self._verdict(node, options).expanded)
+        program = compile_program(to_mlir(graph, lowered), _settings(options))
+        return IreeExecutable(graph, program, lowered.wiring, open_device(options.num_threads))
+
+    def cache_key(self, options: IreeOptions) -> str:
+        """See `Backend.cache_key`."""
+        from dynamo_backends.graph.cache import source_digest
+        from dynamo_backends.toolkit.processor import processor
+
+        return f"{_versions()} {source_digest()} {processor()}"
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
+        """See `Backend.load`."""
+        from dynamo_backends.iree.runtime import IreeExecutable
+        from dynamo_backends.iree.session import open_device
+
+        return IreeExecutable.load(dict(parts), graph, open_device(options.num_threads))
+
+    def _verdict(self, node: fx.Node, options: IreeOptions) -> Any:
+        from dynamo_backends.iree.trial import verdict
+
+        return verdict(node, _settings(options))
+
+
+def _settings(options: IreeOptions) -> Any:
+    from dynamo_backends.iree.compiler import Settings
+
+    return Settings(
+        options.opt_level,
+        options.data_tiling,
+        options.compiler_flags,
+        float(options.compile_seconds),
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the namespace is there
+        return False
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return tuple(importlib.metadata.version(package) for package in _PACKAGES.values())

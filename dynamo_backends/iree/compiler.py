@@ -1,0 +1,89 @@
+"""Compiles programs with `iree-compile`, in a process of its own.
+
+The compiler can be ended by its own mistakes; in this process it would take the user's program with
+it.
+"""
+
+import functools
+import re
+import subprocess
+from dataclasses import dataclass
+
+from dynamo_backends.errors import CompileError
+from dynamo_backends.iree.vendor import compiler_path
+
+STACK_BYTES = 1 << 20
+"""What a kernel may take of its thread's stack. IREE's own limit refuses some of its tilings."""
+
+_BASE = (
+    "--iree-input-type=torch",
+    "--iree-hal-target-device=local",
+    "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-llvmcpu-debug-symbols=false",
+    f"--iree-llvmcpu-stack-allocation-limit={STACK_BYTES}",
+    "--iree-vm-bytecode-module-strip-source-map=true",
+    "--iree-input-demote-f64-to-f32=false",
+    "--iree-torch-emit-async-entry-points=false",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How programs are compiled.
+
+    Attributes:
+        level: "O0" to "O3".
+        data_tiling: Whether operands of matrix products and convolutions are packed into tiles.
+        flags: Further flags of `iree-compile`; the last of several equal ones counts.
+        seconds: After which the compiler is stopped.
+    """
+
+    level: str = "O3"
+    data_tiling: bool = True
+    flags: tuple[str, ...] = ()
+    seconds: float = 1800.0
+
+    def arguments(self) -> list[str]:
+        """These settings as flags of `iree-compile`."""
+        tiling = f"--iree-opt-data-tiling={str(self.data_tiling).lower()}"
+        return [*_BASE, f"--iree-opt-level={self.level}", tiling, *self.flags]
+
+
+@functools.lru_cache(maxsize=8)  # a graph of one call has been compiled for its trial
+def compile_program(module: bytes, settings: Settings) -> bytes:
+    """IREE's bytecode of an MLIR module, with machine code for this processor.
+
+    Args:
+        module: MLIR bytecode in the torch dialect.
+        settings: How to compile it.
+
+    Raises:
+        CompileError: The compiler refuses it, takes too long, or breaks down.
+    """
+    command = [compiler_path(), "-", *settings.arguments(), "-o", "-"]
+    try:
+        done = subprocess.run(
+            command, input=module, capture_output=True, timeout=settings.seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"IREE's compiler was stopped after {settings.seconds:g} s") from error
+    if done.returncode < 0:
+        raise CompileError(f"IREE's compiler broke down (signal {-done.returncode})")
+    if done.returncode != 0 or not done.stdout:
+        raise CompileError(f"IREE's compiler refuses it: {plain(done.stderr.decode())}")
+    return done.stdout
+
+
+_ILLEGAL = re.compile(r"failed to legalize operation 'torch\.([\w.]+)'")
+
+
+def plain(text: str) -> str:
+    """What the compiler says, in one line and without places in its input."""
+    illegal = _ILLEGAL.search(text)
+    if illegal is not None:  # "operator" and "constant" stand for what it does not know at all
+        name = illegal.group(1)
+        return f"it has no lowering of {name if name.startswith(('aten', 'prim')) else 'it'}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    return (told or lines or ["no reason given"])[0][:200]

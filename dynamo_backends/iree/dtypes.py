@@ -1,0 +1,33 @@
+"""Which of torch's element types IREE computes with, and which may be parameters of a program."""
+
+import torch
+
+_SUPPORTED = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
+PARAMETERS = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+"""MLIR's names of the types that weights need to be worth preparing."""
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether IREE computes with `dtype` (unsigned 16 to 64 bits, float8 and quantized: no)."""
+    return dtype in _SUPPORTED

@@ -1,0 +1,138 @@
+"""Keeps indices within their dimension.
+
+Eager raises for an index that is out of range. Compiled code of IREE does not look: it would read,
+or write, whatever memory lies there. So every index is clamped, as XLA does.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index tensor among the arguments of a call.
+
+    Attributes:
+        node: The tensor.
+        size: Of the dimension that it goes along.
+        element: Its place in a list of indices; None where it is an argument itself.
+    """
+
+    node: fx.Node
+    size: int
+    element: int | None = None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Where a kind of call has its index tensors.
+
+    Attributes:
+        place: Position of the argument.
+        find: From a call to the index tensors in that argument.
+    """
+
+    place: int
+    find: Callable[[fx.Node], Iterator[Index]]
+
+
+def _along_first(node: fx.Node) -> Iterator[Index]:
+    yield Index(_node(node.args[1]), _shape(node.args[0])[0])
+
+
+def _along_dim(node: fx.Node) -> Iterator[Index]:
+    shape = _shape(node.args[0])
+    dim: Any = node.args[1]
+    yield Index(_node(node.args[2]), shape[dim] if shape else 1)
+
+
+def _along_each(node: fx.Node) -> Iterator[Index]:
+    shape = _shape(node.args[0])
+    indices: Any = node.args[1]
+    for dim, index in enumerate(indices):
+        if index is not None:
+            yield Index(index, shape[dim], dim)
+
+
+_RULES: dict[str, _Rule] = {
+    "embedding.default": _Rule(1, _along_first),
+    "index.Tensor": _Rule(1, _along_each),
+    "index_put.default": _Rule(1, _along_each),
+    **{
+        name: _Rule(2, _along_dim)
+        for name in (
+            "gather.default",
+            "index_add.default",
+            "index_select.default",
+            "scatter.reduce",
+            "scatter.src",
+            "scatter.value",
+            "scatter.value_reduce",
+            "scatter_add.default",
+            "scatter_reduce.two",
+        )
+    },
+}
+
+_POSITIONS = frozenset({"index", "indices", "offsets", "target", "input_lengths"})
+
+
+def unguarded(node: fx.Node) -> str | None:
+    """Why a call's positions in memory cannot be kept in range; None if they can."""
+    target: Any = node.target
+    rule = _RULES.get(_name(node))
+    if rule is not None:
+        masks = any(index.node.meta["val"].dtype == torch.bool for index in rule.find(node))
+        return "its index is a mask" if masks else None
+    if any(a.name in _POSITIONS and "Tensor" in str(a.type) for a in target._schema.arguments):
+        return "compiled code of IREE would not notice an index that is out of range"
+    return None
+
+
+def keep_within(graph: fx.Graph) -> None:
+    """Wraps negative indices around and clamps all of them, in place."""
+    for node in list(graph.nodes):
+        rule = _RULES.get(_name(node)) if node.op == "call_function" else None
+        for index in list(rule.find(node)) if rule is not None else ():
+            assert rule is not None
+            with graph.inserting_before(node):
+                within: Any = _within(graph, index)
+            if index.element is not None:
+                elements: Any = list(node.args[rule.place])
+                elements[index.element] = within
+                within = elements
+            node.update_arg(rule.place, within)
+
+
+def _within(graph: fx.Graph, index: Index) -> fx.Node:
+    """The same index from 0 to below the dimension's size."""
+
+    def call(op: Any, *args: Any) -> fx.Node:
+        made = graph.call_function(op, args)
+        made.meta["val"] = op(*fx.map_arg(args, lambda n: n.meta["val"]))
+        return made
+
+    node, size = index.node, index.size
+    negative = call(aten.lt.Scalar, node, 0)
+    around = call(aten.where.self, negative, call(aten.add.Tensor, node, size), node)
+    return call(aten.clamp.default, around, 0, max(size - 1, 0))
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.")
+
+
+def _node(argument: Any) -> fx.Node:
+    assert isinstance(argument, fx.Node)
+    return argument
+
+
+def _shape(argument: Any) -> torch.Size:
+    value: Tensor = _node(argument).meta["val"]
+    return value.shape

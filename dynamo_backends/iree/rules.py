@@ -1,0 +1,94 @@
+"""Which calls are not given to IREE although it would compile them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.iree.indices import unguarded
+
+_DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"
+_OVERFLOW = "it is computed of exponentials, which overflow too early"
+_SHIFT = "shifts by the width of the type or more are undefined there"
+
+WRONG: dict[str, str] = {
+    "acosh.default": _OVERFLOW,
+    "asinh.default": _DIGITS,
+    "atanh.default": _DIGITS,
+    "cosh.default": _OVERFLOW,
+    "empty.memory_format": "its contents are those of memory that nobody wrote",
+    "logcumsumexp.default": _OVERFLOW,
+    "sinh.default": _DIGITS,
+    "tan.default": "it loses its digits for large x",
+    "__lshift__.Tensor": _SHIFT,
+    "__rshift__.Tensor": _SHIFT,
+    "bitwise_left_shift.Tensor": _SHIFT,
+    "bitwise_right_shift.Tensor": _SHIFT,
+}
+"""Lowerings that are wrong on inputs that a trial does not show, by the overload's name."""
+
+UNSETTLED_AT_INFINITY = frozenset({"gelu.default"})
+"""Where eager itself gives a number or NaN, depending on how many elements there are."""
+
+_PRODUCTS = {
+    "addmm.default": 2,
+    "baddbmm.default": 2,
+    "bmm.default": 1,
+    "convolution.default": 1,
+    "mm.default": 1,
+}
+"""Sums of products, and the position of the right operand."""
+
+_DIVISIONS = frozenset(
+    {
+        "div.Tensor_mode",
+        "div.Scalar_mode",
+        "floor_divide.default",
+        "floor_divide.Scalar",
+        "fmod.Tensor",
+        "fmod.Scalar",
+        "remainder.Tensor",
+        "remainder.Scalar",
+        "remainder.Scalar_Tensor",
+    }
+)
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why a call is not given to IREE; None if it may be tried."""
+    name = str(node.target).removeprefix("aten.")
+    if name in WRONG:
+        return WRONG[name]
+    if name in _DIVISIONS and _may_trap(node):
+        return "the processor ends the process at an integer division by zero"
+    return unguarded(node)
+
+
+def _may_trap(node: fx.Node) -> bool:
+    """Whether a division is of integers, by something other than a harmless constant."""
+    value: Tensor = node.meta["val"]
+    if value.dtype.is_floating_point:
+        return False
+    divisor: Any = node.args[1]
+    return isinstance(divisor, fx.Node | bool) or divisor in (0, -1)
+
+
+def is_unsettled_at_infinity(node: fx.Node) -> bool:
+    """Whether a call is one of `UNSETTLED_AT_INFINITY`."""
+    return str(node.target).removeprefix("aten.") in UNSETTLED_AT_INFINITY
+
+
+def right_operand(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """Of a sum of products: the right operand, and how many products are summed; else None."""
+    place = _PRODUCTS.get(str(node.target).removeprefix("aten."))
+    operand: Any = node.args[place] if place is not None else None
+    if not isinstance(operand, fx.Node):
+        return None
+    value: Tensor = operand.meta["val"]
+    count = value[0].numel() if "convolution" in str(node.target) else value.shape[-2]
+    return operand, count
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

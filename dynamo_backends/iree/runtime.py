@@ -1,0 +1,147 @@
+"""Runs IREE programs on torch's memory."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.iree.lowering import ENTRY, Wiring
+from dynamo_backends.iree.session import Device, Loaded
+from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
+
+
+class IreeExecutable(Executable):
+    """A compiled graph.
+
+    Weights of floating-point types become parameters of the program when they are bound, which
+    packs them as its kernels want them; that takes no compilation. Other weights are arguments.
+
+    Args:
+        graph: The graph that was compiled, for the layouts of its inputs and outputs.
+        program: From `compiler.compile_program`.
+        wiring: Which inputs of the graph go where in the program.
+        device: What runs it.
+        entry: The function's name in the program.
+    """
+
+    def __init__(
+        self, graph: Graph, program: bytes, wiring: Wiring, device: Device, entry: str = ENTRY
+    ):
+        self._wiring = wiring
+        self._device = device
+        self._entry = entry
+        self._loaded = Loaded(program, device)
+        values = [p.meta["val"] for p in graph.placeholders]
+        weights = {i: at for at, i in enumerate(graph.weights)}
+        activations = {i: at for at, i in enumerate(graph.activations)}
+        self._parameters = [(weights[i], name) for i, name in wiring.parameters]
+        # Of each argument: its place, its position among weights or activations, its layout.
+        arguments = list(enumerate(wiring.arguments))
+        self._fixed = [(p, weights[i]) for p, i in arguments if i in weights]
+        self._moving = [
+            (p, activations[i], Importer(values[i])) for p, i in arguments if i in activations
+        ]
+        fakes = [node.meta["val"] for node in graph.outputs]
+        self._exporters = [Exporter(fake) for fake in fakes]
+        # IREE names the type of unsigned bytes as it does that of signed ones.
+        self._bytes = [i for i, fake in enumerate(fakes) if fake.dtype == torch.uint8]
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        self._device.check_process()
+        fixed = {p: _aligned(_row_major(weights[at])) for p, at in self._fixed}
+        moved = [at for p, at in self._fixed if fixed[p].data_ptr() != weights[at].data_ptr()]
+        parameters = {name: _row_major(weights[at]) for at, name in self._parameters}
+        bound = self._bound(self._loaded.start(parameters, self._entry), fixed)
+        return bound, sorted({*moved, *(at for at, _ in self._parameters)})
+
+    def _bound(self, run: Callable[..., list[Tensor]], fixed: dict[int, Tensor]) -> Bound:
+        device, moving, exporters = self._device, self._moving, self._exporters
+        wrap, has_threads = device.wrap, device.has_threads
+        views: list[Any] = [None] * (len(fixed) + len(moving))
+        for place, tensor in fixed.items():
+            views[place] = wrap(tensor)
+        owned = [_range(t) for t in fixed.values()]
+        count, unsigned = len(exporters), self._bytes
+        plain = all(e.is_plain for e in exporters)
+
+        def bound(activations: list[Tensor]) -> list[Tensor]:
+            if has_threads:
+                device.check_process()
+            arguments, taken = views.copy(), owned.copy()
+            for place, at, check in moving:
+                tensor = _aligned(check(activations[at]))
+                arguments[place] = wrap(tensor)
+                taken.append(_range(tensor))
+            results = _separate(run(arguments, count), taken)
+            for i in unsigned:
+                results[i] = results[i].view(torch.uint8)
+            return results if plain else [e(r) for e, r in zip(exporters, results, strict=True)]
+
+        return bound
+
+    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+        """IREE's own execution, for benchmarks: everything is imported beforehand.
+
+        Args:
+            weights: As for `bind`.
+            activations: As for a bound function.
+        """
+        parameters = {name: _row_major(weights[at]) for at, name in self._parameters}
+        started = self._loaded.start(parameters, self._entry)
+        tensors = {p: _aligned(_row_major(weights[at])) for p, at in self._fixed}
+        tensors |= {p: _aligned(check(activations[at])) for p, at, check in self._moving}
+        views = [self._device.wrap(tensors[p]) for p in sorted(tensors)]
+        return lambda: started(views, len(self._exporters))
+
+    def dump(self) -> dict[str, bytes]:
+        """See `Executable.dump`."""
+        wiring = [self._wiring.arguments, self._wiring.parameters]
+        return {"wiring": json.dumps(wiring).encode(), "program": self._loaded.program}
+
+    @classmethod
+    def load(cls, parts: dict[str, bytes], graph: Graph, device: Device) -> "IreeExecutable":
+        """Recreates an executable from `dump`.
+
+        Raises:
+            CompileError: The parts are incomplete, or IREE refuses them.
+        """
+        try:
+            arguments, parameters = json.loads(parts["wiring"])
+            pairs = tuple((int(i), str(name)) for i, name in parameters)
+            wiring = Wiring(tuple(arguments), pairs)
+            return cls(graph, parts["program"], wiring, device)
+        except Exception as error:
+            raise CompileError(f"the cached IREE program cannot be used: {error}") from error
+
+
+def _row_major(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The same tensor, or a copy in memory that begins where IREE can read it."""
+    return tensor if not tensor.data_ptr() % ALIGNMENT else tensor.clone()
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + tensor.nbytes
+
+
+def _separate(results: list[Tensor], taken: list[tuple[int, int]]) -> list[Tensor]:
+    """Copies results that IREE left in the memory of an argument or of another result."""
+    for i, result in enumerate(results):
+        start, end = _range(result)
+        if start == end:
+            continue
+        if any(start < stop and begin < end for begin, stop in taken):
+            results[i] = result.clone()
+        else:
+            taken.append((start, end))
+    return results

@@ -1,0 +1,281 @@
+"""Asks IREE itself whether it can run a call, and whether its result is eager's.
+
+Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and
+run once. So a missing lowering, one that the compiler breaks down on and one that means something
+else are found before a graph depends on them, and each answer has a reason. Answers are remembered
+for the process.
+
+Starting the compiler takes longer than compiling a function. So when one call of a graph is asked
+about, all calls of that graph are tried, many functions in one program.
+"""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends.backend import SUPPORTED, Bound, Support
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.iree import rules
+from dynamo_backends.iree.compiler import Settings, compile_program
+from dynamo_backends.iree.dtypes import is_supported
+from dynamo_backends.iree.importer import translate
+from dynamo_backends.iree.lowering import ENTRY, Lowered, has_decomposition, lower, refusal
+from dynamo_backends.iree.runtime import IreeExecutable
+from dynamo_backends.iree.session import open_device
+from dynamo_backends.toolkit.layouts import storage_of
+from dynamo_backends.toolkit.samples import sample, turns
+from dynamo_backends.toolkit.trials import (
+    COMPARED_ELEMENTS,
+    EagerRefused,
+    alone,
+    elements,
+    judge,
+    tensors,
+    used_results,
+)
+from dynamo_backends.verify import restore_rng, snapshot_rng
+
+TOGETHER = 24
+"""So many functions are compiled in one program."""
+
+_VECTOR = 16  # from so many elements on, kernels have another form
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a call is to be lowered.
+
+    Attributes:
+        support: Whether it can be.
+        expanded: It has to be taken apart first.
+    """
+
+    support: Support
+    expanded: bool = False
+
+
+_answers: dict[str, Verdict] = {}
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A call to be tried.
+
+    Attributes:
+        key: What an answer depends on.
+        node: The call.
+        graph: The call alone.
+        lowered: As a function.
+        expanded: It was taken apart.
+    """
+
+    key: str
+    node: fx.Node
+    graph: Graph
+    lowered: Lowered
+    expanded: bool
+
+
+def verdict(node: fx.Node, settings: Settings) -> Verdict:
+    """What is known about a call, after trials if need be."""
+    reason = _untriable(node)
+    if reason is not None:
+        return Verdict(Support(False, reason))
+    key = _key(node, settings)
+    with _lock:
+        if key not in _answers:
+            with disable_current_modes(), torch.no_grad():
+                _try_all(list(_unanswered(node, settings)), settings)
+        return _answers[key]
+
+
+def _unanswered(node: fx.Node, settings: Settings) -> Iterator[tuple[str, fx.Node]]:
+    """A call and the others of its graph that nothing is known about, one of each kind."""
+    seen = set(_answers)
+    for call in (node, *node.graph.nodes):
+        if _untriable(call) is None and (key := _key(call, settings)) not in seen:
+            seen.add(key)
+            yield key, call
+
+
+def _key(node: fx.Node, settings: Settings) -> str:
+    """What an answer depends on: operator, arguments, and which results are used.
+
+    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
+    and large enough for vectors.
+    """
+    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    described = fx.map_arg(
+        (node.args, node.kwargs), lambda n: _describe(n.meta["val"], elementwise)
+    )
+    large = elementwise and elements(node) > COMPARED_ELEMENTS
+    return f"{settings} {node.target} {described} {used_results(node)} {large}"
+
+
+def _describe(value: Tensor, elementwise: bool) -> str:
+    if elementwise:
+        sizes = [min(size, 2) for size in value.shape]
+        return f"{value.dtype}{sizes}{storage_of(value)}{value.numel() >= _VECTOR}"
+    return f"{value.dtype}{list(value.shape)}{value.stride()}"
+
+
+def _untriable(node: fx.Node) -> str | None:
+    """Why a call cannot even be tried; None if it can."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return "it is not an ATen operator"
+    if rules.is_random(node):
+        return "it draws random numbers"
+    for n in (*node.all_input_nodes, node):
+        for value in tensors(n.meta.get("val")):
+            if value.layout is not torch.strided:
+                return f"IREE has no {value.layout} tensors"
+            if value.device.type != "cpu":
+                return f"the tensor is in {value.device.type} memory"
+            if not is_supported(value.dtype):
+                return f"IREE does not compute with {value.dtype}"
+            if any(not isinstance(s, int) for s in value.shape):
+                return "a size depends on data"
+    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+        return "an input is not a tensor"
+    if not tensors(node.meta.get("val")):
+        return "it has no result that is a tensor"
+    if not isinstance(node.meta["val"], Tensor) and not used_results(node):
+        return "no result of it is used"
+    if rules.why_not(node) is not None and not has_decomposition(node.target):
+        return rules.why_not(node)
+    return None
+
+
+def _try_all(calls: Sequence[tuple[str, fx.Node]], settings: Settings) -> None:
+    """Finds answers for calls: as they are, and those that fail so, taken apart."""
+    _try_as(calls, settings, expanded=False)
+    again = [
+        (key, node)
+        for key, node in calls
+        if not _answers[key].support and has_decomposition(node.target)
+    ]
+    _try_as(again, settings, expanded=True)
+
+
+def _try_as(calls: Sequence[tuple[str, fx.Node]], settings: Settings, expanded: bool) -> None:
+    trials = []
+    for i, (key, node) in enumerate(calls):
+        reason = rules.why_not(node) if not expanded else None
+        try:
+            if reason is None:
+                name = ENTRY if len(calls) == 1 else f"trial{i}"
+                trials.append(_prepare(key, node, name, expanded))
+        except LoweringError as error:
+            reason = error.reason
+        except Exception as error:  # of the importer; none may reach the user
+            reason = refusal(error)
+        if reason is not None:
+            _answer(key, reason, expanded)
+    for start in range(0, len(trials), TOGETHER):
+        _try_together(trials[start : start + TOGETHER], settings)
+
+
+def _prepare(key: str, node: fx.Node, name: str, expanded: bool) -> _Trial:
+    """A call as a function that the importer can translate; raises if it cannot."""
+    graph = alone(node)
+    lowered = lower(graph, lambda n: expanded and n.target is node.target, name)
+    if expanded:
+        _check_inside(lowered)
+    translate([lowered.function])
+    return _Trial(key, node, graph, lowered, expanded)
+
+
+def _check_inside(lowered: Lowered) -> None:
+    """Raises if what a call was taken apart into has calls that are not given to IREE."""
+    for inner in lowered.function.graph.nodes:
+        reason = rules.why_not(inner) if isinstance(inner.target, OpOverload) else None
+        if reason is not None:
+            raise LoweringError(inner.name, str(inner.target), f"{inner.target}: {reason}")
+
+
+def _answer(key: str, reason: str | None, expanded: bool) -> None:
+    """Keeps an answer; of two refusals the first."""
+    if reason is None:
+        _answers[key] = Verdict(SUPPORTED, expanded)
+    elif not expanded:
+        _answers[key] = Verdict(Support(False, reason))
+
+
+def _try_together(trials: Sequence[_Trial], settings: Settings) -> None:
+    """Compiles calls in one program, or, if that fails, in two halves."""
+    try:
+        module = translate([t.lowered.function for t in trials])
+        program = compile_program(module, settings)
+    except CompileError as error:
+        if len(trials) == 1:
+            _answer(trials[0].key, str(error), trials[0].expanded)
+            return
+        middle = len(trials) // 2
+        for half in (trials[:middle], trials[middle:]):
+            _try_together(half, settings)
+        return
+    for trial in trials:
+        _answer(trial.key, _run(trial, program), trial.expanded)
+
+
+def _run(trial: _Trial, program: bytes) -> str | None:
+    """What is wrong with a compiled call; None if nothing is."""
+    lowered = trial.lowered
+    try:
+        executable = IreeExecutable(
+            trial.graph, program, lowered.wiring, open_device(1), lowered.function.name
+        )
+        run = executable.bind(())[0]
+    except Exception as error:
+        return f"IREE cannot load it: {_plain(error)}"
+    if elements(trial.node) > COMPARED_ELEMENTS:
+        return None
+    values = [p.meta["val"] for p in trial.graph.placeholders]
+    state = snapshot_rng()
+    try:
+        answers = (
+            _compare(trial.graph, run, _sample(trial.node, values, i)) for i in range(turns(values))
+        )
+        return next((wrong for wrong in answers if wrong is not None), None)
+    finally:
+        restore_rng(state)
+
+
+def _sample(node: fx.Node, values: Sequence[Tensor], turn: int) -> list[Tensor]:
+    """Inputs of a trial, with sums of products as large as networks have them: about 1.
+
+    The accuracy rule knows no other scale.
+    """
+    chosen = sample(node.target, values, turn)
+    if rules.is_unsettled_at_infinity(node):
+        chosen = [torch.where(x.isinf(), 1.0, x) for x in chosen]
+    product = rules.right_operand(node)
+    if product is not None and chosen[0].dtype.is_floating_point:
+        operand, count = product
+        chosen[node.all_input_nodes.index(operand)] *= max(count, 1) ** -0.5
+    return chosen
+
+
+def _compare(graph: Graph, run: Bound, args: list[Any]) -> str | None:
+    try:
+        wrong = judge(graph, run, args)
+    except EagerRefused:
+        return None  # not inputs that this operator takes; the graph's own will be
+    except Exception as error:
+        return f"IREE cannot run it: {_plain(error)}"
+    return None if wrong is None else f"in a trial IREE's {wrong}"
+
+
+def _plain(error: Exception) -> str:
+    """The first line of one of the runtime's messages, without places in its source."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return re.sub(r"^.*?\.c:\d+: ", "", text)[:200]

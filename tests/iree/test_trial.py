@@ -1,0 +1,133 @@
+"""What IREE is trusted with: the reasons for a refusal, and that refusals are few."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dynamo_backends
+from dynamo_backends import CompileError, FallbackRefusedError
+from dynamo_backends.iree import spelling, trial
+from dynamo_backends.iree.compiler import Settings, compile_program, plain
+
+aten = torch.ops.aten
+
+
+def refusals(fn: Callable[..., Any], *inputs: Tensor) -> str:
+    """The reasons for what runs in eager, in one text."""
+    function = torch.compile(fn, backend=dynamo_backends.compiler("iree", min_block_size=1))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        torch.testing.assert_close(function(*inputs), fn(*inputs), equal_nan=True)
+    assert not any(r.runtime_fallbacks for r in reports)
+    return "; ".join(f"{f.op}: {f.reason}" for r in reports for f in r.fallbacks)
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_answers", {})
+
+
+def test_every_refusal_has_its_reason():
+    def fn(x: Tensor, n: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return x.sinh(), n // n.flip(0), n << 1, torch.linalg.cholesky(x), x * mask
+
+    x = torch.eye(4) * 3
+    n, sparse = torch.tensor([7, -7, 3, 2]), torch.ones(4, dtype=torch.complex128)
+    said = refusals(fn, x, n, sparse)
+    assert "aten.sinh.default: it is computed of exponentials" in said
+    assert "the processor ends the process at an integer division by zero" in said
+    assert "aten.linalg_cholesky_ex.default: IREE" in said
+
+
+def test_what_networks_are_made_of_is_taken():
+    functional = torch.nn.functional
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            functional.gelu(x) + functional.gelu(x, approximate="tanh"),
+            functional.elu(x, 0.5) + functional.hardtanh(x) + functional.hardswish(x),
+            functional.layer_norm(x, (8,)),
+            functional.scaled_dot_product_attention(x, x, x),
+            x.var(-1) + x.std(-1, correction=0),
+            (x > 0).sum(-1, dtype=torch.float32) * torch.ones(1, dtype=torch.bfloat16),
+            x.sin() + x.cos(),
+            (x == x.flip(0)) | x.isfinite(),
+            functional.interpolate(x, size=6, mode="nearest-exact"),
+        )
+
+    assert refusals(fn, torch.randn(2, 4, 8, 8)) == ""
+
+
+def test_calls_are_tried_together_and_one_that_fails_spoils_no_other(
+    monkeypatch: pytest.MonkeyPatch, nothing_known: None
+):
+    sizes: list[int] = []
+    original = trial._try_together
+
+    def count(trials: Any, settings: Settings) -> None:
+        sizes.append(len(trials))
+        original(trials, settings)
+
+    def refuse(module: bytes, settings: Settings) -> bytes:
+        if b"aten.neg" in module:
+            raise CompileError("no negation today")
+        return compile_program(module, settings)
+
+    monkeypatch.setattr(trial, "_try_together", count)
+    monkeypatch.setattr(trial, "compile_program", refuse)
+    monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
+    said = refusals(lambda x: (x.exp(), x.tanh(), x.neg(), x.abs()), torch.randn(3))
+    assert said == "aten.neg.default: no negation today"
+    assert sizes == [4, 2, 2, 1, 1]
+    assert refusals(lambda x: (x.exp().abs(), x.tanh()), torch.randn(9)) == ""
+    assert len(sizes) == 5, "answers are remembered, whatever the sizes are"
+
+
+def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch, nothing_known: None):
+    monkeypatch.setitem(spelling._SPELLINGS, aten.cos.default, torch.sin)
+    monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
+    said = refusals(lambda x: x.cos(), torch.randn(30))
+    assert "aten.cos.default: in a trial IREE's output 0 " in said
+
+
+def test_what_is_spelled_differently_is_exact():
+    functions = [torch.nn.functional.gelu, torch.sin, torch.cos, lambda x: torch.log10(x.abs())]
+
+    def fn(x: Tensor) -> list[Tensor]:
+        return [function(x) for function in functions]
+
+    x = torch.cat([torch.linspace(-7, 7, 300), torch.tensor([1e-7, 1e-3, -1e4, 1e4, 7.3e3])])
+    results = torch.compile(fn, backend=dynamo_backends.compiler("iree"))(x)
+    for result, precise in zip(results, fn(x.double()), strict=True):
+        error = (result - precise).abs() / (precise.abs() + 1e-2)
+        assert error.nan_to_num(0).max() < 5e-5
+
+
+def test_a_refused_operator_is_an_error_if_nothing_may_fall_back():
+    def fn(x: Tensor) -> Tensor:
+        return torch.sinh(x.sigmoid()).tanh()
+
+    with pytest.raises(Exception, match="sinh") as info:
+        torch.compile(fn, backend="iree", options={"fallback": "error"})(torch.rand(4))
+    assert isinstance(getattr(info.value, "inner_exception", info.value), FallbackRefusedError)
+
+
+def test_the_compiler_is_stopped_and_its_messages_are_told():
+    with pytest.raises(CompileError, match=r"was stopped after 0\.001 s"):
+        compile_program(b"", Settings(seconds=0.001))
+    with pytest.raises(CompileError, match="IREE's compiler refuses it: "):
+        compile_program(b"nothing", Settings())
+    text = "<stdin>:1:2: error: failed to legalize operation 'torch.aten.foo' that was explicitly"
+    assert plain(text) == "it has no lowering of aten.foo"
+    assert plain(text.replace("aten.foo", "operator")) == "it has no lowering of it"
+
+
+def test_a_broken_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    program = tmp_path / "iree-compile"
+    program.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("dynamo_backends.iree.compiler.compiler_path", lambda: str(program))
+    with pytest.raises(CompileError, match=r"broke down \(signal 11\)"):
+        compile_program(b"", Settings())

@@ -1,10 +1,10 @@
 """Gives this package the backend names for which torch itself has only stubs.
 
-torch prefers the functions in its own modules over entry points, and its `openxla` can only raise
-where torch_xla is missing. `autoload` runs inside `import torch` (entry point group
-"torch.backends"), or when this package is imported, and waits for torch's stub module: once that
-has registered its name, the registration is replaced. It imports nothing heavy and never raises,
-since an exception here would break `import torch`.
+torch prefers the functions in its own modules over entry points; its `openxla` can only raise
+where torch_xla is missing, and its `tvm` calls what TVM has removed. `autoload` runs inside
+`import torch` (entry point group "torch.backends"), or when this package is imported, and waits for
+torch's stub modules: once one has registered its name, the registration is replaced. It imports
+nothing heavy and never raises, since an exception here would break `import torch`.
 
 Tensors on torch_xla's own device still go to torch's function.
 """
@@ -18,7 +18,10 @@ from types import ModuleType
 from typing import Any
 
 # torch's module -> (the name that it registers, our compiler)
-_STUBS = {"torch._dynamo.backends.torchxla": ("openxla", "dynamo_backends.xla")}
+_STUBS = {
+    "torch._dynamo.backends.torchxla": ("openxla", "dynamo_backends.xla"),
+    "torch._dynamo.backends.tvm": ("tvm", "dynamo_backends.tvm"),
+}
 
 
 def autoload() -> None:

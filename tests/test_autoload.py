@@ -1,4 +1,4 @@
-"""`torch.compile(backend="openxla")` in processes that never import this package."""
+"""`torch.compile(backend="openxla")`, and `tvm`, in processes that never import this package."""
 
 import importlib
 import json
@@ -35,6 +35,10 @@ def test_openxla_works_without_an_import():
     run(COMPILE)
 
 
+def test_tvm_works_without_an_import():
+    run(COMPILE.replace("openxla", "tvm"))
+
+
 def test_openxla_works_with_autoload_off_after_an_import():
     run("import dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     run("import torch._dynamo, dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -53,6 +57,7 @@ def test_list_backends_still_works(first: str):
     out = run(first + "import torch, json; print(json.dumps(torch._dynamo.list_backends()))")
     names = json.loads(out)
     assert "openxla" in names
+    assert "tvm" in names
     assert "inductor" in names
 
 
@@ -60,7 +65,7 @@ def test_import_torch_loads_next_to_nothing_of_ours():
     code = (
         "import torch, sys, json; "
         "print(json.dumps([m for m in sys.modules if m.split('.')[0] in "
-        "('dynamo_backends', 'jax', 'jaxlib', 'rich', 'platformdirs')]))"
+        "('dynamo_backends', 'jax', 'jaxlib', 'rich', 'platformdirs', 'tvm', 'tvm_ffi')]))"
     )
     assert set(json.loads(run(code))) == {"dynamo_backends", "dynamo_backends._autoload"}
 

@@ -1,0 +1,108 @@
+"""The backend `tvm`: Apache TVM's Relax on torch's memory."""
+
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.graph import Graph
+
+_INSTALL = "pip install 'dynamo-backends[tvm]'"
+
+
+@dataclass(frozen=True)
+class TvmOptions(Options):
+    """The options of `tvm`, besides those that every backend has.
+
+    Attributes:
+        num_threads: Of TVM's own pool; 0: as many as torch has.
+    """
+
+    num_threads: int = 0
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.num_threads < 0:
+            raise OptionError(
+                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
+                f"not {self.num_threads}."
+            )
+
+
+class TVM(Backend):
+    """See the module's docstring."""
+
+    name = "tvm"
+    summary = "Apache TVM"
+    Options = TvmOptions
+    trains = True
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        missing = [name for name in ("tvm", "tvm_ffi") if importlib.util.find_spec(name) is None]
+        if missing:
+            return Availability(False, f"{missing[0]} is not installed", _INSTALL)
+        return Availability(True, f"TVM {_version()}", devices=("cpu",))
+
+    def prepare(self, graph: Graph, options: TvmOptions) -> None:
+        """See `Backend.prepare`."""
+        for node in graph.placeholders:
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
+                raise DeviceError(
+                    f"tvm runs tensors on the CPU, and an input is on {value.device.type}; move "
+                    "the model and its inputs to the CPU."
+                )
+
+    def keeps(self, options: TvmOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`."""
+        from dynamo_backends.tvm.rules import whole
+
+        return whole()
+
+    def supports(self, node: fx.Node, options: TvmOptions) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.tvm.trial import supports
+
+        return supports(node)
+
+    def compile(self, graph: Graph, options: TvmOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.tvm.compiler import compile_graph
+
+        return compile_graph(graph, _settings(options))
+
+    def cache_key(self, options: TvmOptions) -> str:
+        """See `Backend.cache_key`."""
+        from dynamo_backends.graph.cache import source_digest
+        from dynamo_backends.tvm.session import describe_host
+
+        threads = options.num_threads or torch.get_num_threads()
+        parts = (_version(), source_digest(), describe_host(), threads)
+        return " ".join(map(str, parts))
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
+        """See `Backend.load`."""
+        from dynamo_backends.tvm.runtime import TvmExecutable
+
+        return TvmExecutable.load(dict(parts), graph, _settings(options))
+
+
+def _settings(options: TvmOptions) -> Any:
+    from dynamo_backends.tvm.session import Settings
+
+    return Settings(num_threads=options.num_threads)
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("apache-tvm")

@@ -1,0 +1,96 @@
+"""Compiles a graph: lower it to Relax, fuse, schedule, and generate code."""
+
+from typing import Any
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.errors import CompileError, DynamoBackendsError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.quiet import stderr_without
+from dynamo_backends.tvm.lowering import Lowered, lower, plain
+from dynamo_backends.tvm.program import Program, transformed
+from dynamo_backends.tvm.runtime import TvmExecutable
+from dynamo_backends.tvm.schedules import schedule
+from dynamo_backends.tvm.session import CHATTER, Settings, target, vector_lanes
+from dynamo_backends.tvm.vendor import relax, tvm
+
+_OPT_LEVEL = 3
+
+
+def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
+    """Compiles a graph of supported calls.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: TVM cannot compile the graph.
+    """
+    try:
+        with disable_current_modes(), stderr_without(CHATTER):
+            program = build(lower(graph), settings)
+        return TvmExecutable(graph, program, settings)
+    except DynamoBackendsError:
+        raise
+    except Exception as error:
+        raise CompileError(f"TVM cannot compile the graph: {plain(error)}") from error
+
+
+def build(lowered: Lowered, settings: Settings) -> Program:
+    """The program of a lowered graph."""
+    processor = target(settings.threads)
+    with processor, tvm.transform.PassContext(opt_level=_OPT_LEVEL):
+        module = _simplified(lowered)
+        read = transformed(module, len(lowered.weights))
+        module = schedule(_fused(module), settings.threads, vector_lanes())
+        module = _sequential(_lowering())(module)
+        compiled = tvm.compile(module, target=processor, relax_pipeline=None)
+        return Program(compiled.mod, lowered.activations, lowered.weights, read)
+
+
+def _simplified(lowered: Lowered) -> Any:
+    """Relax functions in which what depends on weights alone is a function of its own."""
+    transform = relax.transform
+    passes = [
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.DeadCodeElimination(),
+    ]
+    if lowered.weights:
+        passes.append(transform.LiftTransformParams())
+    return _sequential(passes)(lowered.module)
+
+
+def _fused(module: Any) -> Any:
+    """Relax functions of fused loops."""
+    transform = relax.transform
+    passes = [
+        relax.backend.DispatchSampling(),
+        relax.backend.DispatchSortScan(),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+    ]
+    return _sequential(passes)(module)
+
+
+def _lowering() -> list[Any]:
+    """From Relax functions to the virtual machine's program."""
+    transform = relax.transform
+    return [
+        transform.RewriteDataflowReshape(),
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+        transform.LowerAllocTensor(),
+        transform.KillAfterLastUse(),
+        transform.LowerRuntimeBuiltin(),
+        transform.ComputePrimValue(),
+        transform.VMShapeLower(),
+        transform.AttachGlobalSymbol(),
+    ]
+
+
+def _sequential(*passes: Any) -> Any:
+    return tvm.transform.Sequential([p for group in passes for p in group])

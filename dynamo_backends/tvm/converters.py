@@ -1,0 +1,187 @@
+"""TVM's own conversions of ATen calls, and those that are put in their place.
+
+The table is that of TVM's importer of exported programs. It converts matrix products to float32
+whatever their dtype, lets indices read outside of their tensor, and loses NaN in maxima.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.tvm.elementwise import ELEMENTWISE
+from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax
+
+Convert = Callable[[fx.Node], Any]
+
+_NARROW = ("float16", "bfloat16")
+
+
+class Importer(ExportedProgramImporter):
+    """TVM's importer, for one graph. `env` holds what its nodes have become."""
+
+    def create_convert_map(self) -> dict[str, Convert]:
+        """The conversions by the operators' names, such as "add.Tensor"."""
+        table: dict[str, Convert] = super().create_convert_map()
+        for name, (place, negative) in INDEXED.items():
+            table[name] = functools.partial(self._with_safe_index, table[name], place, negative)
+        own: dict[str, Convert] = {
+            "mm.default": self._product,
+            "bmm.default": self._product,
+            "matmul.default": self._product,
+            "addmm.default": self._product_and_sum,
+            "baddbmm.default": self._product_and_sum,
+            "embedding.default": self._embedding,
+            "index_select.default": self._index_select,
+            "convolution.default": functools.partial(self._convolution_of, table),
+        }
+        elementwise = {
+            name: functools.partial(convert, self) for name, convert in ELEMENTWISE.items()
+        }
+        return {**table, **own, **elementwise}
+
+    def emit(self, expression: Any) -> Any:
+        """Adds an expression to the function that is being built."""
+        return self.block_builder.emit(expression)
+
+    def _matmul(self, a: Any, b: Any) -> Any:
+        """A product that is summed in float32 at least, as eager's is."""
+        dtype = str(a.ty.dtype)
+        if dtype not in _NARROW:
+            return self.emit(relax.op.matmul(a, b))
+        wide = self.emit(relax.op.matmul(a, b, out_dtype="float32"))
+        return self.emit(relax.op.astype(wide, dtype))
+
+    def _product(self, node: fx.Node) -> Any:
+        a, b = self.retrieve_args(node)[:2]
+        return self._matmul(a, b)
+
+    def _product_and_sum(self, node: fx.Node) -> Any:
+        start, a, b = self.retrieve_args(node)[:3]
+        result = self._scaled(self._matmul(a, b), node.kwargs.get("alpha", 1))
+        if node.kwargs.get("beta", 1) == 0:
+            shape = [int(n) for n in node.meta["val"].shape]
+            return self.emit(relax.op.broadcast_to(result, shape))
+        return self.emit(relax.op.add(self._scaled(start, node.kwargs.get("beta", 1)), result))
+
+    def _scaled(self, value: Any, factor: Any) -> Any:
+        if factor == 1:
+            return value
+        return self.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype))))
+
+    def _convolution_of(self, table: dict[str, Convert], node: fx.Node) -> Any:
+        """A dense convolution of images gets its filters with output channels innermost.
+
+        With frozen weights they are reordered once; vectors of the schedules are output channels.
+        """
+        x, weight, bias, stride, padding, dilation, transposed, _, groups = self.retrieve_args(node)
+        if transposed or groups != 1 or weight.ty.ndim != 4 or str(x.ty.dtype) in _NARROW:
+            return table["convolution.default"](node)
+        filters = self.emit(relax.op.permute_dims(weight, [2, 3, 1, 0]))
+        result = self.emit(
+            relax.op.nn.conv2d(
+                x, filters, stride, padding, dilation, kernel_layout="HWIO", data_layout="NCHW"
+            )
+        )
+        if bias is None:
+            return result
+        return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
+
+    def _embedding(self, node: fx.Node) -> Any:
+        table, index = self.retrieve_args(node)[:2]
+        return self.emit(relax.op.take(table, index, axis=0, mode="clip"))
+
+    def _index_select(self, node: fx.Node) -> Any:
+        x, dim, index = self.retrieve_args(node)
+        return self.emit(relax.op.take(x, index, axis=dim, mode="clip"))
+
+    def _with_safe_index(self, convert: Convert, place: int, negative: bool, node: fx.Node) -> Any:
+        """Converts a call with its indices kept inside of the tensor they point into."""
+        source: Any = node.args[0]
+        sizes = [int(n) for n in source.meta["val"].shape]
+        given: Any = node.args[place]
+        if isinstance(given, fx.Node):
+            dim: Any = node.args[1]
+            safe = {given: self._safe(self.env[given], sizes[dim] if sizes else 1, negative)}
+            return self._convert_with(convert, node, safe)
+        if len([n for n in given if n is not None]) == 1 and "put" not in str(node.target):
+            ((dim, index),) = ((i, n) for i, n in enumerate(given) if n is not None)
+            safe_index = self._safe(self.env[index], sizes[dim], negative)
+            return self.emit(relax.op.take(self.env[source], safe_index, axis=dim, mode="clip"))
+        # The same tensor may index several dimensions, so each gets a node of its own.
+        indices = [None if n is None else _stand_in(n) for n in given]
+        safe = {
+            new: self._safe(self.env[old], sizes[i], negative)
+            for i, (old, new) in enumerate(zip(given, indices, strict=True))
+            if new is not None
+        }
+        before, node.args = node.args, (*node.args[:place], indices, *node.args[place + 1 :])
+        try:
+            return self._convert_with(convert, node, safe)
+        finally:
+            node.args = before
+
+    def _convert_with(self, convert: Convert, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        before = {n: self.env[n] for n in values if n in self.env}
+        self.env.update(values)
+        try:
+            return convert(node)
+        finally:
+            self.env.update(before)
+
+    def _safe(self, index: Any, size: int, negative: bool) -> Any:
+        if str(index.ty.dtype) in ("bool", "uint8"):
+            raise ValueError("a mask selects a number of elements that depends on data")
+        if negative:
+            dtype = str(index.ty.dtype)
+            moved = self.emit(relax.op.add(index, relax.const(size, dtype)))
+            below = self.emit(relax.op.less(index, relax.const(0, dtype)))
+            index = self.emit(relax.op.where(below, moved, index))
+        return self._clip(index, size)
+
+    def _clip(self, index: Any, size: int) -> Any:
+        dtype = str(index.ty.dtype)
+        low, high = relax.const(0, dtype), relax.const(max(size - 1, 0), dtype)
+        return self.emit(relax.op.minimum(self.emit(relax.op.maximum(index, low)), high))
+
+
+def _stand_in(node: fx.Node) -> fx.Node:
+    """A node of its own that stands for another one while a call is converted."""
+    return fx.Graph().placeholder(node.name)
+
+
+# Place of the indices among the arguments, and whether they may be negative.
+INDEXED: dict[str, tuple[int, bool]] = {
+    "gather.default": (2, False),
+    "index.Tensor": (1, True),
+    "index_put.default": (1, True),
+    "scatter.src": (2, False),
+    "scatter.value": (2, False),
+}
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """The operators that can be converted, such as "add.Tensor"."""
+    return frozenset(Importer().convert_map)
+
+
+@functools.cache
+def convertible() -> frozenset[OpOverload]:
+    """The overloads of ATen that can be converted."""
+    found = set()
+    for name in names():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if isinstance(op, OpOverload):
+            found.add(op)
+    return frozenset(found)
+
+
+def is_convertible(target: Any) -> bool:
+    """Whether there is a conversion for the target of a call."""
+    return target is operator.getitem or target in convertible()

@@ -1,0 +1,30 @@
+"""The correspondence between torch's and TVM's element types."""
+
+import torch
+
+_FROM_TORCH = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether TVM's frontend knows `dtype` (complex, float8 and quantized types: no)."""
+    return dtype in _FROM_TORCH
+
+
+def to_tvm(dtype: torch.dtype) -> str:
+    """TVM's name of a torch dtype.
+
+    Raises:
+        KeyError: There is none; ask `is_supported` first.
+    """
+    return _FROM_TORCH[dtype]

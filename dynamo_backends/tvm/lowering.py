@@ -1,0 +1,163 @@
+"""ATen graphs to Relax, by the conversions of TVM's importer.
+
+What happens to a graph, in order: torch's type promotion becomes casts; inputs and outputs that
+torch stores in another order than row-major are permuted inside the graph; calls are converted one
+by one; a result whose type is not the one that torch promises is refused.
+"""
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.rewriting import promoted, store
+from dynamo_backends.tvm.converters import Importer
+from dynamo_backends.tvm.dtypes import to_tvm
+from dynamo_backends.tvm.vendor import relax, tvm
+
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A Relax module of a graph.
+
+    Attributes:
+        module: Its function `main` takes activations, then weights, and returns a tuple.
+        activations: Positions among the graph's inputs of those that it takes.
+        weights: Likewise.
+    """
+
+    module: Any
+    activations: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+def lower(graph: Graph) -> Lowered:
+    """Lowers a graph with static shapes.
+
+    Args:
+        graph: In normal form. It is not changed.
+
+    Returns:
+        A module whose activations and results have their dimensions in the order in which torch
+        stores them (see `toolkit.layouts.storage_of`), so that no copy is needed around it.
+        Weights are row-major.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
+    module = promoted(graph)
+    store(module.graph, graph)
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    used = [bool(n.users) and isinstance(n.meta["val"], Tensor) for n in places]
+    activations = tuple(i for i in graph.activations if used[i])
+    weights = tuple(i for i in graph.weights if used[i])
+    importer = Importer()
+    importer.block_builder = builder = relax.BlockBuilder()
+    parameters = []
+    for i in (*activations, *weights):
+        parameters.append(_parameter(places[i]))
+        importer.env[places[i]] = parameters[-1]
+    attributes = {"num_input": len(activations)}
+    with builder.function(MAIN, parameters, attrs=attributes):
+        with builder.dataflow():
+            failure = _convert_calls(importer, module.graph)
+            results: Any = () if failure else module.graph.output_node().args[0]
+            # A builder whose function is not finished complains on stderr.
+            values = [importer.env[n] for n in results] or [relax.const(0)]
+            output = builder.emit_output(tuple(values))
+        builder.emit_func_output(output)
+    if failure is not None:
+        _blame(failure[0], graph, failure[1])
+    return Lowered(builder.get(), activations, weights)
+
+
+def _parameter(node: fx.Node) -> Any:
+    value = node.meta["val"]
+    return relax.Var(node.name, relax.TensorType(list(value.shape), to_tvm(value.dtype)))
+
+
+def _convert_calls(importer: Importer, module: fx.Graph) -> tuple[fx.Node, Exception] | None:
+    """Converts one call after the other; returns the one that cannot be, and why."""
+    for node in module.nodes:
+        if node.op == "call_function":
+            try:
+                importer.env[node] = _convert(importer, node)
+            except Exception as error:
+                return node, error
+    return None
+
+
+def _convert(importer: Importer, node: fx.Node) -> Any:
+    if node.target is operator.getitem:
+        return _checked(importer, _item(importer, node), node.meta["val"])
+    convert = importer.convert_map.get(node.target.__name__)  # type: ignore[union-attr]
+    if convert is None:
+        raise ValueError("TVM's importer has no conversion of it")
+    result = convert(node)
+    value = node.meta["val"]
+    return _checked(importer, result, value) if isinstance(value, Tensor) else result
+
+
+def _item(importer: Importer, node: fx.Node) -> Any:
+    """One of several results; some conversions give the first alone."""
+    source, index = node.args
+    found: Any = importer.env[source]
+    if isinstance(found, tuple | list):
+        return found[index]  # type: ignore[index]
+    if isinstance(found.ty, relax.TupleType):
+        return importer.emit(relax.TupleGetItem(found, index))
+    if index != 0:
+        raise ValueError("its conversion gives the first result alone")
+    return found
+
+
+_INTEGERS = {"int8", "int16", "int32", "int64", "uint8"}
+
+
+def _checked(importer: Importer, result: Any, value: Tensor) -> Any:
+    """A result of the type that torch promises; only the width of integers is put right.
+
+    Raises:
+        ValueError: It has another type.
+    """
+    kind = getattr(result, "ty", None)
+    if not isinstance(kind, relax.TensorType) or kind.shape is None:
+        raise ValueError("its conversion gives no tensor of a known shape")
+    shape, dtype = list(kind.shape.values), str(kind.dtype)
+    expected = to_tvm(value.dtype)
+    if dtype != expected and dtype in _INTEGERS and expected in _INTEGERS:
+        result, dtype = importer.emit(relax.op.astype(result, expected)), expected
+    if not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
+        raise ValueError("its conversion gives a tensor of an unknown shape")
+    if dtype != expected or [int(n) for n in shape] != list(value.shape):
+        raise ValueError(
+            f"its conversion gives {dtype}{[int(n) for n in shape]} "
+            f"instead of {expected}{list(value.shape)}"
+        )
+    return result
+
+
+def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
+    """Raises what the pipeline understands: the call of the captured graph that is at fault."""
+    own = {n.name: n for n in graph.calls if n.target is not operator.getitem}
+    reason = plain(error)
+    if node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    while node.name not in own and node.users:  # a cast or a permutation before a call
+        node = next(iter(node.users))
+    if node.name not in own:
+        raise CompileError(f"an output cannot be lowered to TVM: {reason}") from error
+    raise LoweringError(node.name, str(own[node.name].target), reason) from error
+
+
+def plain(error: BaseException) -> str:
+    """What one of TVM's messages says, in one line."""
+    text = str(error).strip() or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("File ", "Traceback", "^", "[bt]"))]
+    return (told or lines)[-1][:200]

@@ -1,0 +1,206 @@
+"""Runs TVM's programs on torch's memory."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.errors import CompileError, ForkedProcessError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.toolkit.results import restride
+from dynamo_backends.tvm.program import Program
+from dynamo_backends.tvm.session import Machine, Settings, dump, load, use_threads
+
+
+class TvmExecutable(Executable):
+    """A compiled graph.
+
+    What depends on weights alone (transposed matrices, packed filters) is computed when they are
+    bound, by a function of the program. Code does not depend on their values.
+
+    Args:
+        graph: The graph that was compiled, for the layouts of its inputs and outputs.
+        program: The compiled program.
+        settings: How it is run.
+    """
+
+    def __init__(self, graph: Graph, program: Program, settings: Settings):
+        self.program = program
+        self._threads = settings.threads
+        self._pid = os.getpid()
+        self._machines: list[Machine] = []  # those that no thread is using
+        self._lock = threading.Lock()
+        values = [p.meta["val"] for p in graph.placeholders]
+        activations, weights = graph.activations, graph.weights
+        self._inputs = [_Input(activations.index(i), values[i]) for i in program.activations]
+        self._weights = [weights.index(i) for i in program.weights]
+        self._outputs = [_Output(node.meta["val"]) for node in graph.outputs]
+        with disable_current_modes():
+            self._machines.append(Machine(program.module))  # errors show here
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        self._check_process()
+        given = [weights[i].detach() for i in self._weights]
+        shared = [_row_major(w) for w in given]
+        if shared:
+            machine = self._take()
+            with disable_current_modes():
+                use_threads(self._threads)
+                prepared = [_tensor(x) for x in machine.prepare(shared)]
+            self._machines.append(machine)
+        else:
+            prepared = []
+        copied = {
+            i
+            for i, before, after, read in zip(
+                self._weights, given, shared, self.program.transformed, strict=True
+            )
+            if read or before.data_ptr() != after.data_ptr()
+        }
+        return self._run(prepared, shared), sorted(copied)
+
+    def _take(self) -> Machine:
+        try:
+            return self._machines.pop()
+        except IndexError:
+            return Machine(self.program.module)
+
+    def _run(self, prepared: list[Tensor], shared: list[Tensor]) -> Bound:
+        inputs, outputs, machines = self._inputs, self._outputs, self._machines
+        known = {t.data_ptr() for t in prepared}
+        threads, pid, getpid = self._threads, self._pid, os.getpid
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            if getpid() != pid:
+                self._check_process()
+            use_threads(threads)
+            machine = self._take()
+            given = [x(values[x.at]) for x in inputs]
+            results = [_tensor(x) for x in machine.main(*given, *prepared)]
+            machines.append(machine)
+            # An output that is an input, once optimised, is that tensor itself.
+            taken = known.union(map(Tensor.data_ptr, given))
+            return [y(_own(x, taken)) for y, x in zip(outputs, results, strict=True)]
+
+        run.kept = shared  # type: ignore[attr-defined]
+        return run
+
+    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+        """TVM's own execution, for benchmarks: everything is bound beforehand.
+
+        Args:
+            weights: As for `bind`.
+            activations: As for a bound function.
+        """
+        machine = self._take()
+        shared = [_row_major(weights[i].detach()) for i in self._weights]
+        prepared = list(machine.prepare(shared)) if shared else []
+        given = [x(activations[x.at]) for x in self._inputs]
+        return lambda: machine.main(*given, *prepared)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "this graph was compiled before os.fork(); the threads of TVM do not survive a "
+                "fork. Compile in the child, or start processes with 'spawn'."
+            )
+
+    def dump(self) -> dict[str, bytes]:
+        """See `Executable.dump`."""
+        return {"wiring": self.program.wiring().encode(), **dump(self.program.module)}
+
+    @classmethod
+    def load(cls, parts: dict[str, bytes], graph: Graph, settings: Settings) -> "TvmExecutable":
+        """Recreates an executable from `dump`.
+
+        Raises:
+            CompileError: The parts are incomplete, or TVM refuses them.
+        """
+        try:
+            wiring = json.loads(parts["wiring"])
+            program = Program(load(parts), **{k: tuple(v) for k, v in wiring.items()})
+            return cls(graph, program, settings)
+        except Exception as error:
+            raise CompileError(f"the cached TVM program cannot be used: {error}") from error
+
+
+class _Input:
+    """An activation that the program takes.
+
+    Args:
+        at: Its position among the activations.
+        value: The fake tensor that the program was compiled for.
+    """
+
+    def __init__(self, at: int, value: Tensor):
+        self.at = at
+        self._check = Importer(value)
+        order = self._check.storage.order
+        self._stride = strides([value.shape[d] for d in order])
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """What the program is given."""
+        return _acceptable(self._check(tensor), self._stride)
+
+
+class _Output:
+    """An output of the program.
+
+    Args:
+        value: The fake tensor with the promised strides.
+    """
+
+    def __init__(self, value: Tensor):
+        self._export = Exporter(value)
+        self._stride = value.stride()
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The output as torch promises it, also where a dimension has one element."""
+        result = self._export(tensor)
+        return result if result.stride() == self._stride else restride(result, self._stride)
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a row-major tensor as TVM has them; torch's differ if it is empty."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= size
+    return tuple(reversed(found))
+
+
+def _tensor(value: Any) -> Tensor:
+    """A result as torch's tensor; TVM makes it one if an input was."""
+    return value if type(value) is Tensor else torch.from_dlpack(value)
+
+
+def _own(result: Tensor, taken: set[int]) -> Tensor:
+    """A result in memory of its own, whose address is noted."""
+    address = result.data_ptr()
+    if address in taken and result.numel():
+        return result.clone()
+    taken.add(address)
+    return result
+
+
+def _row_major(tensor: Tensor) -> Tensor:
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    return _acceptable(dense, strides(dense.shape))
+
+
+def _acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """A row-major tensor as TVM takes it.
+
+    The address suits vector instructions, and strides are as expected where they do not matter too.
+    """
+    if tensor.data_ptr() % ALIGNMENT:
+        tensor = tensor.clone()
+    return tensor if tensor.stride() == stride else tensor.as_strided(tensor.shape, stride)

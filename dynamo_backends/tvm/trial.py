@@ -1,0 +1,66 @@
+"""Asks TVM itself whether it can run a call, and whether its result is eager's.
+
+Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
+run once. So a missing conversion, a program that cannot be generated and one that means something
+else are found before a graph depends on them, and each answer has a reason.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, fx
+
+from dynamo_backends.backend import SUPPORTED, Support
+from dynamo_backends.toolkit.samples import sample, spread_extremes, turns
+from dynamo_backends.toolkit.trials import Answers, attempt, kind_of, not_plain, tensors
+from dynamo_backends.tvm import rules
+from dynamo_backends.tvm.compiler import compile_graph
+from dynamo_backends.tvm.converters import is_convertible
+from dynamo_backends.tvm.dtypes import is_supported
+from dynamo_backends.tvm.lowering import plain
+from dynamo_backends.tvm.session import Settings
+
+_VENDOR = "TVM"
+_SETTINGS = Settings(num_threads=1)  # trials are small
+_answers: Answers[Support] = Answers()
+
+
+def supports(node: fx.Node) -> Support:
+    """What is known about a call, after a trial if need be."""
+    reason = _untriable(node)
+    if reason is not None:
+        return Support(False, reason)
+    return _answers(kind_of(node), lambda: _try(node))
+
+
+def _untriable(node: fx.Node) -> str | None:
+    """Why a call cannot even be tried; None if it can."""
+    if not is_convertible(node.target):
+        return "TVM's importer has no conversion of it"
+    reason = rules.why_not(node) or not_plain(node, _VENDOR)
+    if reason is not None:
+        return reason
+    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])):
+        if value.device.type != "cpu":
+            return f"TVM's programs are made for the CPU, not for {value.device.type}"
+        if not is_supported(value.dtype):
+            return f"TVM does not compute with {value.dtype}"
+    return None
+
+
+def _try(node: fx.Node) -> Support:
+    reason = attempt(
+        node,
+        lambda graph: compile_graph(graph, _SETTINGS).bind(())[0],
+        lambda: _samples(node),
+        _VENDOR,
+        plain,
+    )
+    return SUPPORTED if reason is None else Support(False, reason)
+
+
+def _samples(node: fx.Node) -> Iterator[list[Tensor]]:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    for turn in range(turns(values)):
+        found = sample(node.target, values, turn)
+        spread_extremes(node, found)
+        yield found

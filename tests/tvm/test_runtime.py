@@ -1,0 +1,135 @@
+"""Programs and weights: memory, changes, the disk cache, processes."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends.errors import CompileError, ForkedProcessError
+from dynamo_backends.tvm import session
+from dynamo_backends.tvm.runtime import TvmExecutable, strides
+from dynamo_backends.tvm.session import Settings
+from tests.checking import check
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
+    """A compiled model that ran once, its report and its only executable."""
+    torch._dynamo.reset()
+    function = torch.compile(model, backend=dynamo_backends.compiler("tvm", **options))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        function(*inputs)
+    (block,) = reports[0].executable.static_program.blocks
+    return function, reports[0], block.executable
+
+
+def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
+    x = torch.randn(4, 6)
+    function, _, executable = compiled(net(), x)
+    assert executable._inputs[0](x).data_ptr() == x.data_ptr()
+    with torch.no_grad():
+        first, second = function(x), function(x)
+        kept = first.clone()
+        function(torch.randn(4, 6))
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_tensors_at_addresses_that_vector_instructions_do_not_take(offset: int):
+    x = torch.randn(64 * 8 + offset)[offset:].view(64, 8)
+    module = nn.Sequential(nn.Linear(8, 16), nn.Sigmoid())
+    check(module.eval(), x, backend="tvm")
+    with torch.no_grad():
+        storage = torch.randn(8 * 16 + offset)
+        module[0].weight.set_(storage[offset:].view(16, 8))
+        torch.testing.assert_close(torch.compile(module, backend="tvm")(x), module(x))
+
+
+def test_strides_that_do_not_matter():
+    x = torch.empty_strided((1, 3, 1), (77, 1, 5)).normal_()
+    check(lambda x: (x.permute(2, 1, 0) * 2 + 1).sum(), x, backend="tvm", min_block_size=1)
+    assert strides((2, 3, 4)) == (12, 4, 1)
+    empty = torch.empty(2, 0, 4)
+    check(lambda x: torch.cat([x, x + 1]), empty, backend="tvm", min_block_size=1)
+
+
+def test_weights_are_prepared_when_they_are_bound():
+    model, x = net(), torch.randn(4, 6)
+    _, _, executable = compiled(model, x)
+    assert len(executable.program.weights) == 4
+    # Both matrices are transposed; biases are read where they are.
+    assert sorted(executable.program.transformed) == [False, False, True, True]
+
+
+def test_a_weight_that_is_not_prepared_is_never_copied():
+    model, x = net(), torch.randn(4, 6)
+    function, report, _ = compiled(model, x)
+    with torch.no_grad():
+        model[0].bias.detach().numpy()[...] += 1
+        torch.testing.assert_close(function(x), model(x))
+        model[0].weight.data.mul_(2)
+        torch.testing.assert_close(function(x), model(x))
+    assert report.rebinds == 1
+
+
+def test_a_second_process_would_find_the_program():
+    model, x = net(), torch.randn(4, 6)
+    assert compiled(model, x)[1].cache_hits == 0
+    other = net()
+    function, report, _ = compiled(other, x)
+    assert report.cache_hits == 1
+    with torch.no_grad():  # weights are no part of what is kept
+        torch.testing.assert_close(function(x), other(x))
+
+
+def test_damaged_programs_are_refused():
+    x = torch.randn(4, 6)
+    _, report, executable = compiled(net(), x)
+    parts, graph = executable.dump(), report.executable._graph
+    assert isinstance(TvmExecutable.load(parts, graph, Settings()), TvmExecutable)
+    for name in parts:
+        for damaged in ({**parts, name: parts[name][: len(parts[name]) // 2]}, {}):
+            with pytest.raises(CompileError, match="the cached TVM program cannot be used"):
+                TvmExecutable.load(damaged, graph, Settings())
+
+
+def test_threads_are_torchs_and_do_not_spin(monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[int, int, dict[str, str]]] = []
+
+    def configure(mode: int, count: int) -> None:
+        seen.append((mode, count, {k: v for k, v in os.environ.items() if k.startswith("TVM_")}))
+
+    monkeypatch.setattr(session, "_configure", lambda: configure)
+    monkeypatch.setattr(session, "_pool", type("Pool", (), {})())
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    session.use_threads(Settings().threads)
+    session.use_threads(Settings().threads)
+    session.use_threads(3)
+    variables = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
+    torchs = torch.get_num_threads()
+    assert seen == [
+        (1, torchs, {**variables, "TVM_NUM_THREADS": str(torchs)}),
+        (1, 3, {**variables, "TVM_NUM_THREADS": str(max(3, torchs))}),
+    ]
+    assert "TVM_NUM_THREADS" not in os.environ
+
+
+def test_several_threads_give_the_same_results():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1)).eval()
+    x = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        check(model, x, backend="tvm", num_threads=2)
+
+
+def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
+    _, _, executable = compiled(net(), torch.randn(4, 6))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ForkedProcessError, match=r"before os\.fork\(\)"):
+        executable.bind(())

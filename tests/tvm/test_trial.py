@@ -1,0 +1,69 @@
+"""What TVM is not given, and why; what replaces its own conversions."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamo_backends.toolkit.trials import Answers
+from dynamo_backends.tvm import trial
+from dynamo_backends.tvm.elementwise import ELEMENTWISE
+from dynamo_backends.tvm.rules import WHOLE, whole
+from tests.checking import check
+
+NAN = float("nan")
+
+
+def reasons(fn: Any, *inputs: Tensor) -> dict[str, str]:
+    """Why operators of a function run in eager; its result is checked."""
+    reports = check(fn, *inputs, ops_in_eager=None, backend="tvm", min_block_size=1, cache=False)
+    return {f.op: f.reason for r in reports for f in r.fallbacks}
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "reason"),
+    [
+        (torch.special.bessel_j0, torch.rand(4), "TVM's importer has no conversion of it"),
+        (lambda x: x * 2, torch.rand(4).cfloat(), "TVM does not compute with torch.complex64"),
+        (lambda x: x // x, torch.tensor([5, -3]), "an integer divided by zero"),
+        (lambda x: x.argmax(), torch.tensor([1, NAN, 2]), "in a trial TVM's output 0 differs"),
+    ],
+    ids=["no conversion", "complex", "division", "NaN"],
+)
+def test_a_refusal_has_its_reason(fn: Any, x: Tensor, reason: str):
+    assert any(reason in found for found in reasons(fn, x).values())
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.relu,
+        lambda x: x.clamp(-1, 2),
+        lambda x: torch.nn.functional.hardtanh(x) + x.clamp_min(0) + x.clamp_max(0.5),
+        lambda x: torch.maximum(x, x.flip(0)) + torch.minimum(x, x.flip(0)),
+        lambda x: (x.amax(-1), x.amin(0)),
+        lambda x: (x != x, x != 1),
+        lambda x: (x.abs().log1p(), x.expm1(), x.erfc(), x.lgamma()),
+        lambda x: (x**2, x**3, x**4),
+    ],
+)
+def test_what_replaces_tvms_own_conversions_keeps_nan_and_digits(fn: Any):
+    x = torch.tensor([[NAN, 1e-9, 6.0, -1e-6], [0.0, -3.0, 1.5, float("inf")]])
+    assert reasons(fn, x) == {}
+
+
+def test_every_operator_that_is_taken_whole_exists():
+    assert len(whole()) == len(WHOLE)
+
+
+def test_a_wrong_conversion_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    def squared(importer: Any, node: Any) -> Any:
+        (x,) = importer.retrieve_args(node)
+        from dynamo_backends.tvm.vendor import relax
+
+        return importer.emit(relax.op.multiply(x, x))
+
+    monkeypatch.setitem(ELEMENTWISE, "relu.default", squared)
+    monkeypatch.setattr(trial, "_answers", Answers())
+    assert "in a trial TVM's output 0" in reasons(torch.relu, torch.randn(30))["aten.relu.default"]

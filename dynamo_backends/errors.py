@@ -51,8 +51,16 @@ class VerificationError(DynamoBackendsError):
     """With `verify=True`: a compiled graph's results differ from eager's."""
 
 
+class StepCaptureError(DynamoBackendsError):
+    """A training step cannot be captured, or run, as one graph (see `compile_step`)."""
+
+
 class NormalFormError(DynamoBackendsError):
     """A graph lacks a property that it should have (see `dynamo_backends.graph.check`)."""
+
+
+class DecisionError(DynamoBackendsError):
+    """There is no such decision of autotune, or a file does not hold what it should."""
 
 
 class ModelError(DynamoBackendsError):

@@ -82,7 +82,7 @@ def in_float64(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a functional graph that computes every floating-point value in float64."""
     graph = copy_graph(module.graph)
     for node in graph.nodes:
-        if node.op == "call_function":
+        if node.op in ("call_function", "call_method"):
             node.args = _map_dtypes(node.args)
             node.kwargs = _map_dtypes(node.kwargs)
     return fx.GraphModule(module, graph)

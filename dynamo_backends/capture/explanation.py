@@ -1,6 +1,7 @@
 """What became of a program under a compiler: the result of `explain`, as data."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -77,6 +78,11 @@ class Explanation:
     def reports(self) -> tuple[GraphReport, ...]:
         """The reports of all functional graphs."""
         return tuple(report for graph in self.graphs for report in graph.reports)
+
+    @property
+    def chosen(self) -> list[tuple[str, int]]:
+        """With autotune: how many graphs each candidate runs, the most frequent first."""
+        return Counter(r.chosen for r in self.reports if r.chosen).most_common()
 
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation in types that JSON has."""

@@ -7,6 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from dynamo_backends.capture.candidates import candidates_table
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.report import Fallback, GraphReport, InputReport
 
@@ -54,6 +55,8 @@ def _head(e: Explanation) -> RenderableType:
         )
     )
     line = Text.assemble((e.function, "bold"), f" with {e.backend}: {counts}")
+    if e.chosen:
+        line.append("; chosen: " + ", ".join(f"{name} {n}" for name, n in e.chosen))
     times = f"{_count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
     return Group(line, Text(times, style="dim"))
 
@@ -88,6 +91,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     for text in report.output_aliases:
         yield _line(text, indent=4)
     yield from _compilations(report)
+    if report.candidates:
+        yield Padding(candidates_table(report), (0, 0, 0, 4))
 
 
 def _parts(report: GraphReport) -> str:

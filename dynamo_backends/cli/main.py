@@ -5,10 +5,15 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dynamo_backends.cli import doctor, explain, listing
+from dynamo_backends.cli import cache, doctor, explain, listing
 from dynamo_backends.errors import DynamoBackendsError
 
-_COMMANDS: dict[str, ModuleType] = {"list": listing, "doctor": doctor, "explain": explain}
+_COMMANDS: dict[str, ModuleType] = {
+    "list": listing,
+    "doctor": doctor,
+    "explain": explain,
+    "cache": cache,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -49,7 +49,7 @@ class DiskCache:
         """The parts stored under a key; None if there is no intact entry."""
         path = self._path(key)
         try:
-            if not self._is_private():
+            if not self.is_private():
                 return None
             data = path.read_bytes()
         except OSError:
@@ -67,7 +67,7 @@ class DiskCache:
         """Stores parts under a key; False, with one warning, where the folder cannot be used."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not self._is_private():
+            if not self.is_private():
                 return False
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             try:
@@ -116,7 +116,8 @@ class DiskCache:
                 path.unlink()
                 total -= size
 
-    def _is_private(self) -> bool:
+    def is_private(self) -> bool:
+        """Whether the folder belongs to this user and nobody else can write to it; or a warning."""
         if os.name != "posix":
             return True
         info = self.folder.stat()

@@ -1,0 +1,7 @@
+"""The backend `autotune`: for each graph the fastest backend that was proven right."""
+
+from dynamo_backends.registry import compiler
+
+autotune = compiler("autotune")
+
+__all__ = ["autotune"]

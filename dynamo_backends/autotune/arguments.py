@@ -1,0 +1,169 @@
+"""Inputs to try candidates on: copies that nobody else sees, and what became of them.
+
+Weights are not copied, because candidates prepare them once and know them by their address. They
+are compared with a copy after each trial instead, and put right if a candidate wrote to them.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+
+Run = Callable[[list[Any]], Sequence[Any]]
+"""From a list of inputs to outputs."""
+
+
+def memory_of(tensor: Any) -> int | None:
+    """Where a tensor's memory begins; None for what is empty or has none of its own kind."""
+    if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return None
+    if tensor.layout != torch.strided or not private.has_storage(tensor):
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+def copies(values: Sequence[Any], keep: Collection[int] = ()) -> list[Any]:
+    """Copies of tensors; those that share memory do so afterwards, among themselves.
+
+    Args:
+        values: Tensors and other values.
+        keep: Positions of tensors that are detached and not copied.
+    """
+    memories: dict[int, Any] = {}
+    return [_copy(v, memories, i in keep) for i, v in enumerate(values)]
+
+
+def _copy(value: Any, memories: dict[int, Any], keep: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    place = memory_of(value)
+    if keep:
+        result = value.detach()
+    elif place is None or value.is_conj() or value.is_neg():
+        result = value.detach().clone()
+    else:
+        if place not in memories:
+            memories[place] = value.untyped_storage().clone()
+        result = torch.empty(0, dtype=value.dtype, device=value.device)
+        result.set_(memories[place], value.storage_offset(), value.shape, value.stride())
+    return result.requires_grad_(value.requires_grad)
+
+
+def contents(tensor: Tensor) -> Tensor:
+    """A copy of all bytes of the memory of a tensor."""
+    return _bytes(tensor).clone()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    if memory_of(tensor) is None:
+        return tensor.detach()
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return empty.set_(tensor.untyped_storage())
+
+
+class Watch:
+    """Notices writes to tensors.
+
+    Args:
+        tensors: By position; others are not watched.
+    """
+
+    def __init__(self, tensors: dict[int, Tensor]):
+        self._tensors = tensors
+        self._before: dict[int, Tensor] = {}
+        self._of: dict[int, int] = {}
+        for position, tensor in tensors.items():
+            key = memory_of(tensor) or id(tensor)
+            self._of[position] = key
+            if key not in self._before:
+                self._before[key] = contents(tensor)
+
+    def changed(self) -> list[int]:
+        """Positions of the tensors in whose memory something was written."""
+        found: dict[int, bool] = {}
+        for position, tensor in self._tensors.items():
+            key = self._of[position]
+            if key not in found:
+                found[key] = not _equal(self._before[key], _bytes(tensor))
+        return [position for position, key in self._of.items() if found[key]]
+
+    def restore(self) -> None:
+        """Puts back what was there at the beginning."""
+        for position in self.changed():
+            _bytes(self._tensors[position]).data.copy_(self._before[self._of[position]])
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if first.layout != torch.strided:
+        first, second = first.to_dense(), second.to_dense()
+    return torch.equal(first, second)
+
+
+class Arguments:
+    """The inputs of a graph, to be used again and again.
+
+    Args:
+        values: One per input; for symbols, numbers.
+        static: Positions of parameters and buffers.
+        mutated: Positions of the inputs that the graph itself writes to.
+    """
+
+    def __init__(self, values: Sequence[Any], static: Collection[int], mutated: Collection[int]):
+        self.values = list(values)
+        self.mutated = frozenset(mutated)
+        shared = {memory_of(v) for i, v in enumerate(values) if i not in static or i in mutated}
+        self.kept = frozenset(
+            i for i in static if i not in mutated and memory_of(values[i]) not in shared - {None}
+        )
+        kept = {i: v for i, v in enumerate(values) if i in self.kept and isinstance(v, Tensor)}
+        self.weights = Watch(kept)
+
+    def fresh(self) -> list[Any]:
+        """Inputs for one call: weights as they are, everything else copied."""
+        return copies(self.values, self.kept)
+
+    @property
+    def copied_bytes(self) -> int:
+        """How much memory one copy of the inputs takes, without the weights."""
+        copied = [v for i, v in enumerate(self.values) if i not in self.kept]
+        return sum(v.numel() * v.element_size() for v in copied if isinstance(v, Tensor))
+
+    def perturbed(self, seed: int = 0) -> "Arguments":
+        """Other activations of the same kind; the same weights.
+
+        Floating-point values change by up to 10% and keep their sign. Integers, which may be
+        indices, change places with others of the same tensor. What shares memory remains.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        others = copies(self.values, self.kept)
+        places = [memory_of(v) for v in others]
+        for i, value in enumerate(others):
+            if i in self.kept or places[i] is None or places.count(places[i]) > 1:
+                continue
+            if value.is_floating_point():
+                _multiply(value, generator)
+            elif value.dim() > 1 and 0 not in value.stride():
+                # Of rows, so that each column keeps its range; not of offsets, which are sorted.
+                value.data.copy_(value.roll(1, 0 if len(value) > 1 else -1))
+        result = object.__new__(Arguments)
+        result.values, result.mutated, result.kept = others, self.mutated, self.kept
+        result.weights = self.weights
+        return result
+
+
+def _multiply(value: Tensor, generator: torch.Generator) -> None:
+    noise = torch.rand(value.shape, generator=generator, dtype=torch.float32)
+    noise = (0.9 + 0.2 * noise).to(value.device, value.dtype)
+    once = tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())
+    value.data[once].mul_(noise[once])
+
+
+def find_mutated(run: Run, values: Sequence[Any]) -> frozenset[int]:
+    """Which inputs a function writes to, found by calling it on copies of all of them."""
+    args = copies(values)
+    watch = Watch({i: a for i, a in enumerate(args) if isinstance(a, Tensor)})
+    run(list(args))
+    return frozenset(watch.changed())

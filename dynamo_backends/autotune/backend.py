@@ -1,0 +1,70 @@
+"""The backend `autotune`."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.graph.graph import Graph
+
+
+class Autotune(Backend):
+    """For each graph the fastest backend that was proven right."""
+
+    name = "autotune"
+    summary = "for each graph the fastest backend that was proven right"
+    dynamic_shapes = "as the chosen backend"
+    Options = AutotuneOptions
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        return Availability(True, "eager can always be chosen")
+
+    def take(
+        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
+    ) -> Callable[..., Any] | None:
+        """See `Backend.take`: graphs compete whole, as Dynamo captured them."""
+        from dynamo_backends.autotune.ensemble import Ensemble
+        from dynamo_backends.autotune.training import TrainingEnsemble
+
+        kind = TrainingEnsemble if _is_differentiated(example_inputs) else Ensemble
+        return kind(captured, example_inputs, options, number).compile()
+
+    def keeps(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.keeps`: each candidate takes apart what it wants to."""
+        from dynamo_backends.torchscript.backend import whole_operators
+
+        return whole_operators()
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.toolkit.results import unknown_shape
+
+        shape = unknown_shape(node)
+        return SUPPORTED if shape is None else Support(False, shape)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`: functional graphs, such as a backward graph or a whole step."""
+        from dynamo_backends.autotune.functional import GraphEnsemble
+
+        return GraphEnsemble(graph, options)
+
+
+class Split(Autotune):
+    """Takes part in training: forward and backward graph are chosen for separately."""
+
+    def take(
+        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
+    ) -> None:
+        """See `Backend.take`: leaves the graph to the pipeline, which splits it."""
+        return None
+
+
+def _is_differentiated(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
+    )

@@ -1,0 +1,241 @@
+"""Who takes part: this package's backends, torch's, and those of other packages."""
+
+import contextlib
+import difflib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.autotune.identity import vendor_versions
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.backend import Backend, Options
+from dynamo_backends.errors import OptionError
+from dynamo_backends.registry import (
+    ENTRY_POINT_GROUP,
+    get_backend,
+    list_backends,
+    third_party_backends,
+)
+
+EAGER = "eager"
+SPLIT = "split"
+REDUCED = "@bf16"
+
+Owner = Literal["eager", "ours", "torch", "third-party"]
+
+# By default these do not take part, because another candidate does the same.
+COVERED: Mapping[str, str] = {
+    "autotune": "itself",
+    "ltc_trace": "ltc",
+    "onnxrt_cpu": "onnxrt",
+    "onnxrt_cuda": "onnxrt",
+    "openvino": "ov",
+}
+
+# torch's own, and the device type that they are for; None: any.
+_TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
+
+# In bfloat16 by autocast: what cannot be told to compute so by an option.
+_AUTOCAST = frozenset({EAGER, "inductor", "inductor_freezing"})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way of running a captured graph.
+
+    Attributes:
+        name: Unique among the candidates: the backend's, and "@bf16" after it for one that
+            computes in bfloat16.
+        backend: Name of the backend.
+        owner: Whose it is.
+    """
+
+    name: str
+    backend: str
+    owner: Owner
+
+    @property
+    def reduced(self) -> bool:
+        """Whether it computes in bfloat16."""
+        return self.name.endswith(REDUCED)
+
+    def options(self, options: AutotuneOptions) -> Options:
+        """The options of a backend of this package."""
+        if self.backend == SPLIT:
+            return options
+        settings = options.common()
+        kind = get_backend(self.backend).Options
+        if self.reduced and "precision" in kind.__dataclass_fields__:
+            settings["precision"] = "bf16"
+        return kind.parse(settings, self.backend)
+
+    def version(self) -> str:
+        """What its code depends on, besides torch and this package."""
+        if self.owner == "ours":
+            return vendor_versions()
+        if self.owner != "third-party":
+            return ""
+        points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=self.backend)
+        found = [f"{p.value} {p.dist.name} {p.dist.version}" for p in points if p.dist]
+        return ", ".join(found)
+
+    def compile(
+        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: AutotuneOptions
+    ) -> Callable[..., Any]:
+        """Compiles a graph of Dynamo's.
+
+        Args:
+            captured: The graph; not changed.
+            example_inputs: Its inputs.
+            options: Of autotune.
+        """
+        with self._precision():
+            run = self._compile(private.copy_captured(captured), example_inputs, options)
+        if not self._autocast():
+            return run
+        dtypes = [_dtype(node) for node in _outputs(captured)]
+        if self.owner == "eager":
+            run = _in_autocast(run)
+        return _casting(run, dtypes)
+
+    def _compile(
+        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: AutotuneOptions
+    ) -> Callable[..., Any]:
+        if self.owner == "eager":
+            return captured.forward
+        if self.owner == "ours":
+            from dynamo_backends.pipeline import compile_captured
+
+            backend, settings = self._backend(), self.options(options)
+            return compile_captured(backend, captured, example_inputs, settings)
+        compile_foreign = self._foreign()
+        with private.keep_unused_draws():
+            return compile_foreign(captured, list(example_inputs))
+
+    def _foreign(self) -> Callable[..., Any]:
+        if self.owner == "torch":
+            return private.lookup_backend(self.backend)
+        (point, *_) = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=self.backend)
+        return point.load()
+
+    def _backend(self) -> Backend:
+        if self.backend != SPLIT:
+            return get_backend(self.backend)
+        from dynamo_backends.autotune.backend import Split
+
+        return Split()
+
+    def _autocast(self) -> bool:
+        return self.reduced and self.backend in _AUTOCAST
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        return _autocast() if self._autocast() else contextlib.nullcontext()
+
+
+def _autocast() -> contextlib.AbstractContextManager[Any]:
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.autocast(kind, dtype=torch.bfloat16)
+
+
+def _in_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _autocast():
+            return run(*args)
+
+    return call
+
+
+def _casting(run: Callable[..., Any], dtypes: Sequence[Any]) -> Callable[..., Any]:
+    """Results in the dtypes that Dynamo expects."""
+
+    def call(*args: Any) -> list[Any]:
+        return [
+            r if d is None or not isinstance(r, Tensor) else r.to(d)
+            for r, d in zip(run(*args), dtypes, strict=True)
+        ]
+
+    return call
+
+
+def _outputs(captured: fx.GraphModule) -> Sequence[Any]:
+    outputs: Any = captured.graph.output_node().args[0]
+    return tuple(outputs)
+
+
+def _dtype(node: Any) -> Any:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return getattr(value, "dtype", None)
+
+
+def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterator[Candidate]:
+    """Those that take part, eager not among them.
+
+    Args:
+        options: Of autotune.
+        device_types: Of the inputs.
+    """
+    for name in options.candidates or _everything(device_types):
+        owner = _owner(name)
+        if owner == "eager":
+            if options.precision == "bf16":
+                yield Candidate(name + REDUCED, name, owner)
+            continue
+        if owner == "ours" and not _usable(name, device_types):
+            continue
+        yield Candidate(name, name, owner)
+        if options.precision == "bf16" and _can_reduce(name, owner):
+            yield Candidate(name + REDUCED, name, owner)
+
+
+def _everything(device_types: Sequence[str]) -> list[str]:
+    torchs = [n for n, kind in _TORCHS.items() if kind is None or kind in device_types]
+    names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
+    return [n for n in names if n not in COVERED]
+
+
+def _owner(name: str) -> Owner:
+    if name == EAGER:
+        return "eager"
+    if name in list_backends():
+        return "ours"
+    return "third-party" if name in third_party_backends() else "torch"
+
+
+def _usable(name: str, device_types: Sequence[str]) -> bool:
+    found = get_backend(name).availability()
+    return found.usable and (not found.devices or set(device_types) <= set(found.devices))
+
+
+def _can_reduce(name: str, owner: Owner) -> bool:
+    if name in _AUTOCAST:
+        return True
+    return owner == "ours" and "precision" in get_backend(name).Options.__dataclass_fields__
+
+
+def check_names(names: Sequence[str], backend: str) -> None:
+    """Checks the option `candidates`.
+
+    Raises:
+        OptionError: A name is no backend's, or autotune's own.
+    """
+    if not names:
+        return
+    from dynamo_backends._dynamo_control import torch_backends
+
+    others = {*torch_backends(debugging=True), *third_party_backends()}
+    known = sorted({EAGER, *list_backends(), *others} - {"autotune"})
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            usual = sorted({EAGER, *_TORCHS, *list_backends(), *third_party_backends()})
+            usual.remove("autotune")
+            raise OptionError(
+                f"option 'candidates' of {backend} names {name!r}, which is no backend to choose "
+                f"from.{hint} There are: {', '.join(usual)}."
+            )

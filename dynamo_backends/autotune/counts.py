@@ -1,0 +1,27 @@
+"""What autotune has done in this process, counted."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counts:
+    """Counts since the process began.
+
+    Attributes:
+        contests: Graphs for which candidates were compared.
+        remembered: Graphs for which a decision was found on disk.
+        compiled: Candidates that were compiled, eager not among them.
+        verified: Candidates that were compared with eager.
+        samples: Timings that were taken.
+        replaced: Chosen candidates that failed later and were replaced.
+    """
+
+    contests: int = 0
+    remembered: int = 0
+    compiled: int = 0
+    verified: int = 0
+    samples: int = 0
+    replaced: int = 0
+
+
+COUNTS = Counts()

@@ -1,0 +1,176 @@
+"""What was decided for which graph, on disk: JSON files that processes and machines can share.
+
+One file per decision, written whole under its key. A file that is damaged, or is not what its name
+says, is ignored with a warning, and the graph is tuned anew.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.report import CandidateReport
+
+log = logging.getLogger("dynamo_backends")
+
+FORMAT = 1
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which candidate runs a graph.
+
+    Attributes:
+        key: What it was decided for (see `identity`), a hash.
+        winner: Name of the candidate.
+        candidates: Every candidate and what became of it.
+        graph: "inference", "forward", "backward" or "training".
+        ops: Number of calls in the graph.
+        inputs: Data types and shapes of the inputs that are no weights.
+        objective: Of the options.
+        precision: Of the options.
+        mutated: Positions of the inputs that the graph writes to.
+        environment: The machine and versions (see `identity.environment`).
+        created: Seconds since 1970.
+    """
+
+    key: str
+    winner: str
+    candidates: tuple[CandidateReport, ...]
+    graph: str
+    ops: int
+    inputs: tuple[str, ...]
+    objective: str
+    precision: str
+    mutated: tuple[int, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    created: float = field(default_factory=time.time)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In types that JSON has."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, given: Any) -> "Decision":
+        """The reverse of `to_dict`.
+
+        Raises:
+            ValueError: It is not the dict of a decision; the message says why.
+        """
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise ValueError(f"it has not the format {FORMAT}")
+        hints = {f.name: f for f in dataclasses.fields(cls)}
+        values = {name: given[name] for name in hints if name in given}
+        missing = [name for name in _TYPES if not isinstance(values.get(name), _TYPES[name])]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is missing or wrong")
+        if not _KEY.fullmatch(values["key"]):
+            raise ValueError("its key is not a hash")
+        values["candidates"] = tuple(map(CandidateReport.from_dict, values["candidates"]))
+        values["inputs"] = tuple(map(str, values["inputs"]))
+        values["mutated"] = tuple(map(int, values["mutated"]))
+        if values["winner"] not in {c.name for c in values["candidates"]}:
+            raise ValueError("its winner is none of its candidates")
+        return cls(**values)
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "key": str,
+    "winner": str,
+    "candidates": list,
+    "graph": str,
+    "ops": int,
+    "inputs": list,
+    "objective": str,
+    "precision": str,
+    "mutated": list,
+    "environment": dict,
+    "created": (int, float),
+}
+
+
+class Decisions:
+    """The folder of decisions.
+
+    Args:
+        folder: By default "decisions" in the cache folder.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder if folder is not None else cache_folder() / "decisions"
+
+    def get(self, key: str) -> Decision | None:
+        """The decision with that key; None if there is no intact one."""
+        path = self.folder / f"{key}.json"
+        if not path.is_file() or not DiskCache(self.folder).is_private():
+            return None
+        decision = _read(path)
+        return decision if decision is not None and decision.key == key else None
+
+    def put(self, decision: Decision) -> bool:
+        """Writes a decision; False, with a warning, where the folder cannot be used."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not DiskCache(self.folder).is_private():
+                return False
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(decision.to_dict(), file, indent=1)
+                os.replace(name, self.folder / f"{decision.key}.json")
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            log.warning("autotune's decisions are not kept on disk: %s", error)
+            return False
+        return True
+
+    def drop(self, key: str) -> None:
+        """Removes a decision, if it is there and can be removed."""
+        with contextlib.suppress(OSError):
+            (self.folder / f"{key}.json").unlink()
+
+    def all(self) -> list[Decision]:
+        """All intact decisions, the newest first."""
+        found = filter(None, map(_read, sorted(self.folder.glob("*.json"))))
+        return sorted(found, key=lambda d: -d.created)
+
+    def clear(self) -> int:
+        """Removes all decisions, the damaged ones too; returns how many there were."""
+        paths = list(self.folder.glob("*.json"))
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return len(paths)
+
+    def add(self, decisions: Iterable[Decision]) -> int:
+        """Takes decisions of another machine over, unless newer ones are here; counts them."""
+        taken = 0
+        for decision in decisions:
+            here = self.get(decision.key)
+            if here is None or here.created < decision.created:
+                taken += self.put(decision)
+        return taken
+
+
+def _read(path: Path) -> Decision | None:
+    try:
+        decision = Decision.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        if decision.key != path.stem:
+            raise ValueError("it is a decision with another key")
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("ignored an unusable decision of autotune, %s: %s", path, error)
+        return None
+    return decision

@@ -1,0 +1,199 @@
+"""Which candidate is fastest: measured in rounds, until it is clear.
+
+Each round times every candidate that is still in question once, in a random order, after a pause
+in which threads of the one before stop spinning. Inputs rotate, so that no candidate lives off a
+cache that the user's calls would not find. A candidate leaves when it is significantly slower than
+the leader, and the race ends when all others have left or are equal to the leader within 1%.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynamo_backends.autotune.arguments import Run
+from dynamo_backends.autotune.counts import COUNTS
+from dynamo_backends.bench.statistics import Ratio, Timing, speedup
+
+EQUAL = 0.01
+"""Candidates whose times differ by less than this part are equal."""
+
+HOPELESS = 2.0
+"""One that is this much slower than the best, at its best of the warm-up calls, is out."""
+
+_WARMUP = 3  # calls, and more of them if they are short
+_WARMUP_S = 0.01
+_LEAST_ROUNDS = 7
+_MOST_ROUNDS = 60
+_SHORT_S = 5e-4  # a sample of shorter calls consists of several
+_MOST_REPEATS = 50
+_PAUSE_S = 0.01
+_RESAMPLES = 400
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome of a race.
+
+    Attributes:
+        timings: One per candidate; for those that were hopeless, of the warm-up calls. `speedup`
+            refers to the baseline, in the rounds in which both ran.
+        order: Names, the fastest first, then by speedup.
+        equal: Names of those whose difference from the fastest is not significant, or below
+            `EQUAL`.
+        failed: Candidates that raised, with the reason; they are in none of the others.
+    """
+
+    timings: Mapping[str, Timing]
+    order: tuple[str, ...]
+    equal: frozenset[str]
+    failed: Mapping[str, str]
+
+
+class Race:
+    """Times candidates against each other.
+
+    Args:
+        runs: The candidates by name.
+        inputs: Makes a new set of inputs.
+        sets: How many sets of inputs to rotate.
+        pauses: Whether to pause before each sample; without, calls follow each other.
+        budget_s: No round begins later than this, but there are always enough of them.
+        seed: Of the order in the rounds.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[str, Run],
+        inputs: Callable[[], list[Any]],
+        *,
+        sets: int = 3,
+        pauses: bool = True,
+        budget_s: float = 60,
+        seed: int = 0,
+    ):
+        self._runs = dict(runs)
+        self._sets = [inputs() for _ in range(sets)]
+        self._next = itertools.cycle(self._sets)
+        self._pause = _PAUSE_S if pauses else 0.0
+        self._budget_s = budget_s
+        self._shuffler = random.Random(seed)
+        self._samples: dict[str, list[float]] = {name: [] for name in runs}
+        self._failed: dict[str, str] = {}
+        self._repeat = 1
+        self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
+
+    def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> Measured:
+        """Runs the race.
+
+        Args:
+            baseline: What the speedups refer to.
+            on_round: Called after each round, to show progress.
+        """
+        start = time.perf_counter()
+        warm = self._warm_up()
+        best = min(warm.values())
+        self._repeat = max(1, min(_MOST_REPEATS, int(_SHORT_S / max(best, 1e-7))))
+        active = [n for n in warm if warm[n] < HOPELESS * best or n == baseline]
+        hopeless = {n: t for n, t in warm.items() if n not in active}
+        for number in range(1, _MOST_ROUNDS + 1):
+            self._round(active)
+            active = [n for n in active if n not in self._failed]
+            if on_round is not None:
+                on_round()
+            if number < _LEAST_ROUNDS or number % 2 == 0:
+                continue
+            undecided, active = self._settle(active, baseline)
+            if not undecided or time.perf_counter() - start > self._budget_s:
+                break
+        return self._measured(active, hopeless, warm[baseline], baseline)
+
+    def _warm_up(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name in list(self._runs):
+            try:
+                found[name] = min(self._first_calls(self._runs[name]))
+            except Exception as error:
+                self._fail(name, error)
+        return found
+
+    def _first_calls(self, run: Run) -> list[float]:
+        times: list[float] = []
+        while len(times) < _WARMUP or (sum(times) < _WARMUP_S and len(times) < _MOST_REPEATS):
+            times.append(self._sample(run, 1))
+        return times
+
+    def _round(self, active: list[str]) -> None:
+        order = list(active)
+        self._shuffler.shuffle(order)
+        for name in order:
+            try:
+                time.sleep(self._pause)
+                if self._pause:
+                    self._runs[name](list(next(self._next)))  # wakes threads that slept
+                self._samples[name].append(self._sample(self._runs[name], self._repeat))
+            except Exception as error:
+                self._fail(name, error)
+
+    def _sample(self, run: Run, repeat: int) -> float:
+        sets = [list(next(self._next)) for _ in range(repeat)]
+        COUNTS.samples += 1
+        self._synchronize()
+        start = time.perf_counter()
+        for args in sets:
+            run(args)
+        self._synchronize()
+        return (time.perf_counter() - start) / repeat
+
+    def _synchronize(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _fail(self, name: str, error: Exception) -> None:
+        self._failed[name] = f"{type(error).__name__}: {error}"
+        self._samples.pop(name, None)
+
+    def _settle(self, active: list[str], baseline: str) -> tuple[bool, list[str]]:
+        """Whether anything is open, and who goes on; the baseline always does."""
+        leader = min(active, key=self._median)
+        undecided, going_on = False, []
+        for name in active:
+            ratio = self._against(leader, name)
+            slower = ratio.high < 1
+            equal = ratio.low > 1 - EQUAL
+            if slower and ratio.value < 1 - EQUAL and name != baseline:
+                continue
+            going_on.append(name)
+            undecided |= name != leader and not slower and not equal
+        return undecided, going_on
+
+    def _median(self, name: str) -> float:
+        return Timing(name, tuple(self._samples[name]), Ratio(1, 1, 1)).median
+
+    def _against(self, leader: str, name: str) -> Ratio:
+        """The leader's time over another's, in the rounds in which both ran."""
+        n = min(len(self._samples[leader]), len(self._samples[name]))
+        first, second = self._samples[leader][:n], self._samples[name][:n]
+        return speedup(first, second, resamples=_RESAMPLES)
+
+    def _measured(
+        self, active: Sequence[str], hopeless: Mapping[str, float], warm: float, baseline: str
+    ) -> Measured:
+        raced = [n for n in self._samples if n not in hopeless]
+        timings = {n: Timing(n, tuple(self._samples[n]), self._against(baseline, n)) for n in raced}
+        for name, seconds in hopeless.items():
+            value = warm / seconds
+            timings[name] = Timing(name, (seconds,), Ratio(value, value, value))
+        leader = min(active, key=self._median)
+        others = [n for n in timings if n != leader]
+        order = [leader, *sorted(others, key=lambda n: -timings[n].speedup.value)]
+        equal = {n for n in active if n != leader and self._is_equal(leader, n)}
+        return Measured(timings, tuple(order), frozenset(equal), dict(self._failed))
+
+    def _is_equal(self, leader: str, name: str) -> bool:
+        ratio = self._against(leader, name)
+        return ratio.high >= 1 or ratio.value > 1 - EQUAL

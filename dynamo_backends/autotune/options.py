@@ -1,0 +1,67 @@
+"""The options of autotune."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from dynamo_backends.backend import Options
+from dynamo_backends.errors import OptionError
+
+
+@dataclass(frozen=True)
+class AutotuneOptions(Options):
+    """The options of autotune; those of `Options` are handed on to the candidates.
+
+    `verify` changes nothing, since every candidate is verified. With `fallback="error"` only
+    candidates that take a whole graph compete with eager.
+
+    Attributes:
+        candidates: Names of the backends to choose from: this package's, torch's, or those of
+            other packages. Empty: every one that is usable here. Eager always takes part.
+        objective: "latency": the shortest time of a single call after a pause; "throughput": the
+            shortest time per call when calls follow each other; "memory": the smallest growth of
+            the process's memory (a slower candidate may win).
+        budget_s: Seconds that this process may spend on tuning with these options, in all.
+            Candidates that are likely to lose are tried last. For each graph the likeliest one is
+            tried even when the budget is spent.
+        precision: "float32" demands results as accurate as eager's. "bf16" also admits
+            candidates that compute in bfloat16, with an error of at most 2% of the size of
+            the results (`verify.REDUCED_TOLERANCE`).
+        isolate: Whose first compilation and calls happen in a process of their own, so that a
+            crash or a hang costs only the candidate: "third-party" (backends of other packages),
+            "all", or "off".
+        trial_timeout_s: Seconds after which such a process is ended and its candidate dropped.
+    """
+
+    candidates: tuple[str, ...] = ()
+    objective: Literal["latency", "throughput", "memory"] = "latency"
+    budget_s: float | int = 120
+    precision: Literal["float32", "bf16"] = "float32"
+    isolate: Literal["third-party", "all", "off"] = "third-party"
+    trial_timeout_s: float | int = 120
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
+        """See `Options.parse`; `candidates` may be a list."""
+        given = dict(given)
+        if isinstance(given.get("candidates"), list):
+            given["candidates"] = tuple(given["candidates"])
+        return super().parse(given, backend)
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        for name in ("budget_s", "trial_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(
+                    f"option {name!r} of {backend} must be more than 0 seconds, "
+                    f"not {getattr(self, name)}."
+                )
+        from dynamo_backends.autotune.candidates import check_names
+
+        check_names(self.candidates, backend)
+
+    def common(self) -> dict[str, Any]:
+        """The options that every backend has, to be handed on to a candidate."""
+        shared = {f.name: getattr(self, f.name) for f in fields(Options)}
+        return {**shared, "verify": False}

@@ -1,0 +1,50 @@
+"""Shows on a terminal how far tuning is."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Progress:
+    """What is going on, in one line on standard error.
+
+    Args:
+        task: The line, or None where nobody would see it.
+    """
+
+    def __init__(self, task: Any = None):
+        self._task = task
+
+    def __call__(self, what: str) -> None:
+        """Says what is going on."""
+        if self._task is not None:
+            display, number = self._task
+            display.update(number, description=what)
+
+
+_active: list[Progress] = []
+
+
+@contextmanager
+def showing(title: str) -> Iterator[Progress]:
+    """A progress line inside the block, if standard error is a terminal.
+
+    Args:
+        title: What is tuned.
+    """
+    if _active or not sys.stderr.isatty():
+        yield _active[0] if _active else Progress()
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Display
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Display(*columns, console=Console(stderr=True), transient=True) as display:
+        progress = Progress((display, display.add_task(title, total=None)))
+        _active.append(progress)
+        try:
+            yield progress
+        finally:
+            _active.pop()

@@ -1,0 +1,88 @@
+"""The other process of `isolation`: compiles, calls and verifies one candidate.
+
+python -m dynamo_backends.autotune.rehearsal FOLDER
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from dynamo_backends.autotune import wire
+from dynamo_backends.autotune.arguments import Arguments, Run
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.contest import Subject
+from dynamo_backends.autotune.isolation import RESULT, TASK
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.reference import precise_captured
+from dynamo_backends.autotune.training import differentiated
+from dynamo_backends.autotune.verify import judge
+from dynamo_backends.bench.runner import brief_error
+
+
+class _Rebuilt(nn.Module):
+    """The graph with weights that are parameters, as Dynamo had found it."""
+
+    def __init__(self, graph: fx.GraphModule, values: Sequence[Any], kept: Sequence[int]):
+        super().__init__()
+        self.graph = graph
+        self.kept = tuple(kept)
+        self.weights = nn.ParameterList(
+            nn.Parameter(values[i].detach(), values[i].requires_grad) for i in kept
+        )
+
+    def forward(self, *activations: Any) -> Any:
+        args = list(activations)
+        for place, weight in zip(self.kept, self.weights, strict=True):
+            args.insert(place, weight)
+        return self.graph(*args)
+
+
+def main(folder: Path) -> None:
+    """Carries out the task in a folder, and writes there what was found."""
+    task = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    graph, values = wire.read(folder)
+    problem = try_out(graph, values, task)
+    (folder / RESULT).write_text(json.dumps({"problem": problem}), encoding="utf-8")
+
+
+def try_out(graph: fx.GraphModule, values: list[Any], task: dict[str, Any]) -> str:
+    """What goes wrong when a candidate compiles and runs a graph; "" if nothing does."""
+    candidate = Candidate(**task["candidate"])
+    settings: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in task["options"].items()
+    }
+    options = AutotuneOptions(**settings)
+    kept = frozenset(task["kept"])
+    adapt: Callable[[Callable[..., Any]], Run] = differentiated if task["training"] else _plain
+
+    def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return candidate.compile(captured, inputs, options)
+
+    module = _Rebuilt(graph, values, sorted(kept))
+    compiled = torch.compile(module, backend=compile_captured)
+    subject = Subject(
+        adapt(graph.forward),
+        adapt(precise_captured(graph)),
+        Arguments(values, kept, task["mutated"]),
+    )
+    with torch.set_grad_enabled(task["training"]):
+        trials = subject.trials()
+        run = adapt(lambda *args: compiled(*(a for i, a in enumerate(args) if i not in kept)))
+        try:
+            verdict = judge(trials, run, candidate.reduced)
+        except Exception as error:
+            return f"failed in a process of its own: {brief_error(error)}"
+    return f"wrong: {verdict.wrong}" if verdict.wrong else ""
+
+
+def _plain(compiled: Callable[..., Any]) -> Run:
+    return lambda args: compiled(*args)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,265 @@
+"""Whether a candidate does what eager does: values, types, memory, inputs, twice and on others.
+
+Random numbers: each trial starts from the same state of torch's generators, so a candidate that
+draws other numbers than eager is excluded. Those of this package draw torch's numbers, and
+Inductor is told to.
+"""
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.autotune.arguments import Arguments, Run, Watch, memory_of
+from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
+
+REDUCED_TOLERANCE = 0.02
+"""With `precision="bf16"`: largest error of an output, relative to its root mean square."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial found.
+
+    Attributes:
+        wrong: What is wrong, in words; empty if nothing is.
+        error: Largest root mean square error of an output against float64, relative to the size
+            of that output.
+        first_s: Seconds of the first call, in which many candidates still compile.
+    """
+
+    wrong: str
+    error: float = 0.0
+    first_s: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.wrong
+
+
+class Trial:
+    """One set of inputs, and what eager makes of it.
+
+    Args:
+        arguments: The inputs.
+        original: Eager.
+        precise: Eager in float64; None if it cannot be computed so.
+        promised: Strides of the outputs that Dynamo promises, besides eager's own.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        original: Run,
+        precise: Run | None,
+        promised: Sequence[Sequence[int] | None] = (),
+    ):
+        self._arguments = arguments
+        self._rng = snapshot_rng()
+        self._promised = promised
+        args = arguments.fresh()
+        self._expected = list(original(list(args)))
+        self._aliases = aliases(args, self._expected)
+        self._expected += [args[i] for i in sorted(arguments.mutated)]
+        self._precise = self._expected
+        if precise is not None:
+            restore_rng(self._rng)
+            self._precise = self._in_float64(precise) or self._expected
+        restore_rng(self._rng)
+
+    def _in_float64(self, precise: Run) -> list[Any] | None:
+        args = [_widen(a) for a in self._arguments.fresh()]
+        try:
+            results = list(precise(list(args)))
+        except Exception:
+            return None  # such as a cast to float32 in the middle: compared with eager alone
+        return results + [args[i] for i in sorted(self._arguments.mutated)]
+
+    def judge(self, run: Run, reduced: bool = False, calls: int = 2) -> Verdict:
+        """Calls a candidate, several times, and compares.
+
+        Args:
+            run: The candidate.
+            reduced: Whether results may have the precision of bfloat16.
+            calls: How often it is called. From each call to the next, what is no floating-point
+                number must stay the same; the others must be accurate each time.
+        """
+        verdicts: list[Verdict] = []
+        before = snapshot_rng()
+        alive: list[Any] = []
+        try:
+            for _ in range(calls):
+                restore_rng(self._rng)
+                verdicts.append(self._call(run, reduced, alive))
+                if not verdicts[-1].right:
+                    break
+        finally:
+            restore_rng(before)
+        return _together(verdicts)
+
+    def _call(self, run: Run, reduced: bool, alive: list[Any]) -> Verdict:
+        args = self._arguments.fresh()
+        watched = {
+            i: a
+            for i, a in enumerate(args)
+            if isinstance(a, Tensor) and i not in self._arguments.kept
+        }
+        watch = Watch(watched)
+        start = time.perf_counter()
+        try:
+            results = list(run(list(args)))
+        finally:
+            seconds = time.perf_counter() - start
+            spoilt = self._arguments.weights.changed()
+            self._arguments.weights.restore()
+        written = set(watch.changed()) - self._touched(args)
+        if spoilt or written:
+            return Verdict(f"it writes to input {min({*spoilt, *written})}, which eager does not")
+        wrong = self._shape(args, results) or _reused(args, results, alive)
+        alive += results
+        results += [args[i] for i in sorted(self._arguments.mutated)]
+        wrong = wrong or self._values(results, reduced)
+        return Verdict(wrong, 0.0 if wrong else relative_error(self._precise, results), seconds)
+
+    def _touched(self, args: Sequence[Any]) -> set[int]:
+        """Inputs that share memory with those that eager writes to."""
+        places = {memory_of(args[i]) for i in self._arguments.mutated}
+        return {i for i, a in enumerate(args) if memory_of(a) in places}
+
+    def _shape(self, args: Sequence[Any], results: Sequence[Any]) -> str:
+        expected = self._expected[: len(self._expected) - len(self._arguments.mutated)]
+        if len(results) != len(expected):
+            return f"{len(results)} outputs and gradients instead of {len(expected)}"
+        for i, (e, r) in enumerate(zip(expected, results, strict=True)):
+            if isinstance(e, Tensor) != isinstance(r, Tensor):
+                return f"output {i} is a {type(r).__name__} instead of a {type(e).__name__}"
+            if not isinstance(e, Tensor):
+                continue
+            if e.dtype != r.dtype or e.shape != r.shape or e.device != r.device:
+                return f"output {i} is {_brief(r)} instead of {_brief(e)}"
+            promised = self._promised[i] if i < len(self._promised) else None
+            if not _strides_agree(e, r.stride(), e.stride(), promised):
+                return f"output {i} has strides {r.stride()} instead of {e.stride()}"
+        if aliases(args, results) != self._aliases:
+            return "its outputs share memory with other tensors than eager's do"
+        return ""
+
+    def _values(self, results: Sequence[Any], reduced: bool) -> str:
+        for i, (e, r) in enumerate(zip(self._expected, results, strict=True)):
+            pattern = _pattern(e, r)
+            if pattern:
+                return f"output {i} {pattern}"
+        if not reduced:
+            with silenced("torch._dynamo"):
+                return difference(self._expected, results, self._precise) or ""
+        for i, (e, p, r) in enumerate(zip(self._expected, self._precise, results, strict=True)):
+            error = relative_error([p], [r])
+            if error > REDUCED_TOLERANCE:
+                return f"output {i} has a relative error of {error:.1e}"
+            if isinstance(e, Tensor) and not _is_inexact(e) and not torch.equal(e, r):
+                return f"output {i} differs from eager in {int((e != r).sum())} elements"
+        return ""
+
+
+def judge(trials: Sequence[Trial], run: Run, reduced: bool = False) -> Verdict:
+    """What all trials say of a candidate: on the real inputs twice, on the others once."""
+    verdicts: list[Verdict] = []
+    for number, trial in enumerate(trials):
+        verdicts.append(trial.judge(run, reduced, calls=1 if number else 2))
+        if not verdicts[-1].right:
+            where = " (on perturbed inputs)" if number else ""
+            verdicts[-1] = replace(verdicts[-1], wrong=verdicts[-1].wrong + where)
+            break
+    return _together(verdicts)
+
+
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The last one says what is wrong; the first one knows the first call."""
+    worst = max(v.error for v in verdicts)
+    return Verdict(verdicts[-1].wrong, worst, verdicts[0].first_s)
+
+
+def _reused(args: Sequence[Any], results: Sequence[Any], alive: Sequence[Any]) -> str:
+    """Whether results stand where those of an earlier call do, which somebody may still hold."""
+    inputs = {memory_of(a) for a in args}
+    earlier = {memory_of(r) for r in alive} - inputs - {None}
+    if any(memory_of(r) in earlier for r in results):
+        return "its results overwrite those of the call before"
+    return ""
+
+
+def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
+    """For each output: which inputs, and which outputs after them, share its memory."""
+    everything = [*args, *results]
+    places = [memory_of(x) if isinstance(x, Tensor) and x.numel() else None for x in everything]
+    return [
+        tuple(i for i, p in enumerate(places) if p is not None and p == place)
+        for place in places[len(args) :]
+    ]
+
+
+def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:
+    """Largest root mean square error of an output, relative to the output's root mean square."""
+    worst = 0.0
+    for p, r in zip(precise, results, strict=True):
+        if not isinstance(p, Tensor) or not isinstance(r, Tensor) or not _is_inexact(r):
+            continue
+        wide = torch.promote_types(r.dtype, torch.float64)
+        p, r = p.detach().to(wide), r.detach().to(wide)
+        usable = p.isfinite() & r.isfinite()
+        p, r = p[usable], r[usable]
+        if not p.numel():
+            continue
+        size = float(p.abs().square().mean().sqrt())
+        error = float((p - r).abs().square().mean().sqrt())
+        worst = max(worst, error / size if size else (math.inf if error else 0.0))
+    return worst
+
+
+def _widen(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    wide = widen(value.detach())
+    return wide.requires_grad_(value.requires_grad)
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _pattern(expected: Any, result: Any) -> str:
+    """What is different about the places of NaN and infinities."""
+    if not isinstance(expected, Tensor) or not _is_inexact(expected):
+        return ""
+    if not isinstance(result, Tensor):
+        return ""
+    if not torch.equal(expected.isnan(), result.isnan()):
+        return "has NaN where eager has not, or the reverse"
+    if not torch.equal(expected.isinf(), result.isinf()):
+        return "has infinities where eager has not, or the reverse"
+    return ""
+
+
+def _strides_agree(tensor: Tensor, given: Sequence[int], *allowed: Collection[int] | None) -> bool:
+    matters = [n > 1 for n in tensor.shape]
+    if not tensor.numel():
+        return True
+    for strides in allowed:
+        if strides is None or len(strides) != len(matters):
+            continue
+        pairs = zip(given, strides, matters, strict=True)
+        if all(g == s or not m for g, s, m in pairs):
+            return True
+    return False
+
+
+def _brief(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{name}{list(tensor.shape)}{where}"

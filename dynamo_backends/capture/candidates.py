@@ -1,0 +1,51 @@
+"""Autotune's candidates for one graph, as a table."""
+
+from collections.abc import Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from dynamo_backends.report import CandidateReport, GraphReport
+
+
+def candidates_table(report: GraphReport) -> Table:
+    """One line per candidate, with what became of it."""
+    return table_of(report.candidates, report.chosen)
+
+
+def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
+    """A table of candidates.
+
+    Args:
+        rows: The candidates.
+        chosen: The one that runs the graph now.
+    """
+    rows = list(rows)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    several = any(row.graph for row in rows)
+    for name in ("candidate", "of") if several else ("candidate",):
+        table.add_column(name)
+    for name in ("compile s", "error", "ms", "× eager"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why not", overflow="fold")
+    for row in rows:
+        about = [row.graph or "graph"] if several else []
+        table.add_row(row.name, *about, *_figures(row), _why(row, chosen))
+    return table
+
+
+def _figures(row: CandidateReport) -> list[str]:
+    return [
+        "-" if row.compile_s is None else f"{row.compile_s:.1f}",
+        "-" if row.error is None else f"{row.error:.0e}",
+        "-" if row.seconds is None else f"{row.seconds * 1e3:.3g}",
+        "-" if row.speedup is None else f"{row.speedup[0]:.2f}",
+    ]
+
+
+def _why(row: CandidateReport, chosen: str) -> str:
+    if row.reason:
+        return row.reason
+    if row.graph or row.name in chosen.split(", "):
+        return "[bold]chosen[/]"
+    return "chosen, and failed later"

@@ -1,0 +1,164 @@
+"""`dynamo-backends cache`: what autotune has decided, and compiled code on disk."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from dynamo_backends.errors import DecisionError
+
+if TYPE_CHECKING:
+    from dynamo_backends.autotune.decisions import Decision, Decisions
+
+SUMMARY = "autotune's decisions: list, show, clear, and carry to other machines"
+
+EXAMPLES = """\
+A decision holds for one graph, inputs, machine and set of versions; where any of these differs it
+is not found, and the graph is tuned anew.
+
+examples:
+  dynamo-backends cache ls
+  dynamo-backends cache show 3f2a
+  dynamo-backends cache export decisions.json
+  dynamo-backends cache import decisions.json
+  dynamo-backends cache clear
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("ls", help="one line per decision")
+    listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    show = actions.add_parser("show", help="the candidates of one decision")
+    show.add_argument("key", metavar="KEY", help="the first characters of its key, as ls shows it")
+    show.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    clear = actions.add_parser("clear", help="forget decisions, so that graphs are tuned anew")
+    clear.add_argument(
+        "--executables", action="store_true", help="remove compiled code from the disk, too"
+    )
+    export = actions.add_parser("export", help="write all decisions into one file")
+    export.add_argument("file", metavar="FILE", help="JSON file to write; - is standard output")
+    importing = actions.add_parser("import", help="take over the decisions of another machine")
+    importing.add_argument("file", metavar="FILE", help="JSON file to read; - is standard input")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carries an action out; returns the exit status.
+
+    Raises:
+        DecisionError: There is no such decision, or a file holds none.
+    """
+    from dynamo_backends.autotune.decisions import Decisions
+
+    return _ACTIONS[args.action](args, Decisions())
+
+
+def _ls(args: argparse.Namespace, decisions: "Decisions") -> int:
+    found = decisions.all()
+    if args.json:
+        print(json.dumps([d.to_dict() for d in found], indent=2))
+        return 0
+    table = Table(title=f"{len(found)} decisions in {decisions.folder}")
+    for name in ("key", "decided", "graph", "calls", "inputs", "chosen", "× eager"):
+        side: Literal["left", "right"] = "right" if name in ("calls", "× eager") else "left"
+        table.add_column(name, justify=side, no_wrap=True, min_width=12 if name == "key" else None)
+    for d in found:
+        inputs = ", ".join(d.inputs[:2]) + (", ..." if len(d.inputs) > 2 else "")
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
+        table.add_row(d.key[:12], when, d.graph, str(d.ops), inputs, d.winner, _gain(d))
+    Console().print(table)
+    return 0
+
+
+def _gain(decision: "Decision") -> str:
+    for row in decision.candidates:
+        if row.name == decision.winner and row.speedup is not None:
+            return f"{row.speedup[0]:.2f}"
+    return "-"
+
+
+def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
+    from dynamo_backends.capture.candidates import table_of
+
+    decision = _find(args.key, decisions)
+    if args.json:
+        print(json.dumps(decision.to_dict(), indent=2))
+        return 0
+    console = Console()
+    console.print(f"[bold]{decision.key}[/]")
+    console.print(f"{decision.graph} graph with {decision.ops} calls")
+    console.print(f"inputs: {', '.join(decision.inputs) or 'none'}", markup=False)
+    console.print(f"objective: {decision.objective}, precision: {decision.precision}")
+    for name, value in decision.environment.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        console.print(f"{name}: {text}", markup=False)
+    console.print(table_of(decision.candidates, decision.winner))
+    return 0
+
+
+def _find(key: str, decisions: "Decisions") -> "Decision":
+    found = [d for d in decisions.all() if d.key.startswith(key)]
+    if len(found) == 1:
+        return found[0]
+    problem = f"{len(found)} decisions begin" if found else "no decision begins"
+    raise DecisionError(
+        f"{problem} with {key!r}. `dynamo-backends cache ls` shows the {len(decisions.all())} keys "
+        f"in {decisions.folder}."
+    )
+
+
+def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
+    print(f"removed {decisions.clear()} decisions from {decisions.folder}")
+    if args.executables:
+        folder = decisions.folder.parent
+        files = list(folder.glob("*.bin"))
+        for path in files:
+            path.unlink(missing_ok=True)
+        print(f"removed {len(files)} compiled graphs from {folder}")
+    return 0
+
+
+def _export(args: argparse.Namespace, decisions: "Decisions") -> int:
+    from dynamo_backends.autotune.decisions import FORMAT
+
+    found = decisions.all()
+    text = json.dumps({"format": FORMAT, "decisions": [d.to_dict() for d in found]}, indent=1)
+    if args.file == "-":
+        print(text)
+    else:
+        Path(args.file).write_text(text + "\n", encoding="utf-8")
+        print(f"wrote {len(found)} decisions to {args.file}")
+    return 0
+
+
+def _import(args: argparse.Namespace, decisions: "Decisions") -> int:
+    found = _read(args.file)
+    taken = decisions.add(found)
+    kept = len(found) - taken
+    print(f"took over {taken} decisions" + (f", not {kept} that are older" if kept else ""))
+    return 0
+
+
+def _read(name: str) -> "list[Decision]":
+    from dynamo_backends.autotune.decisions import Decision
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        content: Any = json.loads(text)
+        if not isinstance(content, dict) or not isinstance(content.get("decisions"), list):
+            raise ValueError("it holds no list of decisions")
+        return [Decision.from_dict(given) for given in content["decisions"]]
+    except (OSError, ValueError, TypeError) as error:
+        raise DecisionError(
+            f"{name} cannot be imported: {error}. Valid is what `dynamo-backends cache export` "
+            "has written."
+        ) from error
+
+
+_ACTIONS = {"ls": _ls, "show": _show, "clear": _clear, "export": _export, "import": _import}

@@ -1,0 +1,148 @@
+"""Backends of another package, for the tests: one that is right and fast, and many that are not.
+
+Each stands for `slow` with a cheap function that gives, or nearly gives, the same results, so it
+would win if nobody looked.
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ENTRY_POINTS = (
+    "good",
+    "wrong_numbers",
+    "not_a_number",
+    "wrong_dtype",
+    "wrong_alias",
+    "wrong_strides",
+    "mutates",
+    "writes_weight",
+    "baked_in",
+    "detaches",
+    "reuses_memory",
+    "raises_at_compile",
+    "raises_at_third_call",
+    "exits",
+    "hangs",
+    "crashes",
+)
+
+state = {"broken": False}
+
+
+def slow(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """(2x + 1 + w, a copy of x), the long way."""
+    y = x + w
+    for _ in range(60):
+        y = torch.maximum(y, x + w)
+    return (y - w) * 2 + 1 + w, torch.minimum(x, x.abs() + 1)
+
+
+def fast(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2 + 1 + w, x.clone()
+
+
+class Slow(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.rand(40, 50))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return slow(x, self.w)
+
+
+Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _ordered(inputs: Sequence[Any], function: Function) -> Callable[..., Any]:
+    """Dynamo's order of inputs is not fixed: the weight is the one that requires gradients."""
+    weight_first = inputs[0].requires_grad
+
+    def run(*args: Tensor) -> tuple[Tensor, Tensor]:
+        return function(*(reversed(args) if weight_first else args))
+
+    return run
+
+
+def _backend(function: Function) -> Callable[..., Any]:
+    return lambda gm, inputs: _ordered(inputs, function)
+
+
+def _good(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    if state["broken"]:
+        raise RuntimeError("the licence has expired")
+    return fast(x, w)
+
+
+def _mutating(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    results = fast(x, w)
+    x.zero_()
+    return results
+
+
+def _writing_weight(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    results = fast(x, w)
+    w.data.add_(1)
+    return results
+
+
+good = _backend(_good)
+wrong_numbers = _backend(lambda x, w: (fast(x, w)[0] * 1.01, x.clone()))
+not_a_number = _backend(lambda x, w: (fast(x, w)[0].fill_(torch.nan), x.clone()))
+wrong_dtype = _backend(lambda x, w: (fast(x, w)[0].double(), x.clone()))
+wrong_alias = _backend(lambda x, w: (fast(x, w)[0], x))
+wrong_strides = _backend(lambda x, w: (fast(x, w)[0].t().contiguous().t(), x.clone()))
+detaches = _backend(lambda x, w: fast(x.detach(), w.detach()))
+mutates = _backend(_mutating)
+writes_weight = _backend(_writing_weight)
+
+
+def baked_in(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    results = [r.detach() for r in gm(*inputs)]
+    return lambda *_: [r.clone() for r in results]
+
+
+def reuses_memory(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    first, second = torch.empty(40, 50), torch.empty(40, 50)
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        results = fast(x, w)
+        return first.copy_(results[0]), second.copy_(results[1])
+
+    return _ordered(inputs, function)
+
+
+def raises_at_compile(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    raise NotImplementedError("no such chip")
+
+
+def raises_at_third_call(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    calls = []
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("the third call")
+        return fast(x, w)
+
+    return _ordered(inputs, function)
+
+
+def exits(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    os._exit(3)
+
+
+def hangs(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    with open(os.environ["PLANTED_MARK"], "w") as file:
+        file.write("it began")
+    while True:
+        time.sleep(1)
+
+
+def crashes(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return lambda *_: ctypes.string_at(0)

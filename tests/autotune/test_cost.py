@@ -1,0 +1,57 @@
+"""What is learnt from past decisions, and the budget."""
+
+import time
+
+import pytest
+
+from dynamo_backends.autotune.budget import Budget
+from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.report import CandidateReport
+from tests.autotune.test_decisions import decision
+
+
+def row(name: str, compile_s: float, speedup: float | None) -> CandidateReport:
+    ratio = None if speedup is None else (speedup, speedup, speedup)
+    seconds = None if speedup is None else 1 / speedup
+    return CandidateReport(name, "", compile_s, 0.0, seconds, ratio)
+
+
+def learnt(*rows: CandidateReport, times: int = 10) -> CostModel:
+    given = (*rows, CandidateReport("openxla"))
+    return CostModel(decision(ops=100, candidates=given) for _ in range(times))
+
+
+def test_compile_time_grows_with_the_graph():
+    model = learnt(row("a", 10.3, 1.5))
+    assert model.predict("a", 100).compile_s == pytest.approx(10.3)
+    assert model.predict("a", 300).compile_s == pytest.approx(30.3)
+
+
+def test_who_won_before_is_tried_first():
+    model = learnt(row("a", 1, 1.2), row("b", 1, 3.0), row("c", 1, 0.5))
+    assert model.order(["c", "a", "b"], 100) == ["b", "a", "c"]
+
+
+def test_one_that_was_wrong_before_is_tried_last():
+    model = learnt(row("a", 1, 1.2), row("wrong", 1, None))
+    assert model.predict("wrong", 100).chances == pytest.approx(2 / 12)
+    assert model.order(["wrong", "a"], 100) == ["a", "wrong"]
+
+
+def test_one_decision_does_not_outweigh_what_is_known():
+    model = learnt(row("onnxrt", 1, 0.9), times=1)
+    assert 1.2 < model.predict("onnxrt", 10).speedup < 1.5
+
+
+def test_the_budget_counts_time_inside_of_time_once():
+    budget = Budget(100)
+    start = time.perf_counter()
+    with budget.spending():
+        with budget.spending():
+            time.sleep(0.02)
+        inside = budget.left_s
+    spent = time.perf_counter() - start
+    assert 0.02 <= 100 - budget.left_s <= spent
+    assert inside >= budget.left_s
+    time.sleep(0.01)
+    assert 100 - budget.left_s <= spent

@@ -1,0 +1,217 @@
+"""Decisions on disk: found by other processes, ignored when damaged, carried to other machines."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends.autotune.counts import Counts
+from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
+from dynamo_backends.cli.main import main
+from dynamo_backends.report import CandidateReport
+from tests.autotune.planted import Slow
+
+PROGRAM = """
+import json
+import torch
+import dynamo_backends
+from dynamo_backends.autotune.counts import COUNTS
+from tests.autotune.planted import Slow
+
+torch.manual_seed(0)
+model, x = Slow(), torch.ones(40, 50)
+options = {"candidates": ["good", "ts_trace"], "isolate": "off"}
+with torch.no_grad(), dynamo_backends.record() as reports:
+    result = torch.compile(model, backend="autotune", options=options)(x)[0]
+    torch.testing.assert_close(result, model(x)[0])
+names = [row.name for row in reports[0].candidates]
+print(json.dumps([vars(COUNTS), reports[0].chosen, names]))
+"""
+
+
+def decision(key: str = "a" * 64, **more: Any) -> Decision:
+    rows = (CandidateReport("openxla", speedup=(1.5, 1.4, 1.6)), CandidateReport("eager", "slow"))
+    given = {"graph": "inference", "ops": 3, "inputs": ("float32[2]",), "mutated": (1,)}
+    given |= {"candidates": rows, "objective": "latency", "precision": "float32", "created": 5.0}
+    return Decision(key, "openxla", **{**given, **more})
+
+
+@pytest.mark.usefixtures("plant")
+def test_a_second_process_measures_nothing_and_compiles_the_winner_alone(planted_folder: Path):
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join((str(planted_folder), str(root)))
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    (first, chosen, names), (second, chosen_again, names_again) = found
+    assert first["contests"] == 1
+    assert first["compiled"] == 2
+    assert first["samples"] > 0
+    nothing = {"contests": 0, "verified": 0, "samples": 0, "replaced": 0}
+    assert second == {"remembered": 1, "compiled": 1, **nothing}
+    assert chosen == chosen_again == "good"
+    assert sorted(names) == sorted(names_again) == ["eager", "good", "ts_trace"]
+
+
+def tune(**options: Any) -> str:
+    torch._dynamo.reset()
+    options = {"candidates": ["good"], "isolate": "off", **options}
+    model, x = Slow(), torch.ones(40, 50)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        compiled = torch.compile(model, backend="autotune", options=options)
+        torch.testing.assert_close(compiled(x), model(x))
+    return reports[0].chosen
+
+
+def _shorten(path: Path) -> None:
+    path.write_text(path.read_text()[:-40])
+
+
+def _rename_winner(path: Path) -> None:
+    path.write_text(path.read_text().replace('"winner": "openxla"', '"winner": "nobody"'))
+
+
+def _of_another_graph(path: Path) -> None:
+    path.write_text(path.read_text().replace(path.stem, "b" * 64))
+
+
+def _other_format(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1}))
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(b"\x80\x04]\x94.")
+
+
+@pytest.mark.parametrize(
+    "damage", [_shorten, _rename_winner, _of_another_graph, _other_format, _foreign]
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_warning(
+    damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+):
+    Decisions().put(decision())
+    path = Decisions().folder / f"{'a' * 64}.json"
+    assert Decisions().get("a" * 64) == decision()
+    damage(path)
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        assert Decisions().get("a" * 64) is None
+    assert f"ignored an unusable decision of autotune, {path}" in caplog.text
+    assert Decisions().all() == []
+
+
+@pytest.mark.usefixtures("plant")
+def test_a_graph_with_a_damaged_decision_is_tuned_anew(
+    counts: Counts, caplog: pytest.LogCaptureFixture
+):
+    assert tune() == "good"
+    (path,) = Decisions().folder.glob("*.json")
+    _shorten(path)
+    assert tune() == "good"
+    assert "ignored an unusable decision" in caplog.text
+    assert counts.contests == 2
+    assert tune() == "good"
+    assert counts.contests == 2, "it was not written anew"
+
+
+@pytest.mark.usefixtures("plant")
+def test_what_the_decision_depends_on(counts: Counts, monkeypatch: pytest.MonkeyPatch):
+    tune()
+    tune()
+    assert counts.contests == 1
+    tune(objective="throughput")
+    tune(candidates=["good", "wrong_alias"])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    tune()
+    assert counts.contests == 4
+    tune(cache=False)
+    assert counts.contests == 5
+    assert counts.remembered == 1
+
+
+@pytest.mark.usefixtures("plant")
+def test_the_fingerprint_tells_graphs_apart_and_not_weights(counts: Counts):
+    linear, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    for model in (linear, other, nn.Sequential(linear, nn.ReLU())):
+        torch._dynamo.reset()
+        options = {"candidates": ["eager"]}
+        with torch.no_grad():
+            torch.compile(model, backend="autotune", options=options)(torch.ones(2, 4))
+    assert (counts.contests, counts.remembered) == (2, 1)
+
+
+def test_a_decision_survives_json():
+    given = decision()
+    assert Decision.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+
+
+def test_nothing_is_read_from_a_folder_that_others_can_write_to(caplog: pytest.LogCaptureFixture):
+    decisions = Decisions()
+    assert decisions.put(decision())
+    assert decisions.get("a" * 64) == decision()
+    decisions.folder.chmod(0o777)
+    assert decisions.get("a" * 64) is None
+    assert "because others can write to it" in caplog.text
+
+
+def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Decisions().put(decision())
+    Decisions().put(decision("c" * 64, created=9.0))
+    file = tmp_path / "fleet.json"
+    assert main(["cache", "export", str(file)]) == 0
+    assert main(["cache", "clear"]) == 0
+    assert Decisions().all() == []
+    newer = decision("c" * 64, created=10.0)
+    Decisions().put(newer)
+    assert main(["cache", "import", str(file)]) == 0
+    assert "took over 1 decisions, not 1 that are older" in capsys.readouterr().out
+    assert Decisions().all() == [newer, decision()]
+
+
+def test_ls_and_show(capsys: pytest.CaptureFixture[str]):
+    Decisions().put(decision())
+    Decisions().put(decision("ab" * 32))
+    assert main(["cache", "ls"]) == 0
+    listed = capsys.readouterr().out
+    assert "a" * 12 in listed
+    assert "1.50" in listed
+    assert main(["cache", "show", "aaa", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["winner"] == "openxla"
+    assert main(["cache", "show", "aaa"]) == 0
+    assert "slow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("key", "problem"), [("a", "2 decisions begin"), ("f", "no decision")])
+def test_a_key_that_is_not_unique_or_not_there(
+    key: str, problem: str, capsys: pytest.CaptureFixture[str]
+):
+    Decisions().put(decision())
+    Decisions().put(decision("ab" * 32))
+    assert main(["cache", "show", key]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "`dynamo-backends cache ls` shows the 2 keys" in error
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"decisions": [{"format": 0}]}'])
+def test_a_file_that_is_no_export(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    assert main(["cache", "import", str(file)]) == 2
+    assert "Valid is what `dynamo-backends cache export` has written" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""What holds for every backend holds for autotune, whoever is chosen."""
+
+import copy
+import io
+import logging
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_backends
+from dynamo_backends.autotune.counts import Counts
+from dynamo_backends.autotune.progress import showing
+from dynamo_backends.errors import OptionError
+from tests.backend_checks import SEMANTICS, agree
+
+pytestmark = pytest.mark.usefixtures("eager_seems_slow")
+
+
+@pytest.mark.parametrize("name", SEMANTICS)
+def test_semantics(name: str):
+    fn, inputs = SEMANTICS[name]
+    reports = agree("autotune", fn, *inputs(), candidates=("ts_trace",))
+    assert all(r.candidates for r in reports)
+    reasons = [row.reason for r in reports for row in r.candidates]
+    assert {r.chosen for r in reports} == {"ts_trace"}, reasons
+
+
+def test_random_numbers_are_eagers():
+    fn = lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x)  # noqa: E731
+    x = torch.ones(50)
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace", "inductor"))
+    torch.manual_seed(5)
+    compiled = torch.compile(fn, backend=compiler)
+    results, after = compiled(x), torch.rand(1)
+    torch.manual_seed(5)
+    torch.testing.assert_close(results, fn(x))
+    assert torch.equal(after, torch.rand(1)), "tuning must not draw from the user's generator"
+
+
+def test_one_choice_for_all_batch_sizes(counts: Counts):
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))
+    compiled = torch.compile(module, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for batch in (2, 3, 5):
+            x = torch.randn(batch, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    assert counts.contests == 1
+    assert [r.chosen for r in reports] == ["ts_trace"]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+def test_other_objectives(objective: str):
+    module = nn.Linear(8, 16).eval()
+    x = torch.randn(3, 8)
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",), objective=objective)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend=compiler)(x), module(x))
+    (report,) = reports
+    assert report.chosen in ("eager", "ts_trace")
+    if objective == "memory":
+        assert all(row.memory is not None for row in report.candidates)
+
+
+def test_bfloat16_is_admitted_within_its_tolerance_and_only_when_asked_for():
+    module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    x = torch.randn(16, 64)
+    for precision, chosen in (("float32", "eager"), ("bf16", "eager@bf16")):
+        compiler = dynamo_backends.compiler("autotune", candidates=("eager",), precision=precision)
+        torch._dynamo.reset()
+        with dynamo_backends.record() as reports, torch.no_grad():
+            results, expected = torch.compile(module, backend=compiler)(x), module(x)
+        assert [r.chosen for r in reports] == [chosen]
+        assert results.dtype == torch.float32
+        row = reports[0].candidates[0]
+        assert row.error is not None
+        error = float((results - expected).norm() / expected.norm())
+        assert (1e-4 < error < 0.02) if precision == "bf16" else error == 0
+        assert error == pytest.approx(row.error, rel=0.5, abs=1e-6)
+
+
+def test_the_budget_leaves_out_whom_it_cannot_pay_for():
+    module = nn.Linear(8, 16).eval()
+    compiler = dynamo_backends.compiler(
+        "autotune", candidates=("openxla", "ts_trace", "ofi"), budget_s=1e-3
+    )
+    with dynamo_backends.record() as reports, torch.no_grad():
+        torch.compile(module, backend=compiler)(torch.randn(3, 8))
+    rows = {row.name: row for row in reports[0].candidates}
+    assert "openxla" in rows, "the most promising one is tried in any case"
+    assert rows["openxla"].compile_s is not None
+    for name in ("ts_trace", "ofi"):
+        assert rows[name].reason == "not tried: the budget of 0.001 s is spent"
+
+
+def test_what_eager_raises_reaches_the_user(caplog: pytest.LogCaptureFixture):
+    table = nn.Embedding(4, 2)
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))
+    compiled = torch.compile(table, backend=compiler)
+    with (
+        torch.no_grad(),
+        caplog.at_level(logging.WARNING, "dynamo_backends"),
+        pytest.raises(IndexError, match="out of range"),
+    ):
+        compiled(torch.tensor([7]))
+    assert "autotune left a graph to eager: IndexError" in caplog.text
+
+
+def test_inference_mode(counts: Counts):
+    module, x = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)).train(), torch.randn(3, 8)
+    twin = copy.deepcopy(module)
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))
+    with torch.inference_mode(), dynamo_backends.record() as reports:
+        compiled = torch.compile(module, backend=compiler)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), twin(x))
+    assert [r.chosen for r in reports] == ["ts_trace"]
+    for ours, theirs in zip(module.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert counts.contests == 1
+
+
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with showing("a graph") as progress:
+            progress("a graph: compiling openxla")
+        assert ("compiling openxla" in stream.getvalue()) == shown
+
+
+def test_explain_shows_the_candidates():
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval()
+    options = {"candidates": ("ts_trace", "ofi"), "budget_s": 1e-3}
+    with torch.no_grad():
+        explanation = dynamo_backends.explain(
+            module, torch.randn(3, 8), backend="autotune", options=options
+        )
+    ((name, count),) = explanation.chosen
+    assert (name, count) == ("ofi", 1)
+    text = str(explanation)
+    assert "chosen: ofi 1" in text
+    for expected in ("candidate", "why not", "eager", "times as long as ofi", "not tried: the"):
+        assert expected in text
+    rows = explanation.to_dict()["graphs"][0]["reports"][0]["candidates"]
+    assert {row["name"] for row in rows} == {"eager", "ofi", "ts_trace"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"candidates": ("onxrt",)}, "no backend to choose from. Did you mean 'onnxrt'?"),
+        ({"candidates": ("autotune",)}, "no backend to choose from"),
+        ({"budget_s": 0}, "must be more than 0 seconds, not 0"),
+        ({"objective": "speed"}, "one of 'latency', 'throughput', 'memory'"),
+        ({"isolate": True}, "one of 'third-party', 'all', 'off'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, object], text: str):
+    with pytest.raises(OptionError) as info:
+        dynamo_backends.compiler("autotune", **options)
+    assert text in str(info.value)

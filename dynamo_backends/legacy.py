@@ -188,7 +188,7 @@ def entry_points() -> list[str]:
 
 
 # Their own names, which an entry point of theirs takes over once they are there.
-_PLANNED = frozenset({"autotune", "nvfuser", "tensorrt"})
+_PLANNED = frozenset({"nvfuser", "tensorrt"})
 
 
 def document() -> str:

@@ -14,8 +14,10 @@ from dynamo_backends.errors import OptionError, UnknownBackendError
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 
 _OURS: dict[str, str] = {
+    "autotune": "dynamo_backends.autotune.backend:Autotune",
     "inductor_freezing": "dynamo_backends.inductor.backend:InductorFreezing",
     "inductor_max_autotune": "dynamo_backends.inductor.backend:InductorMaxAutotune",
+    "iree": "dynamo_backends.iree.backend:IREE",
     "ltc": "dynamo_backends.lazy.backend:LazyTensorCore",
     "ltc_trace": "dynamo_backends.lazy.backend:LazyTensorCoreTrace",
     "nnc": "dynamo_backends.torchscript.backend:NNC",
@@ -27,6 +29,7 @@ _OURS: dict[str, str] = {
     "openxla": "dynamo_backends.xla.backend:OpenXLA",
     "static_runtime": "dynamo_backends.torchscript.backend:StaticRuntime",
     "ts_trace": "dynamo_backends.torchscript.backend:TsTrace",
+    "tvm": "dynamo_backends.tvm.backend:TVM",
     "ov": "dynamo_backends.openvino.backend:OpenVINO",
 }
 _registered: dict[str, Callable[[], Backend]] = {}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 log = logging.getLogger("dynamo_backends")
 
-Kind = Literal["inference", "forward", "backward"]
+Kind = Literal["inference", "forward", "backward", "step"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,53 @@ class Compilation:
     seconds: float
 
 
+@dataclass(frozen=True)
+class CandidateReport:
+    """One candidate of autotune for one graph.
+
+    Attributes:
+        name: Of the backend; "@bf16" after it says that it computes in bfloat16.
+        reason: Why it was not chosen; empty for the one that was.
+        compile_s: Seconds of compilation and the first call; None if it could not be compiled.
+        error: Root mean square error against float64, relative to the size of the output that is
+            worst; None if it was not verified.
+        seconds: Median of a call, had it run in the same rounds as eager; None if not measured.
+        speedup: Median time of eager over its own, with the 95% confidence interval.
+        memory: Bytes by which the process grew; None unless memory is the objective.
+        graph: What was tuned, if it is more than the report's graph: "training" is the forward
+            and backward graph of one capture together.
+    """
+
+    name: str
+    reason: str = ""
+    compile_s: float | None = None
+    error: float | None = None
+    seconds: float | None = None
+    speedup: tuple[float, float, float] | None = None
+    memory: int | None = None
+    graph: str = ""
+
+    @property
+    def chosen(self) -> bool:
+        """Whether it runs the graph."""
+        return not self.reason
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "CandidateReport":
+        """The reverse of `plain`.
+
+        Raises:
+            ValueError: It is not the dict of a candidate.
+        """
+        names = {f.name for f in fields(cls)}
+        if not isinstance(given, Mapping) or "name" not in given or not names.issuperset(given):
+            raise ValueError("it lists something that is no candidate")
+        values = dict(given)
+        if values.get("speedup") is not None:
+            values["speedup"] = tuple(map(float, values["speedup"]))
+        return cls(**values)
+
+
 @dataclass
 class GraphReport:
     """What became of one captured graph.
@@ -115,6 +162,8 @@ class GraphReport:
         reverted: Why the graph was not compiled in the blocks that the backend could take, and
             what runs it instead; empty if it was.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
+        candidates: With autotune: every candidate and what became of it.
+        chosen: With autotune: the candidate that runs the graph; empty without.
         executable: The compiled graph itself.
     """
 
@@ -136,6 +185,8 @@ class GraphReport:
     compilations: list[Compilation] = field(default_factory=list, repr=False)
     reverted: str = ""
     ops_on_inductor: int = 0
+    candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
+    chosen: str = ""
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +195,12 @@ class GraphReport:
         return {name: plain(getattr(self, name)) for name in names}
 
     def log_fallbacks(self) -> None:
-        """Says, in a line each, if the graph was reverted or anything fell back."""
+        """Says, in a line each, if the graph was reverted or anything fell back.
+
+        Nothing is said of graphs that are compiled on trial (see `apart`).
+        """
+        if _thread.apart is not None:
+            return
         if self.reverted:
             log.warning("%s: one %s graph was reverted: %s", self.backend, self.kind, self.reverted)
         if any(not f.by_design for f in self.fallbacks):
@@ -199,8 +255,32 @@ def record() -> Iterator[list[GraphReport]]:
             _recorders[:] = [r for r in _recorders if r is not reports]
 
 
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.apart: list[GraphReport] | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[list[GraphReport]]:
+    """Collects the reports of this thread, and keeps them from every `record()`.
+
+    For graphs that are compiled on trial.
+    """
+    before, _thread.apart = _thread.apart, []
+    try:
+        yield _thread.apart
+    finally:
+        _thread.apart = before
+
+
 def publish(report: GraphReport) -> None:
     """Hands a report to every active `record()`."""
+    if _thread.apart is not None:
+        _thread.apart.append(report)
+        return
     with _lock:
         for reports in _recorders:
             reports.append(report)

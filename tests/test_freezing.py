@@ -61,11 +61,13 @@ FREEZING: dict[str, Callable[[Any], Any]] = {
     "copying": copying,
     "openxla": vendor("openxla"),
     "onnxrt": vendor("onnxrt"),
+    "iree": vendor("iree"),
     "ov": vendor("ov"),
     "ofi": vendor("ofi"),
     "static_runtime": vendor("static_runtime"),
     "onednn_graph": vendor("onednn_graph"),
     "inductor_freezing": vendor("inductor_freezing"),
+    "tvm": vendor("tvm"),
 }
 
 

@@ -12,6 +12,8 @@ PROGRAMS = (
     "memory",
     "vendor_parity",
     "thread_pools",
+    "training",
+    "autotune",
 )
 
 

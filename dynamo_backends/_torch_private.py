@@ -10,14 +10,21 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.13 run |
 | `torch._dynamo.backends.common.aot_autograd` | 2.13 run |
 | `torch._guards.TracingContext.fw_metadata.static_input_indices` | 2.13 run |
+| `torch._guards.TracingContext.fw_metadata.bw_donated_idxs` | 2.13 run |
+| `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.13 run |
+| `fx.Node.meta["partitioner_tag"]` of joint graphs, `torch._prims.rng_prims` | 2.13 run |
 | `torch._dynamo.utils.same` | 2.13 run |
 | `torch._C._to_dlpack`, `torch._C._from_dlpack`, `torch._C._has_storage` | 2.13 run |
 | `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
 | `torch._ops.OpOverload`, `torch._decomp.core_aten_decompositions` | 2.13 run |
+| `torch._decomp._core_aten_decompositions_post_autograd` | 2.13 run |
 | `torch._ops.HigherOrderOperator`, `OpOverload.has_kernel_for_dispatch_key` | 2.13 run |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.13 run |
 | `torch._guards.detect_fake_mode`, `torch.fx.node.has_side_effect` | 2.13 run |
-| `fx.Node._dynamo_source`, `UntypedStorage._cdata` | 2.13 run |
+| `torch.fx.node._get_qualified_name` | 2.13 run |
+| `fx.Node._dynamo_source`, `UntypedStorage._cdata`, `torch._C._storage_Use_Count` | 2.13 run |
+| `torch._dynamo.utils._metrics_context_tls` | 2.13 run |
+| `fx.Node.meta["tensor_dict"]`, `torch.SymInt.node.hint` | 2.13 run |
 | `torch._inductor.standalone_compile`, `torch.utils.flop_counter.flop_registry` | 2.13 run |
 | `torch._C._dispatch_get_all_op_names`, `_dispatch_has_kernel_for_dispatch_key` | 2.13 run |
 | `torch._subclasses.FakeTensorMode`, `torch._dynamo.utils.counters` | 2.13 run |
@@ -30,6 +37,10 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch._C._jit_set_texpr_fuser_enabled`, `_jit_set_profiling_executor`, ... | 2.13 run |
 | `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.13 run |
 | `torch._inductor.compile`, `torch._guards.tracing`, `TracingContext` | 2.13 run |
+| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.13 run |
+| `torch._dispatch.python.enable_python_dispatcher` | 2.13 run |
+| `torch.compiler._is_compiling_flag`, `torch._inductor.compile_fx.compile_fx_inner` | 2.13 run |
+| `torch._subclasses.fake_tensor.FakeTensor`, `FakeTensorMode.from_tensor` | 2.13 run |
 """
 
 import contextlib
@@ -45,6 +56,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
 from torch._prims_common import elementwise_dtypes
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
@@ -76,6 +88,49 @@ def static_input_indices() -> Collection[int]:
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
 
 
+def keep_saved_tensors() -> None:
+    """Inside an AOT Autograd callback: says that the backward graph overwrites no saved tensor.
+
+    AOT Autograd offers saved tensors to the compiler as scratch memory, and forbids
+    `retain_graph=True` because of it.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # one list, that several records of the graph share
+
+
+def partition_function(name: str) -> Callable[..., Any]:
+    """AOT Autograd's splitting of a joint graph: "default" or "min_cut"."""
+    from torch._functorch import partitioners
+
+    functions: dict[str, Callable[..., Any]] = {
+        "default": partitioners.default_partition,
+        "min_cut": partitioners.min_cut_rematerialization_partition,
+    }
+    return functions[name]
+
+
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def mark_as_backward(node: fx.Node) -> None:
+    """Says that a node of a joint graph belongs to the backward pass."""
+    node.meta = {**node.meta, "partitioner_tag": "is_backward"}
+
+
+def checkpoint_draws() -> tuple[Any, Any]:
+    """The operators with which a checkpoint draws and saves the generator's state; and redraws."""
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    return run_and_save_rng_state, run_with_rng_state
+
+
 def dynamo_input_index(placeholder: fx.Node) -> int | None:
     """Which of Dynamo's inputs a placeholder of an AOT graph is; None if it is none of them."""
     return getattr(placeholder.meta.get("desc"), "idx", None) if is_plain(placeholder) else None
@@ -98,6 +153,67 @@ def dynamo_source_name(placeholder: fx.Node) -> str | None:
     return source.name if source is not None else None
 
 
+def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph of Dynamo's, with what AOT Autograd knows of its inputs."""
+    nodes: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(captured.graph, nodes))
+    graph.output_node().meta = dict(captured.graph.output_node().meta)
+    for node, copied in nodes.items():
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source
+    result = fx.GraphModule(captured, graph)
+    for name, value in vars(captured).items():
+        if name not in vars(result):
+            setattr(result, name, value)
+    result.meta.update(captured.meta)
+    return result
+
+
+def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
+    """Which inputs of a graph of Dynamo's are parameters and buffers."""
+    return frozenset(
+        i
+        for i, node in enumerate(captured.graph.find_nodes(op="placeholder"))
+        if node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    )
+
+
+@contextlib.contextmanager
+def apart_from_compilation() -> Iterator[None]:
+    """Inside a backend called by Dynamo: as if no compilation were going on in this thread.
+
+    Dynamo counts a compilation's metrics; a backward graph that is compiled meanwhile, which is a
+    compilation of its own, would overwrite them, and torch forbids that.
+    """
+    from torch._dynamo import utils
+
+    local: Any = getattr(utils, "_metrics_context_tls", None)
+    current: Any = getattr(local, "metrics_context", None)
+    if current is None:
+        yield
+        return
+    local.metrics_context = type(current)(on_exit=lambda *_: None)
+    try:
+        yield
+    finally:
+        local.metrics_context = current
+
+
+def concrete(value: Any) -> Any:
+    """A symbolic number as it is in the call that is compiled; anything else as it is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    return value
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Under which name a function that a graph calls can be imported: "torch.conv2d"."""
+    from torch.fx.node import _get_qualified_name
+
+    return _get_qualified_name(function)
+
+
 def storage_id(tensor: Tensor) -> int | None:
     """What two tensors have in common that share memory, also fake ones, which have no address.
 
@@ -107,6 +223,11 @@ def storage_id(tensor: Tensor) -> int | None:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors share a storage; `storage` itself, a Python object, is not counted."""
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def is_plain(placeholder: fx.Node) -> bool:
@@ -224,6 +345,17 @@ def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> b
 
 
 @functools.cache
+def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """torch's core ATen decompositions, but for composite operators.
+
+    Tracing replaces those anyway; looking for them among all operators takes 0.3 seconds.
+    """
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    table: Any = _core_aten_decompositions_post_autograd()
+    return dict(table)
+
+
 def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Every decomposition that torch has, the core ones first."""
     from torch._decomp import decomposition_table
@@ -237,6 +369,86 @@ def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.Gra
     from torch.fx.experimental.proxy_tensor import make_fx as trace
 
     return trace(fn, decomposition_table=decompositions)
+
+
+@contextlib.contextmanager
+def compiling(answer: bool) -> Iterator[None]:
+    """Inside: what `torch.compiler.is_compiling()` says, in all threads."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = answer
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside: calls run on fake tensors, and `torch.compiler.is_compiling()`."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with compiling(True), mode, enable_python_dispatcher(), keep_unused_draws():
+        yield
+
+
+def functionalized(
+    gm: fx.GraphModule, fakes: Sequence[Any], decompositions: Any
+) -> tuple[fx.GraphModule, dict[int, int]]:
+    """A graph without writes to memory, out of one that writes to its inputs.
+
+    Args:
+        gm: An ATen graph.
+        fakes: One fake tensor per placeholder.
+        decompositions: Applied while tracing.
+
+    Returns:
+        The graph, whose first outputs are new contents of inputs, and for each of these the
+        position of the input.
+    """
+    from torch._functorch.aot_autograd import aot_export_module
+
+    exported: Any = aot_export_module(
+        gm, list(fakes), trace_joint=False, decompositions=decompositions
+    )
+    traced, signature = exported
+    places = {name: i for i, name in enumerate(signature.user_inputs)}
+    updates = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    outputs: Any = traced.graph.output_node().args[0]
+    order = {node.name: i for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
+    return traced, {order[out]: places[target] for out, target in updates.items()}
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What Inductor wants decomposed while a graph is traced; calls that draw stay as they are."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with keep_unused_draws():
+        return select_decomp_table()
+
+
+def compile_step_with_inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[[list[Tensor]], Sequence[Any]]:
+    """Compiles a functional graph of a whole step, decomposed as Inductor wants it.
+
+    Args:
+        gm: The graph.
+        inputs: One fake tensor per placeholder, all of one mode.
+
+    Returns:
+        A function that takes a list of inputs, and clears it.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    mode = detect_fake_mode(list(inputs))
+    context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
+    with torch.no_grad(), context[0], context[1], context[2]:
+        joint_graph_passes(gm)
+        compiled: Any = compile_fx_inner(gm, list(inputs))
+    return lambda args: compiled(args)
 
 
 def onnx_registry(opset: int) -> Any:
@@ -464,16 +676,25 @@ def compile_frozen_with_inductor(
 
 __all__ = [
     "ELEMENTWISE_PROMOTION",
+    "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "all_decompositions",
     "all_operator_names",
     "aot_autograd",
+    "apart_from_compilation",
+    "captured_static_inputs",
+    "checkpoint_draws",
     "compile_frozen_with_inductor",
+    "compile_step_with_inductor",
     "compile_with_inductor",
+    "compiling",
     "composite_names",
+    "concrete",
+    "copy_captured",
     "core_aten_decompositions",
+    "core_decompositions",
     "counts_flops",
     "described_input_index",
     "detect_fake_mode",
@@ -483,14 +704,19 @@ __all__ = [
     "dynamo_source_name",
     "elementwise_dtypes",
     "from_dlpack",
+    "function_name",
+    "functionalized",
     "has_llvm",
     "has_onednn_graph",
     "has_side_effect",
     "has_storage",
+    "inductor_decompositions",
     "is_composite",
+    "is_of_backward",
     "is_plain",
     "is_tangent",
     "jit",
+    "keep_saved_tensors",
     "keep_unused_draws",
     "lazy_fallbacks",
     "lazy_graph",
@@ -498,6 +724,7 @@ __all__ = [
     "lazy_run",
     "lazy_sync",
     "lookup_backend",
+    "mark_as_backward",
     "mutated_input_index",
     "mutated_input_indices",
     "onnx_call",
@@ -505,6 +732,7 @@ __all__ = [
     "onnx_placeholder",
     "onnx_registry",
     "output_index",
+    "partition_function",
     "promote_types",
     "same",
     "script_function",
@@ -513,7 +741,9 @@ __all__ = [
     "static_input_indices",
     "static_module",
     "storage_id",
+    "storage_users",
     "to_dlpack",
     "torchscript_fuser",
+    "tracing_a_step",
     "updated_inputs",
 ]

@@ -81,6 +81,9 @@ def compile_captured(
     """
     require_available(backend)
     number = next(_captures)
+    taken = backend.take(captured, example_inputs, options, number)
+    if taken is not None:
+        return taken
     facts = inspect_captured(captured)
 
     def compile_graph(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
@@ -92,7 +95,7 @@ def compile_captured(
         return CompiledGraph(backend, normalized, options, report)
 
     table = decompositions(keep=frozenset(backend.keeps(options)))
-    return compile_functional(captured, example_inputs, compile_graph, table)
+    return compile_functional(captured, example_inputs, compile_graph, table, options.partitioner)
 
 
 def require_available(backend: Backend) -> None:
@@ -178,6 +181,21 @@ class CompiledGraph:
         report.compile_seconds += seconds
         executables, hits = report.executables - before[0], report.cache_hits - before[1]
         report.compilations.append(Compilation(shapes, executables, hits, seconds))
+
+
+def build_program(backend: Backend, graph: Graph, options: Options, report: GraphReport) -> Program:
+    """Partitions a graph and compiles its blocks.
+
+    Args:
+        backend: What compiles them.
+        graph: With static shapes, after all passes.
+        options: Of the backend.
+        report: Gets what became of the graph.
+
+    Raises:
+        FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
+    """
+    return _ProgramBuilder(backend, graph, (), options, report).build()
 
 
 class _ProgramBuilder:
@@ -278,6 +296,7 @@ class _ProgramBuilder:
         if mark not in self._compiled:
             # A copy: whatever the backend does to it, eager can fall back to the original.
             self._compiled[mark] = self._load(mark, graph.copy())
+            self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]
 

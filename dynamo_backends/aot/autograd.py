@@ -12,6 +12,8 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.partition import partition_with
+from dynamo_backends.aot.recurrent import recurrent_dropout
 from dynamo_backends.report import Kind
 
 GraphCompiler = Callable[[fx.GraphModule, Kind], Callable[[list[Any]], Sequence[Any]]]
@@ -22,6 +24,7 @@ def compile_functional(
     example_inputs: Sequence[Any],
     compile_graph: GraphCompiler,
     decompositions: dict[Any, Callable[..., Any]],
+    partitioner: str = "default",
 ) -> Callable[..., Any]:
     """Splits a captured graph and compiles each functional graph of it.
 
@@ -30,6 +33,9 @@ def compile_functional(
         example_inputs: Dynamo's inputs, real tensors.
         compile_graph: Makes a boxed callable (list in, sequence out) of one functional graph.
         decompositions: Applied while tracing.
+        partitioner: How forward and backward are told apart: "default" or "min_cut" (see
+            `Options.partitioner`). Where `torch.utils.checkpoint` was used, both compute again
+            what it names.
 
     Returns:
         What Dynamo calls in place of the captured graph.
@@ -37,6 +43,7 @@ def compile_functional(
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            private.keep_saved_tensors()
             with torch.no_grad():
                 run = compile_graph(gm, kind)
 
@@ -53,6 +60,7 @@ def compile_functional(
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         decompositions=decompositions,
+        partition_fn=partition_with(partitioner),
     )
-    with private.keep_unused_draws():
+    with private.keep_unused_draws(), recurrent_dropout(captured):
         return backend(captured, example_inputs)

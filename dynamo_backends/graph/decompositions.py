@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import OpOverload, core_aten_decompositions
+from dynamo_backends._torch_private import OpOverload, core_decompositions
 from dynamo_backends.graph.random import dropout
 
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
 
-@functools.cache
-def _core() -> dict[OpOverload, Callable[..., Any]]:
-    return dict(core_aten_decompositions())
+_core = functools.cache(core_decompositions)
 
 
 def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:

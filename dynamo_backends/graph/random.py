@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import has_side_effect
+from dynamo_backends._torch_private import FakeTensor, has_side_effect
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
 
@@ -41,6 +41,39 @@ def draw(
     return result
 
 
+@has_side_effect
+def generator_state(device: torch.device) -> Tensor:
+    """The state of torch's generator at this moment, for `redraw`."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator that draws, with the generator as it was; it is left as it is.
+
+    Args:
+        state: From `generator_state`.
+        draws: The operator; its arguments follow.
+        args: Positional ones; the first is a tensor on the generator's device.
+        kwargs: The others.
+    """
+    if isinstance(state, FakeTensor):
+        return draws(*args, **kwargs)
+    on_cuda = args[0].device.type == "cuda"
+    read, write = (
+        (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
+        if on_cuda
+        else (torch.get_rng_state, torch.set_rng_state)
+    )
+    before = read()
+    write(state)
+    try:
+        return draws(*args, **kwargs)
+    finally:
+        write(before)
+
+
 def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """A decomposition of `aten.native_dropout` that gives the bits of eager's dropout on a CPU.
 
@@ -60,7 +93,7 @@ def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws from torch's generator, with the arguments that it has."""
-    if node.target is draw:
+    if node.target in (draw, redraw, generator_state):
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False

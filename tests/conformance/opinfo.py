@@ -101,10 +101,8 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
     torch.manual_seed(0)
     with warnings.catch_warnings(), silenced(*NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
-        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
-        step = -(-len(samples) // limit) if limit and samples else 1
-        samples = samples[::step]
-        size = _group_size(op)
+        samples = choose(list(op.sample_inputs("cpu", dtype, requires_grad=False)), limit)
+        size = group_size(op)
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
             if not _native_together(op, group, compiler, outcome):
@@ -115,7 +113,13 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
     return outcome
 
 
-def _group_size(op: OpInfo) -> int:
+def choose(samples: list[Any], limit: int | None) -> list[Any]:
+    """At most so many samples, spread over all of them."""
+    step = -(-len(samples) // limit) if limit and samples else 1
+    return samples[::step]
+
+
+def group_size(op: OpInfo) -> int:
     return 1 if op.name in INDICES_ALONG else TOGETHER
 
 
@@ -202,14 +206,19 @@ def _run_sample(call: _Call, compiler: Any, outcome: Outcome) -> None:
             results = _compile_sample(call, compiler, outcome)
         except Exception as error:
             outcome.status = "crash"
-            outcome.reasons[f"{type(error).__name__}: {_headline(error)}"] += 1
+            outcome.reasons[f"{type(error).__name__}: {headline(error)}"] += 1
             return
     wrong = _judge(call, expected, results)
     if wrong is not None and _judge(call, call.compiled("aot_eager"), results) is not None:
         # Else Dynamo itself rewrote the operator into a less exact form.
         outcome.status = "wrong"
-        outcome.reasons = Counter({f"{wrong} ({_describe(call.samples[0])})": 1})
+        outcome.reasons = Counter({f"{wrong} ({describe(call.samples[0])})": 1})
         return
+    note_fallbacks(outcome, reports)
+
+
+def note_fallbacks(outcome: Outcome, reports: Sequence[dynamo_backends.GraphReport]) -> None:
+    """Adds what ran in eager to an outcome that is right."""
     for report in reports:
         for fallback in report.fallbacks:
             outcome.reasons[f"{fallback.op}: {fallback.reason}"] += 1
@@ -232,7 +241,7 @@ def _compile_sample(call: _Call, compiler: Any, outcome: Outcome) -> list[Any]:
     except Exception as error:
         if not _fails_in_torch(call):
             raise
-        outcome.reasons[f"Dynamo does not capture it whole: {_headline(error)}"] += 1
+        outcome.reasons[f"Dynamo does not capture it whole: {headline(error)}"] += 1
     return call.compiled(compiler)
 
 
@@ -258,9 +267,9 @@ def _judge(call: _Call, expected: list[Any], results: list[Any]) -> str | None:
     if name in UNINITIALISED:
         expected, results = _shapes(expected), _shapes(results)
         return None if expected == results else f"{results} instead of {expected}"
-    expected, results = _dense(expected), _dense(results)
-    precise = _eager(call, [_widen(x) for x in call.flat])
-    precise = expected if precise is None else _dense(precise)
+    expected, results = dense(expected), dense(results)
+    precise = _eager(call, [widen(x) for x in call.flat])
+    precise = expected if precise is None else dense(precise)
     if [getattr(p, "shape", None) for p in precise] != [
         getattr(e, "shape", None) for e in expected
     ]:
@@ -271,7 +280,7 @@ def _judge(call: _Call, expected: list[Any], results: list[Any]) -> str | None:
             [*values, _named(call.samples[0], name, index)]
             for *values, index in (expected, results, precise)
         )
-        precise = [_widen(x) for x in precise]
+        precise = [widen(x) for x in precise]
     return difference(expected, results, precise)
 
 
@@ -287,7 +296,7 @@ _WIDER = {
 }
 
 
-def _widen(value: Any) -> Any:
+def widen(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return _WIDER.get(value, value)
     if isinstance(value, torch.Tensor):
@@ -295,7 +304,7 @@ def _widen(value: Any) -> Any:
     return value
 
 
-def _dense(values: list[Any]) -> list[Any]:
+def dense(values: list[Any]) -> list[Any]:
     return [
         x.to_dense() if isinstance(x, torch.Tensor) and x.layout is not torch.strided else x
         for x in values
@@ -306,11 +315,11 @@ def _shapes(values: list[Any]) -> list[Any]:
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
 
 
-def _describe(sample: Any) -> str:
+def describe(sample: Any) -> str:
     text = str(sample.summary()).replace("\n", " ")
     return text if len(text) < 300 else text[:300] + "..."
 
 
-def _headline(error: BaseException) -> str:
+def headline(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else "")[:160]

@@ -23,6 +23,22 @@ what it captured is what counts.
 
 """
 
+GRADIENTS = """# Gradients of operators: PyTorch's own database through {backend}
+
+Made by `make conformance` with torch {torch} and {vendor} on the CPU. Every operator of
+`torch.testing._internal.common_methods_invocations.op_db` that has gradients on the CPU is compiled
+with `torch.compile(backend="{backend}")` on {samples}. Its differentiable results, and the
+gradients of all inputs for random incoming gradients, are compared with eager's: in float32 by
+`torch._dynamo.utils.same` against a float64 reference, in float64 to 1e-9 of each tensor's largest
+element.
+
+- **native**: forward and backward of every sample ran whole on the backend.
+- **fallback**: right, with at least one part of one sample in eager, or torch.compile itself cannot
+  compile a sample, with any backend.
+- **wrong**, **crash**: gradients that are not as accurate as eager's, or an error.
+
+"""
+
 
 def native_share(outcomes: Sequence[Outcome], dtype: str) -> float:
     """The share of a dtype's operators that ran without any fallback."""
@@ -35,6 +51,7 @@ def render(
     backend: str = "openxla",
     vendor: str = "jax",
     limit: int | None = None,
+    head: str = _HEAD,
 ) -> str:
     """The whole document.
 
@@ -43,18 +60,19 @@ def render(
         backend: Which one ran them.
         vendor: The package behind it, whose version is told.
         limit: How many samples of each were run at most.
+        head: What stands above the tables, with the names of the settings in braces.
     """
     by_dtype: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.samples:
             by_dtype[outcome.dtype].append(outcome)
-    head = {
+    settings = {
         "backend": backend,
         "torch": torch.__version__.split("+")[0],
         "vendor": f"{vendor} {importlib.metadata.version(vendor)}",
         "samples": f"at most {limit} of its sample inputs" if limit else "its sample inputs",
     }
-    lines = [_HEAD.format(**head)]
+    lines = [head.format(**settings)]
     lines.append(
         "| dtype | operators | samples | native | fallback | wrong | crash | native share |"
     )

@@ -46,6 +46,8 @@ class Row(NamedTuple):
 BACKENDS = {
     "openxla": Row("conformance.md", "jax", 0.85, 1),
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.60, 24),
+    "tvm": Row("conformance-tvm.md", "apache-tvm", 0.50, 48),
+    "iree": Row("conformance-iree.md", "iree-base-compiler", 0.50, 96),
 }
 
 

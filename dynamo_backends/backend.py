@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor, fx
 
     from dynamo_backends._torch_private import OpOverload
+    from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.report import GraphReport
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Options:
             than they save (see `graph.fragments`): run all of it in eager, compile it with
             Inductor, or keep the blocks.
         max_executables: With dynamic shapes: how many concrete shapes stay compiled.
+        partitioner: For training. "default" saves what the backward graph reads of the forward;
+            "min_cut" saves less and computes cheap values again, as Inductor does.
     """
 
     fallback: Literal["eager", "error"] = "eager"
@@ -88,6 +92,7 @@ class Options:
     keep_in_eager: tuple[str, ...] = ()
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
+    partitioner: Literal["default", "min_cut"] = "default"
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
@@ -193,6 +198,9 @@ class Executable(ABC):
             others must share memory with the given tensors, and are watched for a new address.
         """
 
+    def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
+        """Gives it the report of its graph, for what turns out only when it is called."""
+
     def dump(self) -> dict[str, bytes] | None:
         """What must be kept on disk to `Backend.load` it in another process; None: cannot be."""
         return None
@@ -232,6 +240,33 @@ class Backend(ABC):
             LoweringError: One node cannot be lowered after all; it will run in eager.
             CompileError: The whole graph cannot be compiled; all of it will run in eager.
         """
+
+    def take(
+        self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int
+    ) -> Callable[..., Any] | None:
+        """Compiles what Dynamo captured without the pipeline; None: leaves it to the pipeline.
+
+        Args:
+            captured: Dynamo's torch-level graph.
+            example_inputs: Its inputs, real tensors.
+            options: An instance of `Options`.
+            number: Of the captured graph, for reports.
+        """
+        return None
+
+    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram":
+        """Compiles a whole training step, all of whose calls are supported (see `compile_step`).
+
+        By default what the step updates is computed apart and copied to where it belongs. A
+        backend that can write over its inputs does better here.
+
+        Raises:
+            LoweringError: One node cannot be lowered after all.
+            CompileError: The graph cannot be compiled.
+        """
+        from dynamo_backends.aot.step.programs import CopyingProgram
+
+        return CopyingProgram(graph, self.compile(graph, options).bind(())[0])
 
     def keeps(self, options: Any) -> Collection["OpOverload"]:
         """Composite operators to be handed over whole instead of decomposed."""

@@ -28,6 +28,9 @@ class Role(enum.Enum):
     SAVED = "saved"  # handed from the forward to the backward graph
     SYMBOL = "symbol"  # a symbolic integer
     INTERMEDIATE = "intermediate"  # made by another part of the same captured graph
+    OPTIMIZER_STATE = "optimizer state"  # these three: of whole training steps only
+    GRADIENT = "gradient"
+    HYPERPARAMETERS = "hyperparameters"
 
 
 WEIGHT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
@@ -41,11 +44,14 @@ class Input:
         name: Name of the placeholder.
         role: What it is.
         frozen: The backend may prepare its value once (see `Options.freezing`).
+        updated_by: Position of the output that takes its place in a "step" graph: the input's
+            memory is donated to it. None: the input stays as it is.
     """
 
     name: str
     role: Role
     frozen: bool = False
+    updated_by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Graph:
 
     Attributes:
         module: Holds the FX graph.
-        kind: "inference", "forward" or "backward".
+        kind: "inference", "forward" or "backward"; "step" for a whole training step.
         inputs: One entry per placeholder, in order.
     """
 

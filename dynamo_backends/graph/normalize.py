@@ -38,7 +38,7 @@ def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
     """
     module = fx.GraphModule(gm, copy_graph(gm.graph))
     inputs = [Input(p.name, _role(p, kind, gm.graph)) for p in _placeholders(module.graph)]
-    constants = _lift_constants(module)
+    constants = lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
     drop_dead(module.graph)
     module.recompile()
@@ -68,7 +68,7 @@ def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph) -> Role:
     return Role.PARAMETER if value.is_floating_point() and value.requires_grad else Role.BUFFER
 
 
-def _lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
+def lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
     """Replaces tensor attributes by placeholders after the existing ones; equal ones by one."""
     constants: dict[str, Tensor] = {}
     lifted: dict[int, fx.Node] = {}

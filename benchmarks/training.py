@@ -1,0 +1,206 @@
+"""Training steps of eight models: one graph per step against eager and against split graphs.
+
+    python benchmarks/training.py
+    python benchmarks/training.py --models resnet18 bert --rounds 10 --json training.json
+
+Measured interleaved: eager; torch.compile with Inductor; torch.compile with openxla, which makes a
+forward and a backward graph and leaves the update to eager; and `compile_step` with openxla and
+with Inductor, which make one graph of all of it. The optimizer is AdamW in float32.
+"""
+
+import argparse
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import dynamo_backends
+from dynamo_backends import bench
+from dynamo_backends.bench.suites import call
+
+MODELS = {
+    "resnet18": "classic", "resnet50": "classic", "mobilenet_v2": "classic", "bert": "classic",
+    "vit_s_16": "classic", "squeezenet1_1": "classic", "gpt2": "transformers", "lstm": "recurrent",
+}  # fmt: skip
+"""Model to suite; gpt2 has a small vocabulary, as a model of characters has."""
+
+EAGER = "eager"
+SPLIT = {"inductor": "torch.compile inductor", "openxla": "torch.compile openxla"}
+WHOLE = {"inductor": "compile_step inductor", "openxla": "compile_step openxla"}
+COLUMNS = (EAGER, *SPLIT.values(), *WHOLE.values())
+
+
+@dataclass
+class Row:
+    """One model.
+
+    Attributes:
+        name: The model.
+        milliseconds: Median of a step, by column.
+        errors: Why a column has no time.
+        losses: After the warm-up, by column: they must agree.
+    """
+
+    name: str
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, over: str, of: Sequence[str]) -> float | None:
+        """How much faster the best of some columns is than another column."""
+        best = min((self.milliseconds[c] for c in of if c in self.milliseconds), default=None)
+        if best is None or over not in self.milliseconds:
+            return None
+        return self.milliseconds[over] / best
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a column failed or a loss differs."""
+    settings = parse(arguments)
+    console = bench.make_console()
+    unknown = [name for name in settings.models if name not in MODELS]
+    if unknown:
+        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
+        return 2
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    rows = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(settings.models) * (len(COLUMNS) + settings.rounds))
+        for name in settings.models:
+
+            def note(what: str, name: str = name) -> None:
+                progress.update(task, description=f"{name}: {what}", advance=1)
+
+            rows.append(measure(name, settings, note))
+            torch.compiler.reset()
+            gc.collect()
+    console.print(table(rows))
+    wrong = print_summary(rows, console)
+    if settings.json:
+        records = [vars(row) for row in rows]
+        Path(settings.json).write_text(json.dumps(records, indent=1), encoding="utf-8")
+    return 1 if wrong else 0
+
+
+def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:
+    """Makes every kind of step of a model, checks that losses agree, and times them."""
+    case = bench.find_cases(bench.suite(MODELS[name], settings.scale, settings.batch), [name])[0]
+    row, steps = Row(name), {}
+    for column in COLUMNS:
+        note(f"making {column}")
+        try:
+            step = make_step(case, column)
+            row.losses[column] = [step().item() for _ in range(3)][-1]
+            steps[column] = step
+        except Exception as error:
+            row.errors[column] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    timings = bench.compare(
+        steps,
+        baseline=EAGER,
+        rounds=settings.rounds,
+        warmup=1,
+        on_round=lambda: note("measuring"),
+    )
+    for column, timing in timings.items():
+        row.milliseconds[column] = timing.median * 1e3
+    return row
+
+
+def make_step(case: bench.ModelCase, column: str) -> Callable[[], Tensor]:
+    """A function without arguments that trains a model of its own by one step."""
+    model, batch = case.make().train(), case.inputs()
+    for module in model.modules():
+        for name in ("p", "dropout_prob"):  # so that losses can be compared
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def loss_of(forward: Callable[..., Any]) -> Tensor:
+        leaves = [x for x in pytree.tree_leaves(call(forward, batch)) if isinstance(x, Tensor)]
+        return sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
+
+    kind, _, backend = column.partition(" ")
+    compiler: Any = "inductor" if backend == "inductor" else dynamo_backends.compiler("openxla")
+    forward: Any = torch.compile(model, backend=compiler) if kind == "torch.compile" else model
+
+    def step() -> Tensor:
+        loss = loss_of(forward)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    if kind == "compile_step":
+        return dynamo_backends.compile_step(step, model=model, optimizer=optimizer, backend=backend)
+    return step
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Medians in milliseconds, and what one graph per step gains."""
+    found = Table(title="training steps, milliseconds (medians)")
+    found.add_column("model")
+    for column in (*COLUMNS, "best one graph / eager", "/ inductor"):
+        found.add_column(column, justify="right")
+    for row in rows:
+        times = [
+            f"{row.milliseconds[c]:.1f}" if c in row.milliseconds else "failed" for c in COLUMNS
+        ]
+        ratios = [row.ratio(c, list(WHOLE.values())) for c in (EAGER, SPLIT["inductor"])]
+        found.add_row(row.name, *times, *("" if r is None else f"{r:.2f}" for r in ratios))
+    return found
+
+
+def print_summary(rows: Sequence[Row], console: Console) -> bool:
+    """Prints means, errors and wrong losses; returns whether there were errors or wrong losses."""
+    questions = {
+        "the better compile_step over eager": (EAGER, list(WHOLE.values())),
+        "the better compile_step over torch.compile inductor": (
+            SPLIT["inductor"],
+            list(WHOLE.values()),
+        ),
+        "compile_step openxla over torch.compile openxla": (SPLIT["openxla"], [WHOLE["openxla"]]),
+        "compile_step inductor over torch.compile inductor": (
+            SPLIT["inductor"],
+            [WHOLE["inductor"]],
+        ),
+    }
+    for text, (over, of) in questions.items():
+        ratios = [r for row in rows if (r := row.ratio(over, of)) is not None]
+        if ratios:
+            console.print(f"{text}: geometric mean [bold]{bench.geometric_mean(ratios):.2f}[/]")
+    wrong = False
+    for row in rows:
+        for column, error in row.errors.items():
+            wrong = True
+            console.print(f"[red]{row.name}, {column}:[/] {error}", markup=True)
+        expected = row.losses.get(EAGER, 0.0)
+        for column, loss in row.losses.items():
+            if abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
+                wrong = True
+                console.print(f"[red]{row.name}, {column}: loss {loss} instead of {expected}[/]")
+    return wrong
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(MODELS))
+    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15, help="samples of each")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""Which backends take whole steps, and how: one row each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.backend import Backend, Options
+from dynamo_backends.errors import DynamoBackendsError, OptionError, StepCaptureError
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.pipeline import require_available
+from dynamo_backends.registry import get_backend
+
+
+@dataclass(frozen=True)
+class StepBackend:
+    """How a backend compiles steps.
+
+    Attributes:
+        name: Its name.
+        decompositions: What is decomposed while tracing.
+        compile: Makes a program of a graph with static shapes.
+    """
+
+    name: str
+    decompositions: Mapping[Any, Callable[..., Any]]
+    compile: Callable[[Graph], StepProgram]
+
+
+def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
+    """The way of a backend with steps.
+
+    Args:
+        name: One of torch's own that have a row in `_TORCHS`, or one of `get_backend`.
+        options: Of a backend of this package.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        BackendUnavailableError: It cannot run here.
+        OptionError: An option is wrong.
+    """
+    if name in _TORCHS:
+        if options:
+            raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
+        return _TORCHS[name]()
+    backend = get_backend(name)
+    require_available(backend)
+    parsed = backend.Options.parse(dict(options or {}), name)
+    table = decompositions(keep=frozenset(backend.keeps(parsed)))
+    return StepBackend(name, table, lambda graph: _compile(backend, parsed, graph))
+
+
+def _eager() -> StepBackend:
+    def compile_graph(graph: Graph) -> StepProgram:
+        module = graph.module
+        return CopyingProgram(graph, lambda inputs: module(*inputs))
+
+    return StepBackend("aot_eager", {}, compile_graph)
+
+
+def _inductor() -> StepBackend:
+    from dynamo_backends.inductor.steps import compile_step_graph
+
+    return StepBackend("inductor", private.inductor_decompositions(), compile_step_graph)
+
+
+_TORCHS: dict[str, Callable[[], StepBackend]] = {
+    "eager": _eager,
+    "aot_eager": _eager,
+    "inductor": _inductor,
+}
+
+
+def _compile(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+    backend.prepare(graph, options)
+    _check_supported(backend, options, graph)
+    try:
+        return backend.compile_step(graph.copy(), options)
+    except DynamoBackendsError as error:
+        raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
+
+
+def _check_supported(backend: Backend, options: Options, graph: Graph) -> None:
+    for node in graph.calls:
+        support = _supports(backend, options, node)
+        if support is not None:
+            where = source_line(node)
+            raise StepCaptureError(
+                f"{backend.name} cannot run {node.target} in a step: {support}"
+                + (f" (called at {where})" if where else "")
+                + '. Use another backend ("inductor", "aot_eager"), or pass fallback="split" to '
+                "run such operators in eager between compiled parts."
+            )
+
+
+def _supports(backend: Backend, options: Options, node: fx.Node) -> str | None:
+    import operator
+
+    if node.target is operator.getitem:
+        return None
+    support = backend.supports(node, options)
+    return None if support else support.reason

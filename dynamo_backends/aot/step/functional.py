@@ -1,0 +1,128 @@
+"""From a recorded step to a graph in normal form: one output per thing that the step changes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.capture import WHAT_TO_DO, Recording
+from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.graph.graph import Graph, Input, Role, copy_graph, drop_dead, source_line
+from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import PROPAGATE
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A whole training step in normal form.
+
+    Attributes:
+        graph: Of the kind "step". Outputs are first the new contents of inputs, in the order of
+            these inputs (see `Input.updated_by`), then what the step returns or leaves behind.
+        constants: One tensor per input of role CONSTANT at the end of the inputs.
+        results: Position of the first of the other outputs.
+        recording: What it was made of.
+    """
+
+    graph: Graph
+    constants: tuple[Tensor, ...]
+    results: int
+    recording: Recording
+
+
+def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
+    """Takes the writes out of a recorded step and brings it into normal form.
+
+    Args:
+        recording: From `capture.record`.
+        decompositions: Applied while tracing.
+    """
+    # Not as attributes: AOT Autograd would make them inputs in an order of its own.
+    recorded = lift_constants(recording.module)
+    recording.module.recompile()
+    mode = private.detect_fake_mode(list(recording.fakes))
+    assert mode is not None
+    with torch.no_grad(), private.keep_unused_draws():
+        fakes = [f.detach() for f in recording.fakes]
+        fakes += [mode.from_tensor(c, static_shapes=True) for c in recorded.values()]
+        bare = fx.GraphModule(torch.nn.Module(), recording.module.graph)
+        traced, updates = private.functionalized(bare, fakes, decompositions)
+    _check_effects(traced.graph)
+    module = fx.GraphModule(traced, copy_graph(traced.graph))
+    updates = _add_rebound(module, updates, recording)
+    places = _order_updates(module, updates, recording)
+    made = lift_constants(module)  # by decompositions
+    _fake_constants(module, len(made), mode)
+    constants = (*recorded.values(), *made.values())
+    drop_dead(module.graph)
+    module.recompile()
+    names = [p.name for p in module.graph.find_nodes(op="placeholder")]
+    roles = [*recording.roles, *(Role.CONSTANT for _ in constants)]
+    inputs = [
+        Input(name, role, updated_by=places.get(i))
+        for i, (name, role) in enumerate(zip(names, roles, strict=True))
+    ]
+    graph = Graph(module, "step", tuple(inputs))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
+    return StepGraph(graph, constants, len(places), recording)
+
+
+def _check_effects(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, private.HigherOrderOperator):
+            inner = next((a for a in node.args if isinstance(a, private.OpOverload)), node.target)
+            where = source_line(node)
+            raise StepCaptureError(
+                f"the step calls {inner}, which can raise or act on the world in the middle of the "
+                "graph" + (f" (called at {where})" if where else "") + f". {WHAT_TO_DO}"
+            )
+
+
+def _fake_constants(module: fx.GraphModule, count: int, mode: private.FakeTensorMode) -> None:
+    places = module.graph.find_nodes(op="placeholder")
+    for place in places[len(places) - count :]:
+        value = place.meta["val"]
+        if not isinstance(value, private.FakeTensor):
+            place.meta["val"] = mode.from_tensor(value, static_shapes=True)
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    outputs: Any = module.graph.output_node().args[0]
+    return list(outputs)
+
+
+def _add_rebound(
+    module: fx.GraphModule, updates: dict[int, int], recording: Recording
+) -> dict[int, int]:
+    """A buffer that was replaced is updated by what replaced it."""
+    replaced = {1 + slot for _, slot in recording.rebound}
+    updates = {out: place for out, place in updates.items() if place not in replaced}
+    count = len(_outputs(module)) - _results(recording)
+    return updates | {count + out: 1 + slot for out, slot in recording.rebound}
+
+
+def _results(recording: Recording) -> int:
+    outputs: Any = recording.module.graph.output_node().args[0]
+    return len(outputs)
+
+
+def _order_updates(
+    module: fx.GraphModule, updates: dict[int, int], recording: Recording
+) -> dict[int, int]:
+    """Puts updates first, in the order of the inputs; returns the output of each input.
+
+    An input that is "updated" by itself is not updated.
+    """
+    outputs = _outputs(module)
+    places = module.graph.find_nodes(op="placeholder")
+    end = len(outputs) - len(recording.rebound)
+    rest = outputs[len(outputs) - _results(recording) : end]
+    real = {
+        place: outputs[out] for out, place in updates.items() if outputs[out] is not places[place]
+    }
+    ordered = sorted(real)
+    module.graph.output_node().args = ((*(real[p] for p in ordered), *rest),)
+    return {place: i for i, place in enumerate(ordered)}

@@ -1,0 +1,197 @@
+"""What lives from step to step: parameters, buffers, optimizer state, and where each is kept."""
+
+import operator
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamo_backends.graph.graph import Role
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor that lives from step to step.
+
+    Attributes:
+        name: As a user would write it: "model.fc.weight".
+        role: PARAMETER, BUFFER, OPTIMIZER_STATE or CONSTANT.
+    """
+
+    name: str
+    role: Role
+
+
+class Inventory:
+    """Every tensor of the models and optimizers, each once.
+
+    Args:
+        models: Whose parameters and buffers are kept.
+        optimizers: Whose parameters and state are kept.
+        others: Further tensors that the step reads or writes, by closure.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        others: Sequence[Tensor] = (),
+    ):
+        self.slots: list[Slot] = []
+        self._places: list[tuple[Any, Any]] = []
+        self._slot_of_place: list[int] = []
+        known: dict[int, int] = {}
+        places = [*_in_models(models), *_in_optimizers(optimizers, models), *_others(others)]
+        for slot, container, key in places:
+            tensor = container[key]
+            if id(tensor) not in known:
+                known[id(tensor)] = len(self.slots)
+                self.slots.append(slot)
+            self._places.append((container, key))
+            self._slot_of_place.append(known[id(tensor)])
+        self._optimizers = optimizers
+        self._owners = list(_owners(optimizers))
+        self._containers = [*_in_modules(models), *self._owners]
+        self._lengths = list(map(len, self._containers))
+        self._first = [self._slot_of_place.index(i) for i in range(len(self.slots))]
+        self._seen = self._read()
+        self.tensors = [self._seen[i] for i in self._first]
+
+    def _read(self) -> list[Tensor]:
+        return [container[key] for container, key in self._places]
+
+    def refresh(self) -> list[Tensor] | None:
+        """The tensors of now, one per slot; None if there are others than there were."""
+        owners = list(_owners(self._optimizers))
+        if len(owners) != len(self._owners) or not all(map(operator.is_, owners, self._owners)):
+            return None  # Optimizer.load_state_dict makes new ones
+        if list(map(len, self._containers)) != self._lengths:
+            return None
+        try:
+            found = self._read()
+        except (KeyError, IndexError):
+            return None
+        if not all(map(operator.is_, found, self._seen)):
+            tensors = [found[i] for i in self._first]
+            if not all(isinstance(t, Tensor) for t in tensors):
+                return None
+            if any(t is not tensors[i] for t, i in zip(found, self._slot_of_place, strict=True)):
+                return None  # what was one tensor is two, or the other way round
+            if len({id(t) for t in tensors}) != len(tensors):
+                return None
+            self._seen, self.tensors = found, tensors
+        return self.tensors
+
+    def is_like(self, other: "Inventory") -> bool:
+        """Whether the tensors of another inventory can take the place of these."""
+        return self.slots == other.slots and self._slot_of_place == other._slot_of_place
+
+    def parameters(self) -> list[int]:
+        """Positions of the slots that are parameters."""
+        return [i for i, slot in enumerate(self.slots) if slot.role is Role.PARAMETER]
+
+
+Place = tuple[Slot, Any, Any]
+
+
+def _in_models(models: Sequence[nn.Module]) -> Iterator[Place]:
+    for number, model in enumerate(models):
+        prefix = "model" if len(models) == 1 else f"model[{number}]"
+        for path, module in model.named_modules(remove_duplicate=False):
+            start = f"{prefix}.{path}" if path else prefix
+            for container, role in (
+                (module._parameters, Role.PARAMETER),
+                (module._buffers, Role.BUFFER),
+            ):
+                for key, value in container.items():
+                    if value is not None:
+                        yield Slot(f"{start}.{key}", role), container, key
+
+
+def _in_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], models: Sequence[nn.Module]
+) -> Iterator[Place]:
+    names = {id(p): name for model in models for name, p in model.named_parameters()}
+    for number, optimizer in enumerate(optimizers):
+        prefix = "optimizer" if len(optimizers) == 1 else f"optimizer[{number}]"
+        for i, group in enumerate(optimizer.param_groups):
+            at = f"{prefix}.param_groups[{i}]"
+            for j, p in enumerate(group["params"]):
+                yield Slot(f"{at}['params'][{j}]", Role.PARAMETER), group["params"], j
+                state = optimizer.state.get(p, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        name = f"{prefix}.state[{names.get(id(p), f'{i}.{j}')}]['{key}']"
+                        yield Slot(name, Role.OPTIMIZER_STATE), state, key
+            for key, value in group.items():
+                if isinstance(value, Tensor):
+                    yield Slot(f"{at}['{key}']", Role.BUFFER), group, key
+
+
+def _others(tensors: Sequence[Tensor]) -> Iterator[Place]:
+    for i, _ in enumerate(tensors):
+        yield Slot(f"closure[{i}]", Role.CONSTANT), tensors, i
+
+
+def _in_modules(models: Sequence[nn.Module]) -> Iterator[Any]:
+    """Whatever would grow or shrink if a module's tensors were added or taken away."""
+    for model in models:
+        for module in model.modules():
+            yield from (module._parameters, module._buffers, module._modules)
+
+
+def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Any]:
+    """Whatever would grow, shrink or be replaced if an optimizer's tensors were."""
+    for optimizer in optimizers:
+        state = optimizer.state
+        yield state
+        yield optimizer.param_groups
+        for group in optimizer.param_groups:
+            yield group
+            yield group["params"]
+            yield from (state[p] for p in group["params"] if p in state)
+
+
+def group_numbers(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[MutableMapping[str, Any], str, int | None]]:
+    """Where numbers that become inputs are: a group, its key, and the index if it is a tuple."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                if isinstance(value, float):
+                    yield group, key, None
+                elif key != "params" and isinstance(value, list | tuple):
+                    for i, element in enumerate(value):
+                        if isinstance(element, float):
+                            yield group, key, i
+
+
+def group_constants(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Any, ...]:
+    """Everything else in param_groups and state that is no tensor: a step depends on it."""
+    found: list[Any] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found += [(k, _fixed(v)) for k, v in group.items() if k != "params"]
+        found.append(
+            tuple(
+                (k, v)
+                for state in optimizer.state.values()
+                if isinstance(state, Mapping)
+                for k, v in state.items()
+                if not isinstance(v, Tensor)
+            )
+        )
+    return tuple(found)
+
+
+def _fixed(value: Any) -> Any:
+    if isinstance(value, float):
+        return float
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, list | tuple):
+        return tuple(map(_fixed, value))
+    return value

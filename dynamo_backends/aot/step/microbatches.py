@@ -1,0 +1,194 @@
+"""Gradient accumulation: the step function runs on one part of the batch after the other.
+
+Everything up to `optimizer.step()` runs for each part, the rest only for the last. Gradients are
+averaged over the parts, as they would be for the mean loss of the whole batch.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import storage_id
+from dynamo_backends.errors import StepCaptureError
+
+
+class _EndOfPart(BaseException):
+    """`optimizer.step()` was reached in a part that is not the last."""
+
+
+class Run:
+    """One call of a step function, and what it does to the gradients.
+
+    Args:
+        optimizers: Of the step.
+        models: Of the step.
+        parts: How many parts the batch is taken in.
+        around_step: Entered around each step of an optimizer.
+
+    Attributes:
+        cleared: Ids of the parameters whose gradients were thrown away before any was computed.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        models: Sequence[nn.Module],
+        parts: int,
+        around_step: Callable[[torch.optim.Optimizer], contextlib.AbstractContextManager[Any]],
+    ):
+        self._around_step = around_step
+        self._optimizers = optimizers
+        self._models = models
+        self._parts = parts
+        self._part = 0
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._losses: list[list[Tensor]] = [[] for _ in range(parts)]
+        self.cleared: set[int] = set()
+
+    def __call__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls the function for each part.
+
+        Args:
+            function: The user's.
+            args: Its arguments; tensors of at least one dimension are split along the first.
+            kwargs: Likewise.
+
+        Returns:
+            What it returns for the last part; a loss that it returns is the mean over the parts.
+        """
+        with self._patched():
+            if self._parts == 1:
+                return function(*args, **kwargs)
+            with _Backward(self):
+                result = None
+                for part in range(self._parts):
+                    self._part = part
+                    given = pytree.tree_map_only(Tensor, self._slice, (tuple(args), kwargs))
+                    try:
+                        result = function(*given[0], **given[1])
+                    except _EndOfPart:
+                        self._restore()
+                return pytree.tree_map_only(Tensor, self._mean, result)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._part == self._parts - 1
+
+    def _slice(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        size, rest = divmod(tensor.shape[0], self._parts)
+        if rest or not size:
+            raise StepCaptureError(
+                f"accumulate={self._parts} needs batches that it divides, got a tensor of shape "
+                f"{list(tensor.shape)}. Use another batch size, or another value of accumulate."
+            )
+        return tensor[self._part * size : (self._part + 1) * size]
+
+    def after_backward(self, loss: Tensor) -> None:
+        """Remembers the gradients before anybody clips them."""
+        self._losses[self._part].append(loss)
+        if not self._is_last:
+            parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+            parameters += [p for m in self._models for p in m.parameters()]
+            self._kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+
+    @property
+    def share(self) -> float:
+        """The weight of one part's loss."""
+        return 1.0 / self._parts
+
+    def _restore(self) -> None:
+        for p, gradient in self._kept:
+            p.grad = gradient
+
+    def _mean(self, result: Tensor) -> Tensor:
+        number = next((i for i, x in enumerate(self._losses[-1]) if _is_same(x, result)), None)
+        if number is None:
+            return result
+        same = [losses[number].detach() for losses in self._losses if number < len(losses)]
+        return torch.stack(same).mean(0)
+
+    @contextlib.contextmanager
+    def _patched(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for optimizer in self._optimizers:
+                parameters = [p for g in optimizer.param_groups for p in g["params"]]
+                stack.enter_context(_method(optimizer, "step", self._step(optimizer)))
+                stack.enter_context(_method(optimizer, "zero_grad", self._clear(parameters)))
+            for model in self._models:
+                clear = self._clear(list(model.parameters()))
+                stack.enter_context(_method(model, "zero_grad", clear))
+            yield
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._is_last:
+                raise _EndOfPart
+            with self._around_step(optimizer):
+                return original(*args, **kwargs)
+
+        return step
+
+    def _clear(self, parameters: Sequence[Tensor]) -> Callable[..., Any]:
+        def clear(original: Callable[..., Any], set_to_none: bool = True) -> Any:
+            if self._part and not any(self._losses[self._part]):
+                return None  # gradients of earlier parts are in use
+            if set_to_none:
+                self.cleared.update(id(p) for p in parameters if p.grad is None)
+            return original(set_to_none=set_to_none)
+
+        return clear
+
+
+def _is_same(loss: Tensor, result: Tensor) -> bool:
+    return loss is result or (loss.shape == result.shape and storage_id(loss) == storage_id(result))
+
+
+@contextlib.contextmanager
+def _method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Inside: `owner.name(...)` calls `replacement(original, ...)`."""
+    original = getattr(owner, name)
+    had, before = name in vars(owner), vars(owner).get(name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    # Learning rate schedulers look for this on the method.
+    vars(call).update(vars(getattr(original, "__func__", original)))
+    vars(owner)[name] = call
+    try:
+        yield
+    finally:
+        if had:
+            vars(owner)[name] = before
+        else:
+            del vars(owner)[name]
+
+
+class _Backward(TorchFunctionMode):
+    """Weighs the gradients of each part."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.Tensor.backward:
+            return func(*args, **kwargs)
+        loss, gradient, *rest = (*args, None) if len(args) == 1 else args
+        gradient = kwargs.pop("gradient", gradient)
+        gradient = torch.ones_like(loss) if gradient is None else gradient
+        func(loss, gradient * self._run.share, *rest, **kwargs)
+        self._run.after_backward(loss)
+        return None

@@ -1,0 +1,173 @@
+"""While a step is captured, its tensors stand in for the real ones, wherever code reads them.
+
+Modules, optimizers and closures keep their own tensors; a torch function mode hands the tensors of
+the trace to every call instead. So nothing of the user's has to be changed and put back.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, compiling
+from dynamo_backends.aot.step import rewrites
+from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
+from dynamo_backends.aot.step.scalars import Scalars
+from dynamo_backends.errors import StepCaptureError
+
+_T = torch.Tensor
+
+# What makes a Python value of a tensor, and the function that does so for a number's tensor.
+_ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
+    _T.__bool__: bool, _T.item: lambda x: x.item(), _T.__float__: float, _T.__int__: int,
+    _T.__index__: int, _T.tolist: lambda x: x.tolist(),
+}  # fmt: skip
+
+
+class Substitution(TorchFunctionMode):
+    """Replaces real tensors by those of a trace.
+
+    Args:
+        mode: The fake mode of the trace.
+        scalars: The numbers that are inputs.
+
+    Attributes:
+        strangers: Real tensors that nobody announced, in the order in which they were met.
+        in_optimizer: An optimizer's step is running: numbers that it reads stay tensors.
+    """
+
+    def __init__(self, mode: FakeTensorMode, scalars: Scalars):
+        super().__init__()
+        self._mode = mode
+        self._scalars = scalars
+        self._fakes: dict[int, Tensor] = {}
+        self._reals: dict[int, Tensor] = {}
+        self.strangers: list[Tensor] = []
+        self.in_optimizer = False
+
+    def add(self, real: Tensor, fake: Tensor) -> None:
+        """From now on `fake` stands in for `real`."""
+        self._fakes[id(real)] = fake
+        self._reals[id(fake)] = real
+
+    def fake(self, real: Tensor) -> Tensor:
+        """What stands in for a tensor: itself if it is one of the trace."""
+        if isinstance(real, FakeTensor):
+            return real
+        fake = self._fakes.get(id(real))
+        if fake is None:
+            self.strangers.append(real)
+            fake = self._mode.from_tensor(real, static_shapes=True)
+            self.add(real, fake)
+        return fake
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Executes a call on the tensors of the trace."""
+        args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
+        if func is _T.backward:
+            return self._backward(*args, **kwargs)
+        result = self._call(func, args, kwargs)
+        return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
+
+    @contextlib.contextmanager
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside: an optimizer's step runs."""
+        self.in_optimizer = True
+        try:
+            with compiling(has_formulas_for_graphs(optimizer)):
+                yield
+        finally:
+            self.in_optimizer = False
+
+    def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scalars = self._scalars
+        if func in _ASKS:
+            term = scalars.term(args[0])
+            if self.in_optimizer and func is _T.item and args[0].is_floating_point():
+                return args[0] if term is not None else args[0].double()
+            if term is not None:
+                return scalars.ask(term, _ASKS[func])
+            return self._read(func, args, kwargs)
+        on_lists = rewrites.on_lists(func)
+        if on_lists is not None:
+            return on_lists(*args, **kwargs)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if scalars.are_all(tensors):
+            if func is _T.to:  # numbers keep their precision until they meet a tensor
+                return args[0]
+            return scalars.apply(rewrites.NEW_INSTEAD.get(func, func), args, kwargs)
+        if func in rewrites.WITH_TENSORS and rewrites.has_tensor_number(kwargs):
+            return rewrites.WITH_TENSORS[func](*args, **kwargs)
+        if func in rewrites.POSITIONAL and rewrites.takes_numbers(args, kwargs):
+            return rewrites.POSITIONAL[func](*args, **kwargs)
+        if func in rewrites.NEW_INSTEAD:
+            return func(*rewrites.like_numbers(args), **kwargs)
+        return func(*args, **kwargs)
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)  # constants have a value in the trace, too
+        except Exception as error:
+            name = getattr(func, "__name__", str(func)).strip("_")
+            raise StepCaptureError(
+                f"the step reads a value out of a tensor ({name}) at {user_line()}. One graph "
+                "cannot decide or print in the middle of a step: return the tensor and read it "
+                'afterwards, use torch.where instead of `if`, or pass fallback="split" to compile '
+                "the parts between such places with torch.compile."
+            ) from error
+
+    def _backward(
+        self,
+        loss: Tensor,
+        gradient: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        with self:  # hooks and recomputation run inside
+            torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def user_line() -> str:
+    """The innermost line of the call stack that is neither torch's nor this package's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_LIBRARIES, "<")):
+            return describe_line(name, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line"
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of an error's traceback that is neither torch's nor this package's."""
+    place, trace = "an unknown line", error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((*_LIBRARIES, "<")):
+            place = describe_line(name, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def describe_line(file: str, number: int) -> str:
+    """As "file:line, code"."""
+    import linecache
+
+    code = linecache.getline(file, number).strip()
+    return f"{file}:{number}" + (f", {code}" if code else "")

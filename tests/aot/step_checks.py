@@ -1,0 +1,171 @@
+"""Trains a model twice, in eager and by `compile_step`, and compares everything that is left."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import Step, compile_step
+from dynamo_backends._torch_private import same
+from dynamo_backends.bench import ModelCase
+from dynamo_backends.bench.suites import call
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-5),
+}
+
+Make = Callable[[], nn.Module]
+Optimize = Callable[[Any], torch.optim.Optimizer]
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass
+class Trained:
+    """What a training run leaves behind.
+
+    Attributes:
+        losses: One per step.
+        model: The model.
+        optimizer: The optimizer.
+        step: The compiled step; None in eager.
+    """
+
+    losses: list[Tensor]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Step | None = field(default=None)
+
+    def everything(self) -> dict[str, Tensor]:
+        """Losses, parameters, buffers and optimizer state by name."""
+        found = {f"loss {i}": loss for i, loss in enumerate(self.losses)}
+        found |= self.model.state_dict()
+        for number, state in self.optimizer.state_dict()["state"].items():
+            found |= {f"state {number} {k}": v for k, v in state.items() if torch.is_tensor(v)}
+        return found
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    """A loss for models of any outputs: the mean squares of all of them."""
+    leaves = [x for x in pytree.tree_leaves(call(model, batch)) if isinstance(x, Tensor)]
+    return sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
+
+
+def train(
+    make: Make,
+    optimize: Optimize,
+    batches: Sequence[Any],
+    dtype: torch.dtype,
+    backend: str | None,
+    loss_of: Loss = squares,
+    schedule: bool = False,
+    clip: float | None = None,
+    **settings: Any,
+) -> Trained:
+    """Trains a model.
+
+    Args:
+        make: Makes the model.
+        optimize: Makes the optimizer of its parameters.
+        batches: One per step.
+        dtype: Of the model and of floating-point inputs.
+        backend: For `compile_step`; None: in eager.
+        loss_of: From the model and a batch to the loss.
+        schedule: Whether a cosine schedule changes the learning rate.
+        clip: The largest norm of the gradient, if it is clipped.
+        settings: Of `compile_step`.
+    """
+    torch.manual_seed(0)
+    model = make().to(dtype).train()
+    optimizer = optimize(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+
+    def function(batch: Any) -> Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step: Any = function
+    if backend is not None:
+        step = compile_step(function, model=model, optimizer=optimizer, backend=backend, **settings)
+    torch.manual_seed(1)
+    losses = []
+    for batch in batches:
+        losses.append(step(cast(batch, dtype)).detach())
+        if schedule:
+            scheduler.step()
+    return Trained(losses, model, optimizer, step if backend is not None else None)
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """A batch with its floating-point tensors in another dtype; everything is copied."""
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.to(dtype).clone() if t.is_floating_point() else t.clone(), batch
+    )
+
+
+def batches_of(case: ModelCase, count: int) -> list[Any]:
+    """Different inputs of the same shapes."""
+    import dataclasses
+
+    return [dataclasses.replace(case, seed=case.seed + i).inputs() for i in range(count)]
+
+
+def assert_equal_to_eager(
+    make: Make, optimize: Optimize, batches: Sequence[Any], backend: str, **settings: Any
+) -> Step:
+    """Trains in float64, compiled and in eager; all that is left must agree to 1e-9."""
+    eager = train(make, optimize, batches, torch.float64, None, **_eager_only(settings))
+    ours = train(make, optimize, batches, torch.float64, backend, **settings)
+    expected, found = eager.everything(), ours.everything()
+    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
+    for name, value in expected.items():
+        assert_close(name, value, found[name])
+    assert ours.step is not None
+    return ours.step
+
+
+def assert_close(name: str, expected: Tensor, found: Tensor, tolerance: float = 1e-9) -> None:
+    """Equal up to a part of the largest element."""
+    assert expected.dtype == found.dtype, name
+    assert expected.shape == found.shape, name
+    assert expected.stride() == found.stride(), name
+    if not expected.is_floating_point() or not expected.numel():
+        assert torch.equal(expected, found), name
+        return
+    largest = max(1e-3, expected.abs().max().item())
+    worst = (expected - found).abs().max().item() / largest
+    assert worst <= tolerance, f"{name} differs by {worst:.1e}"
+
+
+def assert_as_accurate_as_eager(
+    make: Make, optimize: Optimize, batches: Sequence[Any], backend: str, **settings: Any
+) -> Step:
+    """Trains in float32; judged by the rule of PyTorch's runners, against a run in float64."""
+    plain = _eager_only(settings)
+    precise = train(make, optimize, batches, torch.float64, None, **plain).everything()
+    eager = train(make, optimize, batches, torch.float32, None, **plain).everything()
+    ours = train(make, optimize, batches, torch.float32, backend, **settings)
+    found = ours.everything()
+    assert eager.keys() == found.keys()
+    for name, value in eager.items():
+        assert same(value, found[name], precise[name], tol=1e-3), name
+    assert ours.step is not None
+    return ours.step
+
+
+def _eager_only(settings: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k in ("loss_of", "schedule", "clip")}
+
+
+def clone(trained: Trained) -> tuple[Any, Any]:
+    """Copies of the state dicts of model and optimizer."""
+    return copy.deepcopy((trained.model.state_dict(), trained.optimizer.state_dict()))

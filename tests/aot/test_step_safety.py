@@ -1,0 +1,384 @@
+"""Memory, crashes, checkpoints, and what cannot be one graph."""
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import StepCaptureError, compile_step
+from tests.aot import step_nets as nets
+from tests.aot.step_checks import assert_close
+
+
+def net(wide: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, wide), nn.Tanh(), nn.Linear(wide, 3)).double()
+
+
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        loss = nets.entropy(model, (x, y))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return function
+
+
+def compiled(model: nn.Module, backend: str = "openxla", **settings: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    step = compile_step(
+        loop(model, optimizer), model=model, optimizer=optimizer, backend=backend, **settings
+    )
+    return step, optimizer
+
+
+def batches(count: int) -> list[Any]:
+    return [(x.double(), y) for x, y in nets.rows(count)]
+
+
+def living(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    found = dict(model.state_dict(keep_vars=True))
+    for number, p in enumerate(model.parameters()):
+        found |= {f"{number} {k}": v for k, v in optimizer.state[p].items()}
+    return found
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in tensors.items()}
+
+
+def same_values(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+def test_memory_is_donated_and_addresses_stay() -> None:
+    model = net()
+    step, optimizer = compiled(model)
+    step(*batches(1)[0])
+    tensors = living(model, optimizer)
+    addresses = {k: v.data_ptr() for k, v in tensors.items()}
+    view = model[0].weight.detach()[2:]
+    for batch in batches(20):
+        version = model[0].weight._version
+        step(*batch)
+        assert model[0].weight._version > version
+    assert {k: v.data_ptr() for k, v in living(model, optimizer).items()} == addresses
+    assert torch.equal(view, model[0].weight[2:]), "a view sees the current values"
+    assert step.launches == 21
+
+
+def test_no_second_copy_of_parameters_and_state() -> None:
+    from dynamo_backends.bench import peak_rss_bytes, reset_peak_rss, rss_bytes
+
+    model = net(wide=1_000_000)  # 61 MB of parameters, 122 MB of state
+    step, _ = compiled(model)
+    x, y = batches(1)[0]
+    for _ in range(2):
+        step(x[:1], y[:1])
+    gc.collect()
+    parameters = sum(p.numel() * 8 for p in model.parameters())
+    reset_peak_rss()
+    before = rss_bytes()
+    step(x[:1], y[:1])
+    assert peak_rss_bytes() - before < parameters
+
+
+def test_tensor_whose_memory_others_see_stays_where_it_is() -> None:
+    model = net()
+    view = model[0].weight.detach()
+    address = view.data_ptr()
+    step, _ = compiled(model)
+    for batch in batches(3):
+        step(*batch)
+    assert model[0].weight.data_ptr() == address
+    assert torch.equal(view, model[0].weight)
+
+
+def test_memory_outlives_the_step_and_the_model() -> None:
+    model = net()
+    step, _ = compiled(model)
+    step(*batches(1)[0])
+    weight = model[0].weight.detach()
+    expected = weight.clone()
+    del model, step
+    gc.collect()
+    torch.randn(1000)
+    assert torch.equal(weight, expected)
+
+
+def test_eager_and_compiled_steps_take_turns() -> None:
+    results = []
+    for turns in ((0, 0, 0, 0, 0, 0), (1, 0, 1, 1, 0, 1)):
+        model = net()
+        step, optimizer = compiled(model)
+        eager = loop(model, optimizer)
+        losses = []
+        for turn, batch in zip(turns, batches(6), strict=True):
+            losses.append((step if turn else eager)(*batch))
+            model.eval()
+            with torch.no_grad():
+                losses.append(model(batch[0]).sum())
+            model.train()
+        results.append((losses, copies(living(model, optimizer))))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_checkpoints_go_both_ways(compiled_first: bool, tmp_path: Any) -> None:
+    data = batches(10)
+    reference = net()
+    _, optimizer = compiled(reference)
+    eager = loop(reference, optimizer)
+    expected = [eager(*batch) for batch in data]
+
+    losses = []
+    for half in range(2):
+        model = net()
+        step, optimizer = compiled(model)
+        if half:
+            saved = torch.load(tmp_path / "checkpoint.pt")
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        run = step if compiled_first == (half == 0) else loop(model, optimizer)
+        losses += [run(*batch) for batch in data[5 * half : 5 * half + 5]]
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, tmp_path / "checkpoint.pt")
+    torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-12)
+    for name, value in reference.state_dict().items():
+        assert_close(name, value, model.state_dict()[name])
+
+
+def test_state_that_is_loaded_between_steps_is_used() -> None:
+    model = net()
+    step, optimizer = compiled(model)
+    data = batches(4)
+    first = step(*data[0])
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    losses = [step(*batch) for batch in data[1:]]
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    assert [step(*batch) for batch in data[1:]] == losses
+    assert first > 0
+    assert step.compilations == 1
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("steps", [0, 3], ids=["first", "later"])
+def test_crash_leaves_the_state_before_or_after(
+    moment: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faults in XLA's call, and in taking its results home."""
+    from dynamo_backends.xla import step_runtime
+
+    model = net()
+    step, optimizer = compiled(model)
+    twin = net()
+    _, twin_optimizer = compiled(twin)
+    eager = loop(twin, twin_optimizer)
+    data = batches(steps + 2)
+    for batch in data[:steps]:
+        step(*batch)
+        eager(*batch)
+
+    executes = step_runtime._Landing.run
+    settles = step_runtime._Landing.settle
+    calls = 0
+
+    def fails_before(self: Any, execute: Any, buffers: Any) -> None:
+        def broken(_: Any) -> Any:
+            raise Crash
+
+        executes(self, broken, buffers)
+
+    def fails_between(self: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and self.results:
+            self._tensors, all_tensors = self._tensors[:3], self._tensors
+            settles(self)
+            self._tensors = all_tensors
+            raise Crash
+        settles(self)
+
+    with monkeypatch.context() as patch:
+        if moment == "before":
+            patch.setattr(step_runtime._Landing, "run", fails_before)
+        else:
+            patch.setattr(step_runtime._Landing, "settle", fails_between)
+        with pytest.raises(Crash):
+            step(*data[steps])
+    if moment == "after":
+        eager(*data[steps])
+    for _ in range(2):
+        expected = living(twin, twin_optimizer)
+        for name, value in living(model, optimizer).items():
+            assert_close(name, expected.get(name, torch.zeros_like(value)), value)
+        step(*data[steps + 1])
+        eager(*data[steps + 1])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_crash_in_other_backends(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    step, optimizer = compiled(model, backend)
+    step(*batches(1)[0])
+    program = next(step._all_variants()).program
+    before = copies(living(model, optimizer))
+    run = program._run
+
+    def broken(inputs: Any) -> Any:
+        run(inputs)
+        raise Crash
+
+    monkeypatch.setattr(program, "_run", broken)
+    with pytest.raises(Crash):
+        step(*batches(1)[0])
+    assert same_values(living(model, optimizer), before)
+
+
+def branch(model: nn.Module, loss: Tensor) -> Tensor:
+    return loss * 2 if loss > 1 else loss
+
+
+def read(model: nn.Module, loss: Tensor) -> Tensor:
+    return loss * loss.item()
+
+
+def keep(model: Any, loss: Tensor) -> Tensor:
+    model.last = loss.detach()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (branch, r"bool\) at .*test_step_safety.py:\d+, return loss \* 2 if loss > 1"),
+        (read, r"item\) at .*test_step_safety.py:\d+, return loss \* loss.item\(\)"),
+        (keep, "attribute 'last' of Sequential"),
+    ],
+)
+def test_what_is_no_graph_is_refused_with_the_line(change: Any, message: str) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        loss = change(model, nets.entropy(model, (x, y)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    before = copies(model.state_dict())
+    groups = copy.deepcopy(optimizer.param_groups[0]["betas"])
+    step = compile_step(function, model=model, optimizer=optimizer)
+    with pytest.raises(StepCaptureError, match=message) as caught:
+        step(*batches(1)[0])
+    assert 'fallback="split"' in str(caught.value) or "register_buffer" in str(caught.value)
+    assert same_values(model.state_dict(), before)
+    assert optimizer.param_groups[0]["betas"] == groups
+    assert not hasattr(model, "last")
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Said by Dynamo about itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_split_compiles_the_parts() -> None:
+    outcomes = []
+    for split in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+        def function(
+            x: Tensor,
+            y: Tensor,
+            model: nn.Module = model,
+            optimizer: torch.optim.Optimizer = optimizer,
+        ) -> Tensor:
+            loss = branch(model, nets.entropy(model, (x, y)))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step: Any = function
+        if split:
+            step = compile_step(
+                function, model=model, optimizer=optimizer, backend="aot_eager", fallback="split"
+            )
+        losses = [step(*batch) for batch in batches(3)]
+        outcomes.append((losses, copies(model.state_dict())))
+    assert step.is_split
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-9, atol=1e-12)
+
+
+def test_operator_that_can_raise_is_named() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def function(x: Tensor) -> Tensor:
+        loss = torch.linalg.eigvals(model(x)[:3].float()).abs().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = compile_step(function, model=model, optimizer=optimizer)
+    with pytest.raises(StepCaptureError, match=r"calls aten\._linalg_check_errors"):
+        step(batches(1)[0][0])
+
+
+def test_operator_that_the_backend_lacks_is_named() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def function(x: Tensor) -> Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return torch.histc(loss.detach() * x, 4)
+
+    step = compile_step(function, model=model, optimizer=optimizer)
+    with pytest.raises(StepCaptureError, match=r"openxla cannot run aten\.histc\.default"):
+        step(batches(1)[0][0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": 3}, "model must be a Module or a list of them, not int"),
+        ({"optimizer": [net()]}, "optimizer must be a Optimizer or a list of them"),
+        ({"accumulate": 0}, "accumulate must be a positive integer, not 0"),
+        ({"fallback": "eager"}, "fallback must be 'error' or 'split', not 'eager'"),
+        ({"fallback": "split", "accumulate": 2}, "Write the loop over the parts yourself"),
+        ({"options": {"verfy": True}}, "Did you mean 'verify'"),
+        ({"backend": "aot_eager", "options": {"x": 1}}, "has no options for steps"),
+    ],
+)
+def test_wrong_arguments_are_refused(settings: dict[str, Any], message: str) -> None:
+    model = net()
+    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with pytest.raises(dynamo_backends.OptionError, match=message):
+        compile_step(print, **{**given, **settings})
+
+
+def test_draws_are_eagers_and_follow_the_seed() -> None:
+    torch.manual_seed(0)
+    model = nets.convnet()
+    step, _ = compiled(model)
+    x, y = nets.images(1)[0]
+    torch.manual_seed(7)
+    step(x, y)
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    model(x)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,361 @@
+"""What training loops do: each compared with eager over several steps."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dynamo_backends
+from tests.aot import step_nets as nets
+from tests.aot.step_checks import (
+    OPTIMIZERS,
+    assert_as_accurate_as_eager,
+    assert_close,
+    assert_equal_to_eager,
+)
+
+BACKENDS = ("aot_eager", "openxla")
+
+
+def compare(
+    build: Callable[[torch.dtype], tuple[Any, list[nn.Module], list[torch.optim.Optimizer]]],
+    batches: list[Any],
+    backend: str = "openxla",
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-9,
+    **settings: Any,
+) -> Any:
+    """Runs a step function in eager and compiled; returns the compiled step.
+
+    Args:
+        build: Makes the function, the modules and the optimizers.
+        batches: Arguments of the calls; floating-point tensors are cast.
+        backend: For `compile_step`.
+        dtype: Of everything.
+        tolerance: Relative, for results, parameters and buffers.
+        settings: Of `compile_step`.
+    """
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        function, models, optimizers = build(dtype)
+        step = function
+        if compiled:
+            step = dynamo_backends.compile_step(
+                function, model=models, optimizer=optimizers, backend=backend, **settings
+            )
+        torch.manual_seed(1)
+        results = []
+        for batch in batches:
+            args = [
+                x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for x in batch
+            ]
+            results.append(step(*args))
+        outcomes.append((results, models, step))
+    (expected, eager_models, _), (found, models, step) = outcomes
+    for i, (e, f) in enumerate(zip(expected, found, strict=True)):
+        assert_close(f"result {i}", e.detach(), f, tolerance)
+    for eager_model, model in zip(eager_models, models, strict=True):
+        for name, value in eager_model.state_dict().items():
+            assert_close(name, value, model.state_dict()[name], tolerance)
+        for name, p in eager_model.named_parameters():
+            ours = model.get_parameter(name)
+            assert (p.grad is None) == (ours.grad is None), name
+            if p.grad is not None:
+                assert ours.grad is not None
+                assert_close(f"{name}.grad", p.grad, ours.grad, tolerance)
+    return step
+
+
+def classifier(dtype: torch.dtype, loop: Callable[..., Any], **settings: Any) -> Any:
+    model = nets.mlp().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **settings)
+    return loop(model, optimizer), [model], [optimizer]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_batch_norm_dropout_clipping_and_a_schedule(optimizer: str, backend: str) -> None:
+    step = assert_equal_to_eager(
+        nets.convnet,
+        OPTIMIZERS[optimizer],
+        nets.images(10),
+        backend,
+        loss_of=nets.entropy,
+        schedule=True,
+        clip=0.5,
+    )
+    assert (step.launches, step.compilations, step.eager_steps) == (10, 1, 0)
+
+
+def test_tied_weights_and_recurrence() -> None:
+    assert_equal_to_eager(
+        nets.Tied, OPTIMIZERS["adamw"], nets.sentences(4), "openxla", loss_of=nets.entropy
+    )
+
+
+def test_autocast_keeps_float32_masters() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=batch[0].dtype is torch.float32):
+            return nets.entropy(model, batch)
+
+    step = assert_as_accurate_as_eager(
+        nets.mlp, OPTIMIZERS["adamw"], nets.rows(6), "openxla", loss_of=loss
+    )
+    report = next(step._all_variants())
+    assert any("bfloat16" in str(n.meta["val"].dtype) for n in report.graph.calls)
+
+
+@pytest.mark.parametrize("where", ["first", "last", "never", "zeros"])
+def test_gradients_that_stay_are_eagers(where: str) -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            if where == "first":
+                optimizer.zero_grad()
+            loss = nets.entropy(model, (x, y))
+            loss.backward()
+            optimizer.step()
+            if where == "last":
+                optimizer.zero_grad()
+            if where == "zeros":
+                model.zero_grad(set_to_none=False)
+            return loss
+
+        return function
+
+    step = compare(lambda d: classifier(d, loop), nets.rows(5))
+    assert step.compilations == (1 if where in ("first", "last") else 2)
+
+
+def test_accumulation_in_one_graph() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = nets.entropy(model, (x, y))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return loss.detach()
+
+        return function
+
+    def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            losses = []
+            optimizer.zero_grad()
+            for part in zip(x.chunk(3), y.chunk(3), strict=True):
+                losses.append(nets.entropy(model, part))
+                (losses[-1] / 3).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return torch.stack(losses).mean().detach()
+
+        return function
+
+    by_hand = compare(lambda d: classifier(d, parts), nets.rows(4))
+    model, optimizer = by_hand._definition.models[0], by_hand._definition.optimizers[0]
+    torch.manual_seed(0)
+    function, models, optimizers = classifier(torch.float64, loop)
+    step = dynamo_backends.compile_step(function, model=models, optimizer=optimizers, accumulate=3)
+    for x, y in nets.rows(4):
+        step(x.double(), y)
+    assert (step.launches, step.compilations) == (4, 1)
+    for name, value in model.state_dict().items():
+        assert_close(name, value, models[0].state_dict()[name])
+    del optimizer
+    with pytest.raises(dynamo_backends.StepCaptureError, match="accumulate=3 needs batches"):
+        step(torch.randn(7, 4, dtype=torch.float64), torch.zeros(7, dtype=torch.int64))
+
+
+def test_average_of_weights() -> None:
+    def build(dtype: torch.dtype) -> Any:
+        model = nets.convnet().to(dtype)
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            loss = nets.entropy(model, (x, y))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for mean, p in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(p, 0.1)
+            return loss
+
+        return function, [model, average], [optimizer]
+
+    assert compare(build, nets.images(4)).compilations == 1
+
+
+def test_two_steps_over_shared_modules() -> None:
+    """A generator and a discriminator, each with a step and an optimizer of its own."""
+
+    def build(dtype: torch.dtype, compiled: bool) -> tuple[nn.Module, nn.Module, list[Tensor]]:
+        torch.manual_seed(0)
+        generator = nn.Linear(2, 4).to(dtype)
+        critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(dtype)
+        by_critic = torch.optim.Adam(critic.parameters(), lr=0.01)
+        by_generator = torch.optim.Adam(generator.parameters(), lr=0.01)
+
+        def criticise(noise: Tensor, real: Tensor) -> Tensor:
+            by_critic.zero_grad()
+            fake = generator(noise).detach()
+            loss = F.softplus(critic(fake)).mean() + F.softplus(-critic(real)).mean()
+            loss.backward()
+            by_critic.step()
+            return loss.detach()
+
+        def generate(noise: Tensor) -> Tensor:
+            by_generator.zero_grad()
+            critic.zero_grad()
+            loss = F.softplus(-critic(generator(noise))).mean()
+            loss.backward()
+            by_generator.step()
+            critic.zero_grad()
+            return loss.detach()
+
+        steps: list[Any] = [criticise, generate]
+        if compiled:
+            models = [generator, critic]
+            steps = [
+                dynamo_backends.compile_step(criticise, model=models, optimizer=by_critic),
+                dynamo_backends.compile_step(generate, model=models, optimizer=by_generator),
+            ]
+        torch.manual_seed(2)
+        losses = []
+        for _ in range(4):
+            losses.append(steps[0](torch.randn(5, 2, dtype=dtype), torch.randn(5, 4, dtype=dtype)))
+            losses.append(steps[1](torch.randn(5, 2, dtype=dtype)))
+        if compiled:
+            assert [s.launches for s in steps] == [4, 4]
+            assert [s.compilations for s in steps] == [1, 1]
+        return generator, critic, losses
+
+    expected, found = (build(torch.float64, compiled) for compiled in (False, True))
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-9, atol=1e-12)
+    for e, f in zip(expected[:2], found[:2], strict=True):
+        for name, value in e.state_dict().items():
+            assert_close(name, value, f.state_dict()[name])
+
+
+def test_arguments_of_all_kinds_and_a_tensor_by_closure() -> None:
+    weights = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor, smoothing: float, reduce: str, *, count: int = 2) -> Any:
+            scores = model(x)
+            loss = F.cross_entropy(scores, y, weight=weights, reduction=reduce)
+            loss = (loss + smoothing * scores.square().mean()) / count
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return function
+
+    batches = [
+        (*batch, 0.1 * i, "mean" if i < 4 else "sum") for i, batch in enumerate(nets.rows(6))
+    ]
+    step = compare(lambda d: classifier(d, loop), batches)
+    assert step.compilations == 2  # "mean" and "sum"; the number is an input
+    assert step.reasons == ["another kind of batch"]
+
+
+def test_changes_that_need_another_graph_are_noticed() -> None:
+    scale = {"value": 1.0}
+
+    def build(dtype: torch.dtype) -> Any:
+        model = nets.convnet().to(dtype)
+        model.factor = 1.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        calls = 0
+
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            loss = nets.entropy(model, (x, y)) * model.factor
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        def change() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                model[0].weight.requires_grad_(False)
+            if calls == 3:
+                model.eval()
+            if calls == 4:
+                model.factor = 2.0
+            if calls == 5:
+                optimizer.add_param_group({"params": [extra], "lr": 0.1})
+
+        extra = nn.Parameter(torch.zeros(1, dtype=dtype))
+        build.change = change  # type: ignore[attr-defined]
+        return function, [model], [optimizer]
+
+    results = []
+    del scale
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        function, models, optimizers = build(torch.float64)
+        step: Any = function
+        if compiled:
+            step = dynamo_backends.compile_step(
+                function, model=models, optimizer=optimizers, backend="aot_eager"
+            )
+        torch.manual_seed(1)
+        losses = []
+        for x, y in nets.images(6):
+            losses.append(step(x.double(), y).detach())
+            build.change()  # type: ignore[attr-defined]
+        results.append((losses, models[0].state_dict()))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
+    assert step.compilations == 5
+    assert "requires_grad" in step.reasons[0]
+    assert "Sequential" in step.reasons[2]
+
+
+def test_new_shape_is_compiled_once() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            loss = nets.entropy(model, (x, y))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return function
+
+    batches = [*nets.rows(2), *nets.rows(2, batch=3), *nets.rows(2), *nets.rows(1, batch=3)]
+    step = compare(lambda d: classifier(d, loop), batches)
+    assert (step.compilations, step.recompiles, step.launches) == (2, 1, 7)
+
+
+def test_lists_of_tensors_are_returned_as_they_are() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        def function(x: Tensor, y: Tensor) -> Any:
+            scores = model(x)
+            loss = F.cross_entropy(scores, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return {"loss": loss, "scores": [scores, scores.t()], "count": 3, "w": model[0].weight}
+
+        return function
+
+    torch.manual_seed(0)
+    function, models, optimizers = classifier(torch.float64, loop)
+    step = dynamo_backends.compile_step(function, model=models, optimizer=optimizers)
+    twin = copy.deepcopy(models[0])
+    x, y = nets.rows(1)[0]
+    result = step(x.double(), y)
+    torch.testing.assert_close(result["scores"][0], twin(x.double()).detach())
+    torch.testing.assert_close(result["scores"][1], twin(x.double()).detach().t())
+    assert result["count"] == 3
+    assert result["w"] is models[0][0].weight
+    assert not result["loss"].requires_grad

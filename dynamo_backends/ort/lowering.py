@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
-import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxscript import optimizer, version_converter
 from torch import Tensor, fx
@@ -23,8 +22,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort.dtypes import to_onnx
 from dynamo_backends.ort.expansion import expand
 from dynamo_backends.ort.rules import OPSET, registry
-from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
+from dynamo_backends.toolkit.layouts import Storage, storage_of
 from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.toolkit.rewriting import input_storage, promote
 
 _IR_VERSION = 10
 WEIGHTS_FILE = "weights"  # a name that models need; no file is read
@@ -87,18 +87,7 @@ def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModu
             expand(next(n for n in module.graph.nodes if n.name == node.name))
     module.graph.lint()
     module.recompile()
-    mode = private.FakeTensorMode()
-    fakes = []
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta["val"]
-            if isinstance(value, Tensor):
-                with mode:
-                    value = torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device=value.device
-                    )
-            fakes.append(value)
-    private.promote_types(module, fakes, mode)
+    promote(module)
     return module
 
 
@@ -168,12 +157,6 @@ def _store(model: ir.Model, graph: Graph) -> None:
         storage = storage_of(node.meta["val"])
         if not storage.is_row_major:
             _store_output(model, i, storage)
-
-
-def input_storage(value: Tensor) -> Storage:
-    """In which order an input's dimensions are handed over; expanded ones are written out."""
-    storage = storage_of(value)
-    return row_major(value.ndim) if storage.expanded else storage
 
 
 def _store_input(model: ir.Model, i: int, storage: Storage) -> None:

@@ -19,7 +19,6 @@ from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.errors import CompileError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort.dtypes import to_onnx
-from dynamo_backends.ort.lowering import input_storage
 from dynamo_backends.ort.session import (
     SessionSettings,
     make_session,
@@ -27,6 +26,7 @@ from dynamo_backends.ort.session import (
     with_weights_as_inputs,
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
+from dynamo_backends.toolkit.rewriting import input_storage
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
 _MODELS = 4

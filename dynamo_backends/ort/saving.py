@@ -11,10 +11,10 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor
 
 from dynamo_backends.errors import CompileError
-from dynamo_backends.ort.lowering import input_storage
 from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.report import GraphReport
 from dynamo_backends.toolkit.layouts import storage_of
+from dynamo_backends.toolkit.rewriting import input_storage
 
 _ONE_FILE = 1 << 30
 """Bytes of weights up to which the model is one file; protobuf ends at 2 GiB."""

@@ -6,33 +6,22 @@ lowering that fails and one that means something else are found before a graph d
 each answer has a reason. Answers are remembered for the process.
 """
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort import rules
 from dynamo_backends.ort.dtypes import is_supported
 from dynamo_backends.ort.expansion import has_decomposition
 from dynamo_backends.ort.session import plain
 from dynamo_backends.toolkit.samples import sample, turns
-from dynamo_backends.toolkit.trials import (
-    COMPARED_ELEMENTS,
-    EagerRefused,
-    alone,
-    elements,
-    judge,
-    tensors,
-    used_results,
-)
-from dynamo_backends.verify import restore_rng, snapshot_rng
+from dynamo_backends.toolkit.trials import Answers, attempt, kind_of, not_plain, tensors
+
+_VENDOR = "ONNX Runtime"
 
 Compile = Callable[[Graph, Callable[[fx.Node], bool]], Any]
 
@@ -50,8 +39,7 @@ class Verdict:
     expanded: bool = False
 
 
-_verdicts: dict[str, Verdict] = {}
-_lock = threading.RLock()
+_verdicts: Answers[Verdict] = Answers()
 
 
 def verdict(node: fx.Node, compile_graph: Compile, settings: object) -> Verdict:
@@ -65,44 +53,18 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object) -> Verdict:
     reason = _untriable(node)
     if reason is not None:
         return Verdict(Support(False, reason))
-    key = f"{settings} {signature(node)}"
-    with _lock:
-        if key not in _verdicts:
-            with disable_current_modes(), torch.no_grad():
-                _verdicts[key] = _try(node, compile_graph)
-        return _verdicts[key]
-
-
-def signature(node: fx.Node) -> str:
-    """What a verdict depends on: operator, arguments, and which results are used."""
-    described = fx.map_arg((node.args, node.kwargs), lambda n: _Described(n))  # type: ignore
-    return f"{node.target} {described} {used_results(node)}"
-
-
-class _Described:
-    def __init__(self, node: fx.Node):
-        value = node.meta["val"]
-        self._text = f"{value.dtype}{list(value.shape)}{value.stride()}{value.device}"
-
-    def __repr__(self) -> str:
-        return self._text
+    return _verdicts(f"{settings} {kind_of(node)}", lambda: _try(node, compile_graph))
 
 
 def _untriable(node: fx.Node) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    if rules.why_not(node.target) is not None and not has_decomposition(node.target):
-        return rules.why_not(node.target)
-    for n in (*node.all_input_nodes, node):
-        for value in tensors(n.meta.get("val")):
-            if value.layout is not torch.strided:
-                return f"ONNX has no {value.layout} tensors"
-            if not is_supported(value.dtype):
-                return f"ONNX Runtime does not compute with {value.dtype}"
-            if any(not isinstance(s, int) for s in value.shape):
-                return "a size depends on data"
-    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
-        return "an input is not a tensor"
-    return None
+    reason = rules.why_not(node.target)
+    if reason is not None and not has_decomposition(node.target):
+        return reason
+    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
+        if not is_supported(value.dtype):
+            return f"ONNX Runtime does not compute with {value.dtype}"
+    return not_plain(node, _VENDOR)
 
 
 def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
@@ -118,35 +80,16 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
 
 def _run(node: fx.Node, compile_graph: Compile, expanded: bool) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is."""
-    graph = alone(node)
-    if not graph.outputs:
-        return "it has no result that is a tensor"
-    try:
-        run = compile_graph(graph, lambda n: expanded and n.target is node.target).bind(())[0]
-    except LoweringError as error:
-        return error.reason
-    except CompileError as error:
-        return str(error)
-    except Exception as error:  # of the exporter's passes; none may reach the user
-        return f"its lowering to ONNX failed: {plain(error)}"
-    values = [p.meta["val"] for p in graph.placeholders]
-    if elements(node) > COMPARED_ELEMENTS:
-        return None
-    state = snapshot_rng()
-    try:
-        answers = (
-            _compare(graph, run, sample(node.target, values, i)) for i in range(turns(values))
-        )
-        return next((wrong for wrong in answers if wrong is not None), None)
-    finally:
-        restore_rng(state)
+
+    def make(graph: Graph) -> Callable[[list[Any]], Any]:
+        run: Callable[[list[Any]], Any] = compile_graph(
+            graph, lambda n: expanded and n.target is node.target
+        ).bind(())[0]
+        return run
+
+    return attempt(node, make, lambda: _samples(node), _VENDOR, plain)
 
 
-def _compare(graph: Graph, run: Callable[..., Any], args: list[Any]) -> str | None:
-    try:
-        wrong = judge(graph, run, args)
-    except EagerRefused:
-        return None  # not inputs that this operator takes; the graph's own will be
-    except Exception as error:
-        return f"ONNX Runtime cannot run it: {plain(error)}"
-    return None if wrong is None else f"in a trial ONNX Runtime's {wrong}"
+def _samples(node: fx.Node) -> Iterator[list[Any]]:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    return (sample(node.target, values, i) for i in range(turns(values)))

@@ -13,12 +13,11 @@ from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
 aten = torch.ops.aten
 
 
-def promoted(graph: Graph) -> fx.GraphModule:
-    """A copy of a graph's module with explicit type promotion, by casts of ATen."""
-    module = graph.copy().module
+def promote(module: fx.GraphModule) -> None:
+    """Makes type promotion explicit, by casts of torch's primitives."""
     mode = private.FakeTensorMode()
     fakes = []
-    for node in graph.placeholders:
+    for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         if isinstance(value, Tensor):
             with mode:
@@ -27,6 +26,12 @@ def promoted(graph: Graph) -> fx.GraphModule:
                 )
         fakes.append(value)
     private.promote_types(module, fakes, mode)
+
+
+def promoted(graph: Graph) -> fx.GraphModule:
+    """A copy of a graph's module with explicit type promotion, by casts of ATen."""
+    module = graph.copy().module
+    promote(module)
     for node in module.graph.nodes:
         if node.target is torch.ops.prims.convert_element_type.default:
             source, *rest = node.args

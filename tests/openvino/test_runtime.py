@@ -105,37 +105,6 @@ def test_empty_tensors_and_scalars():
     check(lambda x, y: (x * y + 1).sigmoid(), torch.tensor(2.0), torch.randn(3), backend="ov")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda p: p.data.mul_(2),
-        lambda p: p.copy_(p * 3),
-        lambda p: p.set_(p.detach() + 1),
-        lambda p: p.detach().numpy().__imul__(2),
-    ],
-    ids=["data", "copy_", "set_", "numpy"],
-)
-def test_changed_weights_are_noticed(change: Any):
-    model, x = net(), torch.randn(4, 6)
-    function, _ = compiled(model, x)
-    with torch.no_grad():
-        change(model[0].weight)
-        torch.testing.assert_close(function(x), model(x))
-
-
-def test_replaced_parameters_and_a_fused_optimizer_are_noticed():
-    model, x = net(), torch.randn(4, 6)
-    function, _ = compiled(model, x)
-    model[0].weight = nn.Parameter(torch.randn(8, 6))
-    with torch.no_grad():
-        torch.testing.assert_close(function(x), model(x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
-    model(x).square().sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        torch.testing.assert_close(function(x), model(x))
-
-
 def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
     model, x = net(), torch.randn(4, 6)
     function, executable = compiled(model, x)

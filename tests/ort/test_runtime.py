@@ -86,24 +86,6 @@ def test_empty_tensors():
     check(lambda x: (x * 2, x.sum(0), torch.cat([x, x + 1])), torch.randn(0, 4), backend="onnxrt")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda p: p.data.mul_(2),
-        lambda p: p.copy_(p * 3),
-        lambda p: p.set_(p.detach() + 1),
-        lambda p: p.detach().numpy().__imul__(2),
-    ],
-    ids=["data", "copy_", "set_", "numpy"],
-)
-def test_changed_weights_are_noticed(change: Any):
-    model, x = net(), torch.randn(4, 6)
-    function, _ = compiled(model, x)
-    with torch.no_grad():
-        change(model[0].weight)
-        torch.testing.assert_close(function(x), model(x))
-
-
 def test_weights_that_change_at_every_call_stop_being_prepared(monkeypatch: pytest.MonkeyPatch):
     model, x = net(), torch.randn(4, 6)
     function, executable = compiled(model, x)

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends.ort import rules, trial
 from dynamo_backends.toolkit.samples import sample, turns
+from dynamo_backends.toolkit.trials import Answers
 from tests.checking import check
 
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch):
     (meta,) = rules.registry().get_decomps(aten.cos.default)
     (other,) = rules.registry().get_decomps(aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
-    monkeypatch.setattr(trial, "_verdicts", {})
+    monkeypatch.setattr(trial, "_verdicts", Answers())
     monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
     found = reasons(lambda x: x.cos(), torch.randn(30))
     assert "in a trial ONNX Runtime's output 0 " in found["aten.cos.default"]

@@ -1,33 +1,9 @@
 """The texts of errors, and that TVM's import leaves the process as it is."""
 
-import subprocess
-import sys
-
 import pytest
-import torch
-from torch import fx, nn
 
 import dynamo_backends
-from dynamo_backends import DeviceError, OptionError
-from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph, Input, Role
-
-WITHOUT = """
-import importlib.machinery, sys
-class Without(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name.split(".")[0] in {names!r}:
-            return None
-        return super().find_spec(name, path, target)
-sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
-import torch, dynamo_backends
-print(dynamo_backends.get_backend("tvm").availability())
-try:
-    print(torch.compile(torch.nn.Sigmoid(), backend="tvm")(torch.zeros(2)).tolist())
-except Exception as error:
-    print(error)
-"""
+from tests import refusals
 
 HARMLESS = """
 import ctypes, os, signal, sys, torch, torch._dynamo
@@ -53,15 +29,8 @@ print("tvm" in sys.modules, [k for k, v in state().items() if v != before[k]])
 """
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    return done.stdout
-
-
 def test_the_package_is_missing():
-    said = run(WITHOUT.format(names=("tvm",)))
+    said = refusals.without("tvm", ("tvm",))
     assert "reason='tvm is not installed'" in said
     expected = "'tvm' cannot run here: tvm is not installed. To mend it: "
     assert expected + "pip install 'dynamo-backends[tvm]'" in said
@@ -69,19 +38,11 @@ def test_the_package_is_missing():
 
 def test_it_needs_no_other_vendors_package():
     others = ("jax", "jaxlib", "onnx", "onnxruntime", "onnxscript", "openvino", "xgboost")
-    assert "[0.5, 0.5]" in run(WITHOUT.format(names=others))
+    assert "[0.5, 0.5]" in refusals.without("tvm", others)
 
 
 def test_using_it_changes_nothing():
-    assert run(HARMLESS).splitlines() == ["[]", "True []"]
-
-
-def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:
-    """The error itself; Dynamo wraps what a backend raises."""
-    error = info.value
-    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
-        error = inner
-    return error
+    assert refusals.run(HARMLESS).splitlines() == ["[]", "True []"]
 
 
 @pytest.mark.parametrize(
@@ -92,24 +53,12 @@ def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:
     ],
 )
 def test_wrong_options(options: dict[str, object], text: str):
-    with pytest.raises(Exception, match="tvm") as info:
-        torch.compile(nn.Sigmoid(), backend="tvm", options=options)(torch.zeros(2))
-    error = cause(info)
-    assert isinstance(error, OptionError)
-    assert text in str(error)
+    refusals.options_are_refused("tvm", options, text)
 
 
 def test_tensors_on_another_device():
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    with FakeTensorMode():
-        x.meta["val"] = torch.empty(4, device="cuda")
-    graph.output((x,))
-    module = fx.GraphModule(nn.Module(), graph)
-    given = Graph(module, "inference", (Input("x", Role.ACTIVATION),))
-    backend = dynamo_backends.get_backend("tvm")
-    with pytest.raises(DeviceError, match="tvm runs tensors on the CPU, and an input is on cuda"):
-        backend.prepare(given, backend.Options())
+    text = "tvm runs tensors on the CPU, and an input is on cuda"
+    refusals.tensor_is_refused("tvm", "cuda", text)
 
 
 @pytest.mark.parametrize("name", ["ansor", "tvm_meta_schedule"])

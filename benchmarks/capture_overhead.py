@@ -27,11 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
     console = bench.make_console()
-    cases = bench.suite("classic", settings.scale, settings.batch)
-    try:
-        cases = bench.find_cases(cases, settings.models) if settings.models else cases
-    except ValueError as error:
-        console.print(f"[red]{error}[/]")
+    cases = bench.chosen_cases(settings, console)
+    if not cases:
         return 2
     console.print(f"[dim]{bench.environment_line()}[/]")
     results = measure(cases, settings, console)
@@ -101,14 +98,9 @@ def table(results: Sequence[bench.Result], settings: argparse.Namespace) -> Tabl
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=40, help="samples of each")
+    parser = bench.model_arguments(__doc__, rounds=40)
     parser.add_argument("--mean-limit", type=float, default=0.01, metavar="SHARE")
     parser.add_argument("--worst-limit", type=float, default=0.03, metavar="SHARE")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

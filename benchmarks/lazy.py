@@ -6,7 +6,6 @@
 Both and eager are timed interleaved; a ratio is `ltc_trace`'s median over that of `ltc`.
 """
 
-import argparse
 import gc
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     console = bench.make_console()
     console.print(f"[dim]{bench.environment_line()}[/]")
-    cases = bench.suite("classic", settings.scale, settings.batch)
-    try:
-        cases = bench.find_cases(cases, settings.models) if settings.models else cases
-    except ValueError as error:
-        console.print(f"[red]{error}[/]")
+    cases = bench.chosen_cases(settings, console)
+    if not cases:
         return 2
     records = []
     for case in track(cases, "measuring", console=console, transient=True):
@@ -77,12 +73,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20, help="samples of each")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser = bench.model_arguments(__doc__, rounds=20)
     return parser.parse_args(arguments)
 
 

@@ -35,11 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     console = bench.make_console()
     console.print(f"[dim]{bench.environment_line()}[/]")
-    cases = bench.suite("classic", settings.scale, settings.batch)
-    try:
-        cases = bench.find_cases(cases, settings.models) if settings.models else cases
-    except ValueError as error:
-        console.print(f"[red]{error}[/]")
+    cases = bench.chosen_cases(settings, console)
+    if not cases:
         return 2
     makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {CALL: two_layers}
     if settings.models:
@@ -202,15 +199,10 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser = bench.model_arguments(__doc__, rounds=30)
     parser.add_argument("--backend", action="append", choices=list(VENDORS), help="repeatable")
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=30, help="samples of each")
     parser.add_argument("--limit", type=float, metavar="RATIO", help="largest ratio that passes")
     parser.add_argument("--call-limit", type=float, metavar="US", help="most that a call may add")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

@@ -15,7 +15,7 @@ with that version. Code elsewhere imports these names from here and never from t
 | `fx.Node.meta["partitioner_tag"]` of joint graphs, `torch._prims.rng_prims` | 2.13 run |
 | `torch._dynamo.utils.same` | 2.13 run |
 | `torch._C._to_dlpack`, `torch._C._from_dlpack`, `torch._C._has_storage` | 2.13 run |
-| `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
+| `torch.utils._python_dispatch`: `_disable_current_modes`, `is_traceable_wrapper_...` | 2.13 run |
 | `torch._ops.OpOverload`, `torch._decomp.core_aten_decompositions` | 2.13 run |
 | `torch._decomp._core_aten_decompositions_post_autograd` | 2.13 run |
 | `torch._ops.HigherOrderOperator`, `OpOverload.has_kernel_for_dispatch_key` | 2.13 run |
@@ -59,6 +59,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
@@ -715,6 +716,7 @@ __all__ = [
     "is_of_backward",
     "is_plain",
     "is_tangent",
+    "is_traceable_wrapper_subclass",
     "jit",
     "keep_saved_tensors",
     "keep_unused_draws",

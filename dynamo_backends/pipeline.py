@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from dynamo_backends import report as reporting
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
-from dynamo_backends.aot.inputs import describe_inputs, inspect_captured
+from dynamo_backends.aot.inputs import describe_inputs, inspect_captured, without_subclasses
 from dynamo_backends.backend import Backend, Executable, Options, Support
 from dynamo_backends.description import describe_fallbacks, describe_parts, describe_shapes
 from dynamo_backends.errors import (
@@ -95,7 +95,10 @@ def compile_captured(
         return CompiledGraph(backend, normalized, options, report)
 
     table = decompositions(keep=frozenset(backend.keeps(options)))
-    return compile_functional(captured, example_inputs, compile_graph, table, options.partitioner)
+    compiled = compile_functional(
+        captured, example_inputs, compile_graph, table, options.partitioner
+    )
+    return without_subclasses(compiled, example_inputs)
 
 
 def require_available(backend: Backend) -> None:

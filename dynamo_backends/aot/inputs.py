@@ -2,10 +2,11 @@
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
@@ -198,3 +199,36 @@ def _output_aliases(
         else:
             seen[storage] = i
     return tuple(texts)
+
+
+def without_subclasses(
+    compiled: Callable[..., Any], example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """A compiled graph whose inputs may be of subclasses of Tensor that AOT Autograd leaves alone.
+
+    Dynamo guards the inputs' types, so those of the first call are those of all calls. Runtimes are
+    given plain tensors of the same memory.
+
+    Args:
+        compiled: The graph.
+        example_inputs: Its inputs, real tensors.
+    """
+    places = [i for i, x in enumerate(example_inputs) if _is_of_subclass(x)]
+    if not places:
+        return compiled
+
+    def call(*args: Any) -> Any:
+        given = list(args)
+        for i in places:
+            given[i] = given[i].as_subclass(Tensor)
+        return compiled(*given)
+
+    return call
+
+
+def _is_of_subclass(value: Any) -> bool:
+    """Whether a value is such a tensor; those that AOT Autograd takes apart are not meant."""
+    if not isinstance(value, Tensor) or type(value) in (Tensor, torch.nn.Parameter):
+        return False
+    fake = isinstance(value, private.FakeTensor)
+    return not fake and not private.is_traceable_wrapper_subclass(value)

@@ -1,6 +1,7 @@
 """Models, measuring and reporting: what the benchmarks, the demo and the model tests share."""
 
 from dynamo_backends.bench.accuracy import Accuracy, check, compare_outputs
+from dynamo_backends.bench.arguments import chosen_cases, model_arguments
 from dynamo_backends.bench.processes import (
     ChildError,
     hand_back,
@@ -35,6 +36,7 @@ __all__ = [
     "Timing",
     "as_record",
     "check",
+    "chosen_cases",
     "compare",
     "compare_outputs",
     "compile_model",
@@ -50,6 +52,7 @@ __all__ = [
     "make_console",
     "measure",
     "measure_case",
+    "model_arguments",
     "peak_rss_bytes",
     "reset_peak_rss",
     "results_table",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import fx
 
 from dynamo_backends.backend import Availability, Backend, Options, Support
-from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.devices import require_cpu
 
 _INSTALL = "pip install 'dynamo-backends[iree]'"
 _PACKAGES = {"iree.compiler": "iree-base-compiler", "iree.runtime": "iree-base-runtime"}
@@ -76,13 +76,7 @@ class IREE(Backend):
 
     def prepare(self, graph: Graph, options: IreeOptions) -> None:
         """See `Backend.prepare`."""
-        for node in graph.placeholders:
-            value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
-                raise DeviceError(
-                    f"iree reads tensors on the CPU, and an input is on {value.device.type}; move "
-                    "the model and its inputs to the CPU."
-                )
+        require_cpu(graph, "iree")
 
     def supports(self, node: fx.Node, options: IreeOptions) -> Support:
         """See `Backend.supports`."""

@@ -15,6 +15,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError, OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.devices import require_cpu
 
 _INSTALL = "pip install 'dynamo-backends[openvino]'"
 
@@ -75,14 +76,7 @@ class OpenVINO(Backend):
         """See `Backend.prepare`."""
         _check_device(options.device)
         _check_config(options)
-        for node in graph.placeholders:
-            value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
-                raise DeviceError(
-                    f"ov reads tensors on the CPU, and an input is on {value.device.type}; move "
-                    "the model and its inputs to the CPU. OpenVINO's own GPU is chosen by the "
-                    "option device='GPU'."
-                )
+        require_cpu(graph, "ov", " OpenVINO's own GPU is chosen by the option device='GPU'.")
 
     def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import disable_current_modes
-
 ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
 
 
@@ -75,9 +73,6 @@ def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
     return True
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 class Importer:
     """Checks and permutes one input, as the program that was compiled for it expects.
 
@@ -125,9 +120,6 @@ class Importer:
                 f"compiled for {self.dtype}{list(self.shape)}, "
                 f"called with {tensor.dtype}{list(tensor.shape)}"
             )
-        if type(tensor) not in _PLAIN:  # at first calls, a mode of torch refuses subclasses
-            with disable_current_modes():
-                tensor = tensor.as_subclass(Tensor)
         if tensor.requires_grad:
             tensor = tensor.detach()
         return tensor if self._permute is None else tensor.permute(self._permute)

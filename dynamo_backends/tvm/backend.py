@@ -12,8 +12,9 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Options, Support
-from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.devices import require_cpu
 
 _INSTALL = "pip install 'dynamo-backends[tvm]'"
 
@@ -55,13 +56,7 @@ class TVM(Backend):
 
     def prepare(self, graph: Graph, options: TvmOptions) -> None:
         """See `Backend.prepare`."""
-        for node in graph.placeholders:
-            value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.ndim:
-                raise DeviceError(
-                    f"tvm runs tensors on the CPU, and an input is on {value.device.type}; move "
-                    "the model and its inputs to the CPU."
-                )
+        require_cpu(graph, "tvm")
 
     def keeps(self, options: TvmOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""

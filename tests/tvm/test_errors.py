@@ -57,7 +57,7 @@ def test_wrong_options(options: dict[str, object], text: str):
 
 
 def test_tensors_on_another_device():
-    text = "tvm runs tensors on the CPU, and an input is on cuda"
+    text = "tvm reads tensors on the CPU, and an input is on cuda"
     refusals.tensor_is_refused("tvm", "cuda", text)
 
 

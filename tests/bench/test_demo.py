@@ -30,6 +30,17 @@ def test_quick_demo_is_right_and_finds_the_nearest_sentences(
         assert "in eager:" not in shown
 
 
+def test_autotune_shows_who_was_tried(
+    demo: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = demo.Subject("small", nn.Linear(8, 8).eval(), {"input": torch.ones(2, 8)}, str)
+    monkeypatch.setattr(demo, "load_subjects", lambda quick: [subject])
+    assert demo.main(["--quick", "--backend", "autotune"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("candidate", "eager", "openxla", "onnxrt", "chosen"):
+        assert word in shown
+
+
 def test_wrong_result_gives_exit_status_1(
     demo: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ class OldName:
 _NVFUSER = "torch has removed nvFuser from TorchScript"
 _PRIMS = "torch has removed nvFuser's primitives"
 _XLA = "one backend compiles with XLA and traces once; it needs no torch_xla"
-_CUDAGRAPHS = "torch's cudagraphs records the graph itself, without TorchScript"
+_CUDAGRAPHS = "it records the kernels that torch launches; TorchScript would launch the same ones"
 _TENSORRT = "one backend builds TensorRT engines, whichever way the network gets there"
 
 OLD_NAMES: tuple[OldName, ...] = (
@@ -60,9 +60,10 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("aot_ts_nvfuser_nodecomps", "nvfuser", "here", _NVFUSER),
     OldName("autotune", "autotune", "here", "it measures backends and takes the fastest"),
     OldName("cudagraphs", "cudagraphs", "torch", "torch still has it"),
-    OldName("cudagraphs_ts", "cudagraphs", "torch", _CUDAGRAPHS),
-    OldName("cudagraphs_ts_ofi", "cudagraphs", "torch", _CUDAGRAPHS),
-    OldName("fx2trt", "tensorrt", "here", _TENSORRT),
+    OldName("cudagraphs_ts", "cudagraphs_eager", "here", _CUDAGRAPHS),
+    OldName("cudagraphs_ts_ofi", "cudagraphs_eager", "here", _CUDAGRAPHS),
+    OldName("fx2trt", "fx2trt", "here", "torch_tensorrt is what became of it; 'tensorrt' needs "
+            "TensorRT alone"),
     OldName("ipex", "", "nobody", "Intel Extension for PyTorch registers it when it is imported "
             "(`import intel_extension_for_pytorch`); without it, 'inductor_freezing' and "
             "'onednn_graph' reach the same oneDNN kernels"),
@@ -184,11 +185,7 @@ def __getattr__(name: str) -> OldCompiler:
 
 def entry_points() -> list[str]:
     """The names for which this module has an entry point: those that no living backend bears."""
-    return [old.name for old in OLD_NAMES if old.name != old.target or old.name in _PLANNED]
-
-
-# Their own names, which an entry point of theirs takes over once they are there.
-_PLANNED = frozenset({"nvfuser", "tensorrt"})
+    return [old.name for old in OLD_NAMES if old.name != old.target]
 
 
 def document() -> str:

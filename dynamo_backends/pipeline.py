@@ -19,6 +19,7 @@ from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.aot.inputs import describe_inputs, inspect_captured, without_subclasses
 from dynamo_backends.backend import Backend, Executable, Options, Support
+from dynamo_backends.cudagraphs.wrapper import require_device, with_cudagraphs
 from dynamo_backends.description import describe_fallbacks, describe_parts, describe_shapes
 from dynamo_backends.errors import (
     BackendUnavailableError,
@@ -89,6 +90,7 @@ def compile_captured(
     def compile_graph(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
         normalized = normalize(gm, kind, freeze=options.freezing != "off")
         backend.prepare(normalized.graph, options)
+        require_device(normalized.graph, options, backend.name)
         report = GraphReport(backend.name, kind, number)
         report.inputs = describe_inputs(normalized.graph, facts, options)
         report.output_aliases = facts.output_aliases if kind != "backward" else ()
@@ -155,7 +157,8 @@ class CompiledGraph:
             with self._lock, disable_current_modes():
                 program = self._programs.get(key)
                 if program is None:
-                    graph = specialize(self._graph, [*args, *self._constants])
+                    values = [*args, *self._constants]
+                    graph = specialize(self._graph, values, self._backend.serves_ranges)
                     program = self._programs[key] = self._compile(graph)
                     while len(self._programs) > self._options.max_executables:
                         self._programs.popitem(last=False)
@@ -298,7 +301,9 @@ class _ProgramBuilder:
         mark = fingerprint(graph)
         if mark not in self._compiled:
             # A copy: whatever the backend does to it, eager can fall back to the original.
-            self._compiled[mark] = self._load(mark, graph.copy())
+            self._compiled[mark] = with_cudagraphs(
+                self._load(mark, graph.copy()), graph, self._options, self._report.backend
+            )
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]

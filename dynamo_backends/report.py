@@ -154,6 +154,8 @@ class GraphReport:
         executables: How many were made or loaded (one per block and concrete shape).
         cache_hits: How many of them came from disk.
         rebinds: How often frozen weights had to be prepared again because they changed.
+        cuda_graphs: How many CUDA graphs were recorded of its blocks (see `CudaGraphOptions`).
+        uncaptured: Reasons why blocks run without a CUDA graph although one was asked for.
         runtime_fallbacks: Reasons why compiled code was replaced by eager after it was compiled.
         inputs: The inputs, with roles, mutations and aliases.
         output_aliases: Which outputs share memory with inputs or other outputs, in words.
@@ -178,6 +180,8 @@ class GraphReport:
     executables: int = 0
     cache_hits: int = 0
     rebinds: int = 0
+    cuda_graphs: int = 0
+    uncaptured: list[str] = field(default_factory=list)
     runtime_fallbacks: list[str] = field(default_factory=list)
     inputs: tuple[InputReport, ...] = field(default=(), repr=False)
     output_aliases: tuple[str, ...] = ()

@@ -20,6 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --full: at most so many samples of each operator and dtype (default: all)",
     )
     parser.addoption(
+        "--dtype",
+        action="append",
+        metavar="NAME",
+        help='with --full: only this dtype, such as "float32"; repeatable',
+    )
+    parser.addoption(
         "--resume",
         action="store_true",
         help="with --full: go on where an earlier run stopped, and try its failures again",

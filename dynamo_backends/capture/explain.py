@@ -191,6 +191,7 @@ class Explainer:
                     executable=None,
                     compilations=list(r.compilations),
                     runtime_fallbacks=list(r.runtime_fallbacks),
+                    uncaptured=list(r.uncaptured),
                 )
                 for r in reports
             ),

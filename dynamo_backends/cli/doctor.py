@@ -64,6 +64,7 @@ def diagnose() -> list[Check]:
     ]
     checks += [_devices(), _cache()]
     checks += _backends()
+    checks += _gpu()
     return checks
 
 
@@ -114,6 +115,26 @@ def _devices() -> Check:
     if torch.cuda.is_available():
         names += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Check("devices", "ok", "; ".join(names))
+
+
+def _gpu() -> list[Check]:
+    """NVIDIA GPUs, and for each backend what it lacks to run there."""
+    from dynamo_backends.cli import gpu
+
+    try:
+        facts = gpu.look()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"
+        return [Check("NVIDIA GPU", "broken", detail, "pip install torch; nvidia-smi")]
+    missing, remedy = gpu.in_words(gpu.machine_lacks(facts))
+    driver = f"driver {facts.driver}, " if facts.driver else ""
+    detail = missing or f"{', '.join(facts.visible)}; {driver}torch for CUDA {facts.built_for}"
+    checks = [Check("NVIDIA GPU", "missing" if missing else "ok", detail, remedy)]
+    for backend in gpu.GPU_BACKENDS:
+        missing, remedy = gpu.in_words(gpu.lacks(backend, facts))
+        status: Literal["ok", "missing"] = "missing" if missing else "ok"
+        checks.append(Check(f"{backend.name} on GPU", status, missing or "usable", remedy))
+    return checks
 
 
 def _cache() -> Check:

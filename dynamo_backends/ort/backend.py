@@ -13,12 +13,15 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.cache import cache_folder
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.ort import cuda
+from dynamo_backends.toolkit.tf32 import allowed_tf32
 
 _PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
 _INSTALL = "pip install 'dynamo-backends[onnx]'"
 _INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
-_PROVIDER = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,18 @@ class OrtOptions(Options):
             `{"cudnn_conv_algo_search": "HEURISTIC"}`; names and values as ONNX Runtime has them.
         session_config: Session configuration entries, such as
             `{"session.intra_op.allow_spinning": "1"}`.
+        provider: What runs graphs on CUDA devices: ONNX Runtime's own kernels ("cuda") or engines
+            of TensorRT, with those kernels for the rest ("tensorrt").
+        cudagraphs: On CUDA devices: ONNX Runtime records the third run of a graph as a CUDA graph
+            and launches that from then on. Inputs and results are copied.
     """
 
     graph_optimization_level: Literal["all", "extended", "basic", "none"] = "all"
     intra_op_threads: int = 0
     provider_options: dict[str, str] | None = None
     session_config: dict[str, str] | None = None
+    provider: Literal["cuda", "tensorrt"] = "cuda"
+    cudagraphs: bool = False
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -90,10 +99,18 @@ class OnnxRuntime(Backend):
             if kind == "cuda" and not _has_device("cuda"):
                 reason, remedy = _why_no_cuda()
                 raise DeviceError(f"the tensors are on a CUDA device, but {reason}; run: {remedy}")
+        if _device([n.meta["val"] for n in graph.placeholders])[0] == "cuda":
+            _check_tensorrt(options, self.name)
+        elif options.cudagraphs or options.provider != "cuda":
+            asked = "cudagraphs=True" if options.cudagraphs else f"provider={options.provider!r}"
+            raise DeviceError(
+                f"{self.name} was given {asked}, which is for CUDA devices, and no input is on "
+                "one; move the model and its inputs to a CUDA device, or leave out the option."
+            )
 
     def keeps(self, options: OrtOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering that is used."""
-        from dynamo_backends.ort.rules import lowered_overloads
+        from dynamo_backends.onnx.rules import lowered_overloads
 
         return lowered_overloads()
 
@@ -126,7 +143,8 @@ class OnnxRuntime(Backend):
         from dynamo_backends.ort.compiler import compile_graph
         from dynamo_backends.ort.trial import verdict
 
-        settings = dataclasses.replace(self._settings_of_node(node, options), threads=1)
+        alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
+        settings = _of_trials(self._settings_of_node(node, alone))
         return verdict(node, lambda g, e: compile_graph(g, settings, e), settings)
 
     def _settings_of_node(self, node: fx.Node, options: OrtOptions) -> Any:
@@ -158,18 +176,62 @@ def _settings(values: list[Any], options: OrtOptions) -> Any:
     from dynamo_backends.ort.session import SessionSettings
 
     device = _device(values)
-    entries = dict(options.provider_options or {})
-    if device[0] == "cuda":
-        entries.setdefault("device_id", str(device[1]))
-    main = (_PROVIDER[device[0]], tuple(sorted(entries.items())))
-    others = () if device[0] == "cpu" else ((_PROVIDER["cpu"], ()),)
     return SessionSettings(
-        providers=(main, *others),
+        providers=_providers(device, options),
         device=device,
         threads=options.intra_op_threads,
         level=options.graph_optimization_level,
         config=tuple(sorted((options.session_config or {}).items())),
+        graphs=options.cudagraphs and device[0] == "cuda",
     )
+
+
+def _providers(device: tuple[str, int], options: OrtOptions) -> tuple[cuda.Provider, ...]:
+    """The providers for a device, the preferred one first; the user's options are for that one."""
+    given = options.provider_options or {}
+    if device[0] == "cpu":
+        return ((cuda.CPU, tuple(sorted(given.items()))),)
+    index, graphs = device[1], options.cudagraphs
+    tensorrt = options.provider == "tensorrt"
+    search = cuda.search_algorithms()
+    own = cuda.cuda_entries(index, allowed_tf32(), search, graphs and not tensorrt)
+    found = [(cuda.CUDA, own), (cuda.CPU, {})]
+    if tensorrt:
+        folder = cache_folder() / "onnxrt-tensorrt" if options.cache else None
+        found.insert(0, (cuda.TENSORRT, cuda.tensorrt_entries(index, folder, graphs)))
+    found[0] = (found[0][0], {**found[0][1], **given})
+    return tuple((name, tuple(sorted(entries.items()))) for name, entries in found)
+
+
+def _of_trials(settings: Any) -> Any:
+    """Settings for trying a single call.
+
+    One for which there is no kernel on the device is left to torch, which has one, rather than
+    computed on the host.
+    """
+    if settings.device[0] == "cuda":
+        config = tuple(sorted({**dict([cuda.NO_HOST]), **dict(settings.config)}.items()))
+        settings = dataclasses.replace(settings, providers=settings.providers[:1], config=config)
+    return dataclasses.replace(settings, threads=1)
+
+
+def _check_tensorrt(options: OrtOptions, backend: str) -> None:
+    """TensorRT's provider computes float32 in TF32, and has no option against that."""
+    if options.provider != "tensorrt":
+        return
+    from dynamo_backends.ort.session import available_providers
+
+    if cuda.TENSORRT not in available_providers():
+        raise DeviceError(
+            f"{backend} was given provider='tensorrt', and the installed onnxruntime has no such "
+            f"provider; run: {_INSTALL_CUDA} tensorrt"
+        )
+    if not allowed_tf32().products:
+        raise OptionError(
+            f"{backend} was given provider='tensorrt', which computes float32 products in TF32, "
+            "and torch does not allow that; call torch.set_float32_matmul_precision('high'), or "
+            "use backend='tensorrt', which follows that setting."
+        )
 
 
 def _device(values: list[Any]) -> tuple[str, int]:

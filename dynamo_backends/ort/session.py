@@ -12,6 +12,7 @@ from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
+from dynamo_backends.ort import cuda
 from dynamo_backends.toolkit.memory import return_free_memory
 
 _LEVELS = {
@@ -44,6 +45,8 @@ class SessionSettings:
         threads: Of the session's own pool; 0: as many as torch has when the session is made.
         level: Graph optimisation: "all", "extended", "basic" or "none".
         config: Session configuration entries, taking precedence over `DEFAULT_CONFIG`.
+        graphs: Whether the provider records runs as a CUDA graph, which needs memory that stays
+            where it is.
     """
 
     providers: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
@@ -51,6 +54,7 @@ class SessionSettings:
     threads: int = 0
     level: str = "all"
     config: tuple[tuple[str, str], ...] = ()
+    graphs: bool = False
 
     def options(self) -> onnxruntime.SessionOptions:
         """These settings as ONNX Runtime's object."""
@@ -84,7 +88,10 @@ def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionS
             list(weights), [onnxruntime.OrtValue(import_tensor(t.cpu())) for t in weights.values()]
         )
     names = [name for name, _ in settings.providers]
-    provider_options = [dict(entries) for _, entries in settings.providers]
+    provider_options = [
+        cuda.with_stream(name, dict(entries), settings.device)
+        for name, entries in settings.providers
+    ]
     session = onnxruntime.InferenceSession(
         model, options, providers=names, provider_options=provider_options
     )
@@ -96,6 +103,14 @@ def import_tensor(tensor: Tensor) -> Any:
     """A row-major CPU tensor as an OrtValue that shares its memory and keeps it alive."""
     # A tensor of its own, so that the value does not keep the caller's Parameter alive.
     return C.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype == torch.bool)
+
+
+def run_options(settings: SessionSettings) -> onnxruntime.RunOptions:
+    """How a session of these settings is run: on CUDA the host does not wait for the result."""
+    options = onnxruntime.RunOptions()
+    if settings.device[0] == "cuda":
+        options.add_run_config_entry(*cuda.NO_SYNCHRONIZATION)
+    return options
 
 
 def with_weights_as_inputs(model: bytes) -> bytes:

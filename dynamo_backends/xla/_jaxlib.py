@@ -4,7 +4,8 @@ Checked with jaxlib 0.10.2 ("run"). jaxlib promises nothing for these names; whe
 admitted in pyproject.toml, run `make test` with it and add it here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
+from jax.core import ShapedArray
 
 
 def make_cpu_client() -> Any:
@@ -76,6 +78,30 @@ def _handler(output: Any, device: Any) -> Any:
     )
 
 
+def executor(
+    executable: Any, device: Any, outputs: Sequence[jax.ShapeDtypeStruct]
+) -> Callable[[list[Any]], Iterator[list[Any]]]:
+    """Execution on one device that runs nothing but C code.
+
+    Args:
+        executable: What to execute.
+        device: Where.
+        outputs: Shape and dtype of each.
+
+    Returns:
+        A function from a list of buffers to an iterator, which executes when its only element, the
+        list of the outputs' buffers, is taken.
+    """
+    avals = [ShapedArray(x.shape, x.dtype) for x in outputs]
+    sharding = xc.SingleDeviceSharding(device)
+    handlers = [
+        xc.array_result_handler(aval, sharding, committed=True, _skip_checks=True) for aval in avals
+    ]
+    consume = methodcaller("consume_with_handlers", handlers)
+    execute = executable.execute_sharded
+    return lambda buffers: map(consume, map(execute, (buffers,)))
+
+
 import_dlpack: Callable[..., Any] = _jax.dlpack_managed_tensor_to_buffer
 export_dlpack: Callable[..., Any] = _jax.buffer_to_dlpack_managed_tensor
 
@@ -84,3 +110,17 @@ def put(device: Any, array: np.ndarray) -> Any:
     """Copies a numpy array to a device, 64-bit types included."""
     with jax.enable_x64(True):
         return jax.device_put(array, device)
+
+
+def copied(device: Any, array: np.ndarray) -> Any:
+    """A copy of a numpy array in memory that XLA owns alone, and may write over."""
+    return xc.batched_device_put(
+        ShapedArray(array.shape, array.dtype),
+        xc.SingleDeviceSharding(device),
+        [array],
+        [device],
+        committed=True,
+        force_copy=True,
+        host_buffer_semantics=xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
+        enable_x64=True,
+    )

@@ -1,6 +1,7 @@
 """The backend `openxla`: XLA through PJRT, on CPU, CUDA and TPU, without torch_xla."""
 
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.tf32 import allowed_tf32, product_precision
 
 _INSTALL = "pip install 'dynamo-backends[xla]'"
 
@@ -111,12 +113,20 @@ class OpenXLA(Backend):
         device = open_device(platform_name, index)
         return compile_step(graph, device, _lowering_options(platform_name, options))
 
+    def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
+        """See `Backend.load_step`."""
+        from dynamo_backends.xla.runtime import open_device
+        from dynamo_backends.xla.steps import load_step
+
+        return load_step(parts, graph, open_device(*_target(graph, options)))
+
     def cache_key(self, options: XlaOptions) -> str:
         """See `Backend.cache_key`."""
         from dynamo_backends.toolkit.processor import processor
 
-        settings = (_matmul_precision(options), torch.get_num_threads())
-        return f"{_jaxlib_version()} {_package_version()} {processor()} {settings}"
+        precision = _matmul_precision(options), _convolution_precision("cuda", options)
+        settings = (*precision, torch.get_num_threads())
+        return f"{_jaxlib_version()} {_package_version()} {processor()} {_gpus()} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load`."""
@@ -158,6 +168,7 @@ def _lowering_options(platform_name: str, options: XlaOptions) -> Any:
     return LoweringOptions(
         platform=platform_name,
         matmul_precision=_matmul_precision(options),
+        convolution_precision=_convolution_precision(platform_name, options),
         channels_last=platform_name == "cpu",
     )
 
@@ -168,8 +179,35 @@ def _matmul_precision(options: XlaOptions) -> str:
         return "default"
     asked = options.matmul_precision
     if asked == "torch":
-        asked = torch.get_float32_matmul_precision()  # type: ignore[assignment]
+        asked = product_precision()  # type: ignore[assignment]
     return {"highest": "highest", "high": "high", "medium": "default"}[asked]
+
+
+def _convolution_precision(platform_name: str, options: XlaOptions) -> str:
+    """jax's name of the precision of float32 convolutions: on CUDA torch has a switch for them."""
+    if platform_name == "cuda" and options.matmul_precision == "torch":
+        return "default" if allowed_tf32().convolutions else _matmul_precision(options)
+    return _matmul_precision(options)
+
+
+@functools.cache
+def _gpus() -> str:
+    """What machine code for CUDA devices depends on; empty without any."""
+    if not torch.cuda.is_available() or not _has_cuda_plugin():
+        return ""
+    count = torch.cuda.device_count()
+    names = [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}"
+             for i in range(count)]  # fmt: skip
+    plugins = [d for d in ("jax-cuda12-plugin", "jax-cuda13-plugin") if _installed(d)]
+    return f"{names} {plugins} {[importlib.metadata.version(d) for d in plugins]}"
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _has_cuda_plugin() -> bool:
@@ -186,8 +224,6 @@ def _find(name: str) -> bool:
 
 @functools.cache
 def _jaxlib_version() -> str:
-    import importlib.metadata
-
     return importlib.metadata.version("jaxlib")
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes, from_dlpack, to_dlpack
 from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.memory import return_free_memory
-from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla import _jaxlib, cuda
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.preparation import Preparation
 
@@ -33,30 +34,43 @@ class Device:
         client: Its PJRT client.
         handle: The device in the client.
         pid: The process that started the client.
+        index: Which device of the platform it is.
     """
 
     platform: str
     client: Any
     handle: Any
     pid: int
+    index: int = 0
+
+    def shares_with(self, device: torch.device) -> bool:
+        """Whether it computes in the memory that torch's tensors on a device have."""
+        if self.platform != "cuda":
+            return self.platform == device.type
+        return device.type == driver().kind and (device.index or 0) == self.index
 
     def import_tensor(self, tensor: Tensor) -> Any:
         """A row-major tensor as a buffer; memory is shared where both sides can address it."""
+        return self.import_tensors([tensor])[0]
+
+    def import_tensors(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Row-major tensors as buffers; memory is shared where both sides can address it."""
         if self.platform == "cpu":
-            return _jaxlib.import_dlpack(to_dlpack(tensor), self.handle, None)
-        if self.platform == tensor.device.type:
-            # XLA's stream waits for torch's current stream; the host waits for nothing.
-            stream = self.handle.get_stream_for_external_ready_events()
-            return _jaxlib.import_dlpack(tensor.__dlpack__(stream=stream), self.handle, stream)
-        return _jaxlib.put(self.handle, to_numpy(tensor))
+            here = [t if t.device.type == "cpu" else t.cpu() for t in tensors]
+            return [_jaxlib.import_dlpack(to_dlpack(t), self.handle, None) for t in here]
+        shared = [t for t in tensors if self.shares_with(t.device)]
+        buffers = iter(cuda.import_tensors(shared, self.handle, self.index) if shared else ())
+        return [
+            next(buffers) if self.shares_with(t.device) else _jaxlib.put(self.handle, to_numpy(t))
+            for t in tensors
+        ]
 
     def export_buffer(self, buffer: Any, device: torch.device) -> Tensor:
         """A buffer as a tensor on `device`; memory is shared where both sides can address it."""
         if self.platform == "cpu":
-            return from_dlpack(_jaxlib.export_dlpack(buffer))
-        if self.platform == device.type:
-            stream = torch.cuda.current_stream(device).cuda_stream
-            return from_dlpack(_jaxlib.export_dlpack(buffer, stream=stream))
+            return from_dlpack(_jaxlib.export_dlpack(buffer)).to(device)
+        if self.platform == "cuda" and self.shares_with(device):
+            return cuda.export_buffers([buffer], self.index)[0]
         return from_numpy(np.array(buffer)).to(device)
 
 
@@ -82,7 +96,7 @@ def _open(platform: str, index: int) -> Device:
     if index >= len(devices):
         raise DeviceError(f"XLA sees {len(devices)} {platform} devices, not number {index}")
     handle = devices[index]
-    return Device(platform, handle.client, handle, os.getpid())
+    return Device(platform, handle.client, handle, os.getpid(), index)
 
 
 def open_device(platform: str, index: int = 0) -> Device:
@@ -197,6 +211,8 @@ class XlaExecutable(Executable):
         fakes = [n.meta["val"] for n in graph.outputs]
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
+        ends = [activations[i] for i in wiring.activations] + fakes
+        self._all_on_cpu = all(v.device.type == "cpu" for v in ends)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -204,7 +220,7 @@ class XlaExecutable(Executable):
         if self._fresh and self.prologue is not None:
             return_free_memory()  # of intermediate results; not for weights that keep changing
         self._fresh = False
-        if self._device.platform == "cpu":
+        if self._device.platform == "cpu" and self._all_on_cpu:
             return self._bind_cpu(prepared), copied
         return functools.partial(self._run, prepared), copied
 
@@ -232,11 +248,9 @@ class XlaExecutable(Executable):
 
     def _shares(self, tensor: Tensor, weight: Tensor) -> bool:
         """Whether a buffer made of `tensor` is the memory of `weight`."""
-        if tensor.data_ptr() != weight.data_ptr():
+        if tensor.data_ptr() != weight.data_ptr() or tensor.data_ptr() % ALIGNMENT:
             return False
-        if self._device.platform == "cpu":
-            return tensor.data_ptr() % ALIGNMENT == 0
-        return self._device.platform == tensor.device.type
+        return self._device.shares_with(tensor.device)
 
     def _import_weight(self, tensor: Tensor) -> Any:
         # A tensor of its own, so that the buffer does not keep the caller's Parameter alive.
@@ -255,7 +269,7 @@ class XlaExecutable(Executable):
 
     def _import(self, activations: Sequence[Tensor]) -> list[Any]:
         given = zip(self.wiring.activations, self._activations, strict=True)
-        return [self._device.import_tensor(check(activations[i])) for i, check in given]
+        return self._device.import_tensors([check(activations[i]) for i, check in given])
 
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
         """The hot path on the CPU: everything that can be decided early is."""

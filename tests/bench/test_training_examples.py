@@ -8,9 +8,11 @@ from tests.bench.programs import load
 def test_digits_are_recognised(capsys: pytest.CaptureFixture[str]) -> None:
     example = load("examples/train_digits.py")
     assert example.main(["--epochs", "8"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "openxla: 176 steps" in shown
-    assert "1 compilation" in shown
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+    (row,) = [[cell.strip() for cell in row] for row in rows if len(row) > 4]
+    assert row[1:3] == ["openxla", "176"]
+    assert row[4] == "1", "compilations"
+    assert row[5].endswith("% of 360 test images")
 
 
 def test_digits_that_are_not_learned_give_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:

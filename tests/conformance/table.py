@@ -10,7 +10,7 @@ from tests.conformance.opinfo import Outcome
 
 _HEAD = """# Operators: PyTorch's own database through {backend}
 
-Made by `make conformance` with torch {torch} and {vendor} on the CPU. Every operator of
+Made by `make conformance` with torch {torch} and {vendor} on the CPU. {operators} of
 `torch.testing._internal.common_methods_invocations.op_db` is compiled with
 `torch.compile(backend="{backend}")` on {samples} and
 compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer results must
@@ -46,12 +46,20 @@ def native_share(outcomes: Sequence[Outcome], dtype: str) -> float:
     return sum(o.status == "native" for o in ran) / len(ran)
 
 
+def _versioned(vendor: str) -> str:
+    try:
+        return f"{vendor} {importlib.metadata.version(vendor)}"
+    except importlib.metadata.PackageNotFoundError:
+        return vendor
+
+
 def render(
     outcomes: Sequence[Outcome],
     backend: str = "openxla",
     vendor: str = "jax",
     limit: int | None = None,
     head: str = _HEAD,
+    operators: str = "Every operator",
 ) -> str:
     """The whole document.
 
@@ -61,6 +69,7 @@ def render(
         vendor: The package behind it, whose version is told.
         limit: How many samples of each were run at most.
         head: What stands above the tables, with the names of the settings in braces.
+        operators: Which were run, in words.
     """
     by_dtype: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -69,7 +78,8 @@ def render(
     settings = {
         "backend": backend,
         "torch": torch.__version__.split("+")[0],
-        "vendor": f"{vendor} {importlib.metadata.version(vendor)}",
+        "vendor": _versioned(vendor),
+        "operators": operators,
         "samples": f"at most {limit} of its sample inputs" if limit else "its sample inputs",
     }
     lines = [head.format(**settings)]

@@ -2,7 +2,8 @@
 
 `make test` runs one or two samples of each operator; `make conformance` (`--full`) runs all
 samples in all dtypes and rewrites each backend's document in docs/. That takes hours; with
-`make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly spread.
+`make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly spread;
+with `--dtype float32` only this dtype.
 What is done is kept in .conformance/: `--resume` goes on after an interruption and tries failures
 again; `-k onnxrt` runs one backend.
 """
@@ -10,7 +11,8 @@ again; `-k onnxrt` runs one backend.
 import functools
 import multiprocessing
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +22,13 @@ from rich.progress import track
 
 from tests.conformance import opinfo, table
 from tests.conformance.journal import Journal
+from tests.nvfuser import double as nvfuser_double
+from tests.nvfuser import share as nvfuser_share
 
 pytestmark = pytest.mark.conformance
 
 DOCS = Path(__file__).parents[2] / "docs"
-SHARE = 16  # one in so many operators is tried in the dtypes other than float32
+SHARE = 6  # one in so many operators is tried in the dtypes other than float32
 
 
 class Row(NamedTuple):
@@ -35,25 +39,55 @@ class Row(NamedTuple):
         vendor: The package behind it.
         native: The least share of operators that run whole on it in float32.
         share: One in so many operators is tried by `make test` in float32.
+        chosen: Which operators are run.
+        operators: Those, in words.
+        dtypes: In which they are run.
+        around: What they are run inside of.
     """
 
     document: str
     vendor: str
     native: float
     share: int
+    chosen: Callable[[opinfo.OpInfo], bool] = lambda op: True
+    operators: str = "Every operator"
+    dtypes: tuple[torch.dtype, ...] = opinfo.DTYPES
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def cases(self) -> list[tuple[opinfo.OpInfo, torch.dtype]]:
+        return [(op, dtype) for op, dtype in opinfo.cases(self.dtypes) if self.chosen(op)]
 
 
 BACKENDS = {
-    "openxla": Row("conformance.md", "jax", 0.85, 1),
+    "nvfuser": Row(
+        "conformance-nvfuser.md",
+        "a double of nvFuser that computes with torch",
+        0.65,
+        48,
+        nvfuser_share.is_in,
+        nvfuser_share.IN_WORDS,
+        nvfuser_share.DTYPES,
+        functools.partial(nvfuser_double.installed, "nvfuser_direct"),
+    ),
+    "openxla": Row("conformance.md", "jax", 0.85, 3),
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.60, 24),
     "tvm": Row("conformance-tvm.md", "apache-tvm", 0.50, 48),
     "iree": Row("conformance-iree.md", "iree-base-compiler", 0.50, 96),
+    "ov": Row("conformance-ov.md", "openvino", 0.50, 96),
+    "ts_trace": Row("conformance-ts_trace.md", "torch", 0.50, 96),
+    "ofi": Row("conformance-ofi.md", "torch", 0.50, 192),
+    "static_runtime": Row("conformance-static_runtime.md", "torch", 0.50, 192),
+    "onednn_graph": Row("conformance-onednn_graph.md", "torch", 0.50, 192),
+    "ltc": Row("conformance-ltc.md", "torch", 0.50, 96),
+    "ltc_trace": Row("conformance-ltc_trace.md", "torch", 0.50, 192),
+    "inductor_freezing": Row("conformance-inductor_freezing.md", "torch", 0.50, 384),
+    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", "torch", 0.50, 384),
 }
 
 
 def _bounded() -> Iterator[object]:
     for backend, row in BACKENDS.items():
-        for op, dtype in opinfo.cases():
+        for op, dtype in row.cases():
             name = opinfo.full_name(op)
             share = row.share * (1 if dtype == torch.float32 else SHARE)
             if zlib.crc32(f"{name}{dtype}".encode()) % share == 0:
@@ -63,14 +97,17 @@ def _bounded() -> Iterator[object]:
 
 @pytest.mark.parametrize(("backend", "op", "dtype"), list(_bounded()))
 def test_an_operator_is_right_or_falls_back(backend: str, op: opinfo.OpInfo, dtype: torch.dtype):
-    outcome = opinfo.run(op, dtype, backend, limit=1)
+    with BACKENDS[backend].around():
+        outcome = opinfo.run(op, dtype, backend, limit=1)
     assert outcome.status not in ("wrong", "crash"), dict(outcome.reasons)
 
 
 def _work(index: int, backend: str, limit: int | None) -> opinfo.Outcome:
     torch.set_num_threads(1)
-    op, dtype = list(opinfo.cases())[index]
-    return opinfo.run(op, dtype, backend, limit=limit)
+    row = BACKENDS[backend]
+    op, dtype = row.cases()[index]
+    with row.around():
+        return opinfo.run(op, dtype, backend, limit=limit)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,16 +117,21 @@ def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
     limit = pytestconfig.getoption("--samples")
     path = pytestconfig.rootpath / ".conformance" / f"{backend}.jsonl"
     journal = Journal(path, resume=pytestconfig.getoption("--resume"))
-    names = [(opinfo.full_name(op), str(dtype)) for op, dtype in opinfo.cases()]
-    todo = [i for i, name in enumerate(names) if name not in journal.outcomes]
+    row = BACKENDS[backend]
+    wanted = pytestconfig.getoption("--dtype")
+    numbered = [
+        (i, (opinfo.full_name(op), str(dtype)))
+        for i, (op, dtype) in enumerate(row.cases())
+        if not wanted or str(dtype).removeprefix("torch.") in wanted
+    ]
+    todo = [i for i, name in numbered if name not in journal.outcomes]
     work = functools.partial(_work, backend=backend, limit=limit)
     # New processes now and then: what was compiled stays in memory.
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=150) as pool:
         for done in track(pool.imap_unordered(work, todo), "operators", total=len(todo)):
             journal.add(done)
-    outcomes = [journal.outcomes[name] for name in names]
-    row = BACKENDS[backend]
-    text = table.render(outcomes, backend, row.vendor, limit)
+    outcomes = [journal.outcomes[name] for _, name in numbered]
+    text = table.render(outcomes, backend, row.vendor, limit, operators=row.operators)
     (DOCS / row.document).write_text(text, encoding="utf-8")
     bad = [o for o in outcomes if o.status in ("wrong", "crash")]
     assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)

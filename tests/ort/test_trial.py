@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, fx
 
 import dynamo_backends
-from dynamo_backends.ort import rules, trial
+from dynamo_backends.onnx import rules
+from dynamo_backends.ort import trial
 from dynamo_backends.toolkit.samples import sample, turns
 from dynamo_backends.toolkit.trials import Answers
 from tests.checking import check

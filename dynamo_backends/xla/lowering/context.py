@@ -20,12 +20,14 @@ class LoweringOptions:
         platform: "cpu", "cuda" or "tpu".
         matmul_precision: For float32 products: "highest" (float32), "high" (three bfloat16 or one
             TF32 pass) or "default" (whatever the device does fastest).
+        convolution_precision: The same for convolutions; empty: as for products.
         channels_last: Store convolutional activations channels last. XLA chooses layouts itself on
             GPU and TPU; on the CPU it does not, and channels last is faster.
     """
 
     platform: str = "cpu"
     matmul_precision: str = "highest"
+    convolution_precision: str = ""
     channels_last: bool = True
 
 
@@ -49,8 +51,14 @@ class Context:
 
     @property
     def precision(self) -> jax.lax.Precision:
-        """Precision for float32 matrix products and convolutions."""
+        """Precision for float32 matrix products."""
         return jax.lax.Precision(self.options.matmul_precision)
+
+    @property
+    def convolution_precision(self) -> jax.lax.Precision:
+        """Precision for float32 convolutions."""
+        options = self.options
+        return jax.lax.Precision(options.convolution_precision or options.matmul_precision)
 
     def refuse(self, reason: str) -> LoweringError:
         """The error to raise when this call turns out not to be lowerable."""

@@ -50,7 +50,7 @@ def convolution(
         dilation=_full(dilation, spatial),
         groups=groups,
         platform=ctx.options.platform,
-        precision=ctx.precision,
+        precision=ctx.convolution_precision,
     )
     if transposed:
         out = programs.convolve_transposed(
@@ -89,7 +89,7 @@ def convolution_backward(
         dilation=_full(dilation, spatial),
         groups=groups,
         platform=ctx.options.platform,
-        precision=ctx.precision,
+        precision=ctx.convolution_precision,
     )
     gradients = _transposed_gradients if transposed else _plain_gradients
     grad_input, grad_weight = gradients(dy, x, w, common, output_mask)

@@ -21,7 +21,7 @@ _FROM_TORCH = {
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Whether ONNX Runtime computes with `dtype` (complex, float8 and quantized types: no)."""
+    """Whether models have tensors of `dtype` (complex, float8 and quantized types: no)."""
     return dtype in _FROM_TORCH
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.ort.rules import is_lowered
+from dynamo_backends.onnx.rules import is_lowered
 from dynamo_backends.toolkit.expansion import decompose
 
 

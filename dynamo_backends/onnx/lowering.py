@@ -7,7 +7,7 @@ rewrites; weights become initializers whose data is not in the model.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,15 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.ort.dtypes import to_onnx
-from dynamo_backends.ort.expansion import expand
-from dynamo_backends.ort.rules import OPSET, registry
-from dynamo_backends.toolkit.layouts import Storage, storage_of
+from dynamo_backends.onnx.dtypes import to_onnx
+from dynamo_backends.onnx.expansion import expand
+from dynamo_backends.onnx.labels import label_new, name_nodes
+from dynamo_backends.onnx.rules import OPSET, registry
+from dynamo_backends.onnx.sizes import Dimensions
+from dynamo_backends.onnx.storage import store
+from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.quiet import silenced
-from dynamo_backends.toolkit.rewriting import input_storage, promote
+from dynamo_backends.toolkit.rewriting import promote
 
 _IR_VERSION = 10
 WEIGHTS_FILE = "weights"  # a name that models need; no file is read
@@ -50,12 +53,13 @@ class Lowered:
     outputs: tuple[str, ...]
 
 
-def lower(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Lowered:
+def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = False) -> Lowered:
     """Lowers a graph with static shapes.
 
     Args:
         graph: In normal form. It is not changed.
         expanded: Which calls are taken apart by torch's decompositions before they are lowered.
+        ranged: Sizes that come from symbolic shapes (see `graph.sizes`) stay symbolic in the model.
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
@@ -63,18 +67,23 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Lowered:
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
+        CompileError: The model cannot be optimised, or a size does not follow from the inputs.
     """
     with _lock, silenced(*_EXPORTERS):
         module = _promoted(graph, expanded)
-        model = _translate(graph, module)
-        _store(model, graph)
+        dimensions = Dimensions(graph) if ranged else None
+        if dimensions is not None:
+            dimensions.separate(module)
+        model = _translate(graph, module, dimensions)
+        store(model, graph)
         try:
             version_converter.convert_version(model, OPSET)
             optimizer.optimize_ir(model)
+            name_nodes(model)
             ClearMetadataAndDocStringPass()(model)
         except Exception as error:
             raise CompileError(f"onnxscript cannot optimise the model: {_reason(error)}") from error
-        _check_outputs(model, graph)
+        _check_outputs(model, graph, dimensions)
         inputs = _settle_inputs(model, graph)
         return Lowered(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
 
@@ -91,21 +100,27 @@ def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModu
     return module
 
 
-def _translate(graph: Graph, module: fx.GraphModule) -> ir.Model:
+def _translate(graph: Graph, module: fx.GraphModule, dimensions: Dimensions | None) -> ir.Model:
     table = registry()
     body = ir.Graph([], [], nodes=[], name="main")
     model = ir.Model(body, ir_version=_IR_VERSION, producer_name="dynamo-backends")
     values: dict[str, Any] = {}
     constants: dict[Any, Any] = {}
     own = {node.name for node in graph.calls}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if isinstance(node.meta["val"], Tensor):
+            private.onnx_placeholder(node, model, values, table)
+            _set_shape(node, values[node.name], dimensions)
+    if dimensions is not None:
+        dimensions.define(model, values)
+        label_new(model, "sizes")
     for node in module.graph.nodes:
-        if node.op == "placeholder":
-            if isinstance(node.meta["val"], Tensor):
-                private.onnx_placeholder(node, model, values, table)
-        elif node.op == "call_function":
+        if node.op == "call_function":
             try:
                 _give_defaults(node)
                 private.onnx_call(node, model, values, constants, table)
+                label_new(model, _blamed(node, own))
+                _set_shape(node, values[node.name], dimensions)
             except Exception as error:
                 blamed = _blamed(node, own)
                 reason = f"its lowering to ONNX failed: {_reason(error)}"
@@ -114,6 +129,15 @@ def _translate(graph: Graph, module: fx.GraphModule) -> ir.Model:
     model.graph.outputs.extend(values[node.name] for node in results)
     private.onnx_opset_imports(model)
     return model
+
+
+def _set_shape(node: fx.Node, values: Any, dimensions: Dimensions | None) -> None:
+    """Corrects the shapes of a call's values, which the exporter knows for one call only."""
+    if dimensions is None:
+        return
+    for value in values if isinstance(values, list | tuple) else (values,):
+        if value.shape is not None:
+            value.shape = dimensions.shape(node.name, len(value.shape))
 
 
 def _give_defaults(node: fx.Node) -> None:
@@ -145,65 +169,7 @@ def _reason(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _store(model: ir.Model, graph: Graph) -> None:
-    """Puts transposes where torch stores an input or promises an output in another order."""
-    tensors = [p for p in graph.placeholders if isinstance(p.meta["val"], Tensor)]
-    weights = {graph.placeholders[i] for i in graph.weights}
-    for i, node in enumerate(tensors):
-        storage = input_storage(node.meta["val"])
-        if not storage.is_row_major and node not in weights:
-            _store_input(model, i, storage)
-    for i, node in enumerate(graph.outputs):
-        storage = storage_of(node.meta["val"])
-        if not storage.is_row_major:
-            _store_output(model, i, storage)
-
-
-def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
-    logical = model.graph.inputs[i]
-    assert logical.shape is not None
-    stored = ir.Value(
-        name=f"{logical.name}_stored",
-        shape=ir.Shape([logical.shape[d] for d in storage.order]),
-        type=logical.type,
-    )
-    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    transpose = ir.node("Transpose", [stored], {"perm": inverse})
-    result = transpose.outputs[0]
-    result.shape, result.type = logical.shape, logical.type
-    for user, place in list(logical.uses()):
-        user.replace_input_with(place, result)
-    model.graph.inputs[i] = stored
-    model.graph.insert_before(model.graph[0], transpose)
-
-
-def _store_output(model: ir.Model, i: int, storage: Storage) -> None:
-    value = model.graph.outputs[i]
-    if storage.expanded:
-        value = _first_along(model, value, storage.expanded)
-    transpose = ir.node("Transpose", [value], {"perm": list(storage.order)})
-    result = transpose.outputs[0]
-    result.type = value.type
-    if value.shape is not None:
-        result.shape = ir.Shape([value.shape[d] for d in storage.order])
-    model.graph.append(transpose)
-    model.graph.outputs[i] = result
-
-
-def _first_along(model: ir.Model, value: ir.Value, dims: Sequence[int]) -> ir.Value:
-    bounds = ([0] * len(dims), [1] * len(dims), list(dims))
-    constants = [ir.node("Constant", [], {"value_ints": list(b)}) for b in bounds]
-    cut = ir.node("Slice", [value, *(c.outputs[0] for c in constants)])
-    model.graph.extend([*constants, cut])
-    result = cut.outputs[0]
-    result.type = value.type
-    if value.shape is not None:
-        shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
-        result.shape = ir.Shape(shape)
-    return result
-
-
-def _check_outputs(model: ir.Model, graph: Graph) -> None:
+def _check_outputs(model: ir.Model, graph: Graph, dimensions: Dimensions | None) -> None:
     """Refuses a lowering that promises another dtype or shape than torch does."""
     for value, node in zip(model.graph.outputs, graph.outputs, strict=True):
         fake = node.meta["val"]
@@ -223,6 +189,11 @@ def _check_outputs(model: ir.Model, graph: Graph) -> None:
             )
         value.dtype = dtype
         value.shape = ir.Shape(expected)
+        if dimensions is not None:
+            sizes = dimensions.shape(node.name, fake.ndim)
+            value.shape = ir.Shape(
+                [1 if d in storage.expanded else sizes[d] for d in storage.order]
+            )
 
 
 def _settle_inputs(model: ir.Model, graph: Graph) -> tuple[str | None, ...]:

@@ -1,0 +1,140 @@
+"""Results of a long comparison, saved after every step and continued by the next run."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dynamo_backends.bench.cells import Cell, Row
+
+
+class LedgerError(Exception):
+    """A file of results cannot be continued; the message says why and what to do."""
+
+
+class Ledger:
+    """A file of measured cells.
+
+    If the process dies while it compiles a backend, the next run tries once more; after the second
+    time that backend counts as failed in that cell.
+
+    Args:
+        path: The file; it is read if it exists, else made.
+        context: What results depend on (device, versions, settings): those of an existing file
+            have to be the same, except the "date", which remains that of its beginning.
+
+    Attributes:
+        results: The rows of each measured cell.
+        died: Backends during which the process died, by cell; a name for each time.
+
+    Raises:
+        LedgerError: The file belongs to another machine or version, or is no such file.
+    """
+
+    KIND = "cells"
+    DEATHS = 2
+
+    def __init__(self, path: str | Path, context: Mapping[str, Any]):
+        self.path = Path(path)
+        self.context = json.loads(json.dumps(context))
+        self.results: dict[Cell, list[Row]] = {}
+        self.seconds: dict[Cell, float] = {}
+        self.died: dict[Cell, list[str]] = {}
+        self._running: tuple[Cell, str] | None = None
+        if self.path.exists():
+            self._read()
+
+    def deadly(self, cell: Cell) -> list[str]:
+        """Backends that are not tried again in a cell."""
+        names = self.died.get(cell, [])
+        return [n for n in dict.fromkeys(names) if names.count(n) >= self.DEATHS]
+
+    def interrupt(self) -> None:
+        """Notes that the process ends of its own will: nothing under way is to blame."""
+        self._running = None
+        self.save()
+
+    def begin(self, cell: Cell, backend: str) -> None:
+        """Notes what is under way, so that it is known if the process does not survive it."""
+        self._running = (cell, backend)
+        self.save()
+
+    def finish(self, cell: Cell, rows: Sequence[Row], seconds: float) -> None:
+        """Adds a cell's rows."""
+        dead = [
+            Row(name, "failed", error="the process died while it was compiled or called")
+            for name in self.deadly(cell)
+        ]
+        self.results[cell] = [*rows, *dead]
+        self.seconds[cell] = seconds
+        self._running = None
+        self.save()
+
+    def save(self) -> None:
+        """Writes the file; it appears whole or not at all."""
+        running = None
+        if self._running is not None:
+            running = {"cell": self._running[0].as_dict(), "backend": self._running[1]}
+        content = {
+            "kind": self.KIND,
+            "context": self.context,
+            "running": running,
+            "died": [{"cell": c.as_dict(), "backends": n} for c, n in self.died.items()],
+            "results": [
+                {"cell": c.as_dict(), "seconds": self.seconds[c], "rows": [asdict(r) for r in rows]}
+                for c, rows in self.results.items()
+            ],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        os.replace(temporary, self.path)
+
+    def _read(self) -> None:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["kind"] != self.KIND:
+                raise ValueError(f"it holds {content['kind']!r}")
+            self._check_context(content["context"])
+            self.died = {_cell(x["cell"]): list(x["backends"]) for x in content["died"]}
+            for x in content["results"]:
+                cell = _cell(x["cell"])
+                self.results[cell] = [_row(r) for r in x["rows"]]
+                self.seconds[cell] = x["seconds"]
+            running = content["running"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(
+                f"{self.path} cannot be continued: it is no file of such results ({error}). Name "
+                "another file, or delete it."
+            ) from error
+        if running is not None:
+            self.died.setdefault(_cell(running["cell"]), []).append(running["backend"])
+
+    def _check_context(self, found: Mapping[str, Any]) -> None:
+        different = [
+            f"{name} is {self.context.get(name)!r} and was {found.get(name)!r}"
+            for name in sorted({*found, *self.context} - {"date"})
+            if found.get(name) != self.context.get(name)
+        ]
+        if different:
+            raise LedgerError(
+                f"{self.path} holds results that do not belong together with new ones: "
+                f"{'; '.join(different)}. Name another file, or delete it."
+            )
+        self.context["date"] = found.get("date")
+
+
+def _cell(given: Mapping[str, Any]) -> Cell:
+    return Cell(**given)
+
+
+def _row(given: Mapping[str, Any]) -> Row:
+    values = dict(given)
+    if values.get("ratio_95") is not None:
+        values["ratio_95"] = tuple(values["ratio_95"])
+    return Row(**values)

@@ -1,0 +1,167 @@
+"""Backends that are CUDA graphs: of torch's own kernels, or of another backend's programs."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import (
+    SUPPORTED,
+    Availability,
+    Backend,
+    Bound,
+    Executable,
+    Support,
+)
+from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.cudagraphs.options import CudaGraphOptions
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.registry import get_backend
+from dynamo_backends.toolkit.preparation import in_order
+from dynamo_backends.toolkit.results import Results
+from dynamo_backends.torchscript.backend import whole_operators
+
+INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+
+
+@dataclass(frozen=True)
+class EagerGraphOptions(CudaGraphOptions):
+    """`CudaGraphOptions`, with graphs by default."""
+
+    cudagraphs: bool = True
+
+
+class CudaGraphsEager(Backend):
+    """torch's own kernels, launched together as a CUDA graph."""
+
+    name = "cudagraphs_eager"
+    summary = "torch's own kernels, launched together as CUDA graphs"
+    Options = EagerGraphOptions
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        reason = driver().why_not()
+        if reason is not None:
+            return Availability(False, reason, INSTALL)
+        return Availability(True, f"CUDA {torch.version.cuda}", devices=(driver().kind,))
+
+    def keeps(self, options: EagerGraphOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`: torch's own kernels are those of whole operators."""
+        return whole_operators()
+
+    def supports(self, node: fx.Node, options: EagerGraphOptions) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.cudagraphs.rules import why_not
+
+        reason = why_not(node)
+        return SUPPORTED if reason is None else Support(False, reason)
+
+    def compile(self, graph: Graph, options: EagerGraphOptions) -> Executable:
+        """See `Backend.compile`."""
+        return EagerExecutable(graph)
+
+
+class EagerExecutable(Executable):
+    """A graph that torch runs call by call.
+
+    Args:
+        graph: With static shapes.
+    """
+
+    def __init__(self, graph: Graph):
+        self._module = graph.module
+        self._merge = in_order(graph)
+        self._results = Results(graph)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, tuple[int, ...]]:
+        """See `Executable.bind`. Weights are read where they are."""
+        weights = [w.detach() for w in weights]
+
+        def run(activations: list[Tensor]) -> list[Tensor]:
+            return self._results(self._module(*self._merge(weights, activations)))
+
+        return run, ()
+
+
+class WithCudaGraphs(Backend):
+    """Another backend whose programs are launched as CUDA graphs.
+
+    Attributes:
+        inner: That backend.
+    """
+
+    inner: ClassVar[Backend]
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        found = self.inner.availability()
+        reason = driver().why_not()
+        if not found.usable or reason is None:
+            return dataclasses.replace(found, devices=(driver().kind,) if found.usable else ())
+        return Availability(False, reason, INSTALL)
+
+    def prepare(self, graph: Graph, options: Any) -> None:
+        """See `Backend.prepare`."""
+        self.inner.prepare(graph, options)
+
+    def keeps(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.keeps`."""
+        return self.inner.keeps(options)
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`."""
+        return self.inner.supports(node, options)
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        return self.inner.compile(graph, options)
+
+    def cache_key(self, options: Any) -> str | None:
+        """See `Backend.cache_key`."""
+        return self.inner.cache_key(options)
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
+        """See `Backend.load`."""
+        return self.inner.load(parts, graph, options)
+
+
+WRAPPED: Mapping[str, str] = {"nvfuser_cudagraphs": "nvfuser"}
+"""Backends made of others: name to the backend that compiles. One needs its row in the registry."""
+
+
+def make(name: str, inner: str) -> Backend:
+    """A backend that launches the programs of another one as CUDA graphs.
+
+    Args:
+        name: Its own.
+        inner: Of the backend that compiles; its executables launch their work on torch's current
+            stream and do not wait for it.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+    """
+    compiles = get_backend(inner)
+    bases = (compiles.Options,)
+    if not issubclass(compiles.Options, CudaGraphOptions):
+        bases = (CudaGraphOptions, compiles.Options)  # type: ignore[assignment]
+    fields = [("cudagraphs", bool, True)]
+    options = dataclasses.make_dataclass("WrappedOptions", fields, bases=bases, frozen=True)
+    options.__module__ = __name__
+    members = {
+        "name": name,
+        "summary": f"{compiles.name}, launched as CUDA graphs",
+        "Options": options,
+        "trains": compiles.trains,
+        "inner": compiles,
+    }
+    backend: Backend = type("WithCudaGraphs", (WithCudaGraphs,), members)()
+    return backend
+
+
+def nvfuser_cudagraphs() -> Backend:
+    """nvFuser's programs as CUDA graphs."""
+    return make("nvfuser_cudagraphs", WRAPPED["nvfuser_cudagraphs"])

@@ -1,0 +1,37 @@
+"""The options of backends that can be run as CUDA graphs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dynamo_backends.backend import Options
+from dynamo_backends.errors import OptionError
+
+
+@dataclass(frozen=True)
+class CudaGraphOptions(Options):
+    """Declares that a backend's executables can be captured: a backend's options extend this class.
+
+    That is all a backend has to do. It promises that its executables launch their work on torch's
+    current stream, take their memory from torch, and do not wait for the device.
+
+    Attributes:
+        cudagraphs: Record what a compiled block launches, once for each set of shapes, and launch
+            all of it at once from then on.
+        cudagraph_outputs: "fresh" gives every call results of its own; "reused" returns the
+            graph's own memory, which the next call of the same graph overwrites.
+        cudagraph_warmup: How many calls run before the one that is recorded.
+    """
+
+    cudagraphs: bool = False
+    cudagraph_outputs: Literal["fresh", "reused"] = "fresh"
+    cudagraph_warmup: int = 2
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.cudagraph_warmup < 1:
+            raise OptionError(
+                f"option 'cudagraph_warmup' of {backend} must be at least 1, not "
+                f"{self.cudagraph_warmup}: libraries initialise themselves in their first call, "
+                "which cannot be recorded."
+            )

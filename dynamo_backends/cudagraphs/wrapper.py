@@ -1,0 +1,162 @@
+"""Runs the executables of other backends as CUDA graphs (see `CudaGraphOptions`)."""
+
+import logging
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.backend import Bound, Executable, Options
+from dynamo_backends.cudagraphs.captured import Captured
+from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.cudagraphs.options import CudaGraphOptions
+from dynamo_backends.errors import CompileError, DeviceError
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role
+from dynamo_backends.report import GraphReport
+
+log = logging.getLogger("dynamo_backends")
+
+_STAY = WEIGHT_ROLES | {Role.MUTATED, Role.OPTIMIZER_STATE}
+
+
+def wants_graphs(options: Options) -> bool:
+    """Whether options ask for CUDA graphs."""
+    return isinstance(options, CudaGraphOptions) and options.cudagraphs
+
+
+def require_device(graph: Graph, options: Options, backend: str) -> None:
+    """Checks that a captured graph, for which CUDA graphs were asked for, is on a CUDA device.
+
+    Raises:
+        DeviceError: It is not.
+    """
+    if not wants_graphs(options) or device_index(graph) is not None:
+        return
+    kind = driver().kind
+    found = sorted({t.device.type for n in graph.placeholders for t in _tensors(n)})
+    where = f"its inputs are on {', '.join(found)}" if found else "it has no inputs"
+    raise DeviceError(
+        f"{backend} was asked for CUDA graphs, but the graph has no tensors on a {kind} device "
+        f"({where}). Move the model and its inputs to a {kind} device"
+        + (
+            "."
+            if backend.startswith("cudagraphs")
+            else ', or leave out options={"cudagraphs": True}.'
+        )
+    )
+
+
+def with_cudagraphs(
+    executable: Executable, graph: Graph, options: Options, backend: str
+) -> Executable:
+    """The executable, run as a CUDA graph if the options ask for that.
+
+    Args:
+        executable: Compiled from the graph.
+        graph: With static shapes.
+        options: Of the backend.
+        backend: Its name.
+    """
+    if not isinstance(options, CudaGraphOptions) or not options.cudagraphs:
+        return executable
+    return CapturedExecutable(executable, graph, options, backend)
+
+
+class CapturedExecutable(Executable):
+    """An executable whose bound functions are recorded.
+
+    Each binding of weights is recorded apart: its prepared weights are part of the graph.
+
+    Args:
+        inner: The executable itself.
+        graph: What it was compiled from.
+        options: Of its backend.
+        backend: The backend's name.
+    """
+
+    def __init__(self, inner: Executable, graph: Graph, options: CudaGraphOptions, backend: str):
+        self.inner = inner
+        self._options = options
+        self._index = device_index(graph)
+        roles = [graph.inputs[i].role for i in graph.activations]
+        self._baked = [k for k, role in enumerate(roles) if role in _STAY]
+        self._hopeful = [k for k, role in enumerate(roles) if role is Role.SAVED]
+        # What a forward graph returns is saved, and a gradient is kept: both outlive the next call.
+        self._reuse = options.cudagraph_outputs == "reused" and graph.kind == "inference"
+        self._notes = ReportNotes(backend, options)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        bound, copied = self.inner.bind(weights)
+        if self._index is None:
+            self._notes.refused("it computes nothing on a CUDA device")
+            return bound, copied
+        function = Captured(
+            bound,
+            self._index,
+            self._options.cudagraph_warmup,
+            self._notes,
+            baked=self._baked,
+            hopeful=self._hopeful,
+            reuse=self._reuse,
+        )
+        return function, copied  # type: ignore[return-value]
+
+    def report_to(self, report: GraphReport) -> None:
+        """See `Executable.report_to`."""
+        self._notes.report = report
+        self.inner.report_to(report)
+
+    def dump(self) -> dict[str, bytes] | None:
+        """See `Executable.dump`."""
+        return self.inner.dump()
+
+
+class ReportNotes:
+    """Writes down in a graph's report what became of its blocks.
+
+    Args:
+        backend: The backend's name.
+        options: Its options: with `fallback="error"` a refusal is an error.
+
+    Attributes:
+        report: The report, as soon as it is known.
+    """
+
+    def __init__(self, backend: str, options: Options):
+        self._backend = backend
+        self._strict = options.fallback == "error"
+        self.report: GraphReport | None = None
+
+    def captured(self) -> None:
+        """See `captured.Notes`."""
+        if self.report is not None:
+            self.report.cuda_graphs += 1
+
+    def refused(self, reason: str) -> None:
+        """See `captured.Notes`.
+
+        Raises:
+            CompileError: With `fallback="error"`.
+        """
+        if self._strict:
+            raise CompileError(f"a block cannot be recorded as a CUDA graph: {reason}")
+        if self.report is not None:
+            self.report.uncaptured.append(reason)
+        log.warning("%s: a block runs without a CUDA graph: %s", self._backend, reason)
+
+
+def device_index(graph: Graph) -> int | None:
+    """Index of the CUDA device that a graph computes on; None if on none."""
+    kind = driver().kind
+    for node in (*graph.placeholders, *graph.calls):
+        for tensor in _tensors(node):
+            if tensor.device.type == kind:
+                return tensor.device.index or 0
+    return None
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]

@@ -1,0 +1,107 @@
+"""The backend `nvfuser`: NVIDIA's fusion compiler, for blocks of a graph on CUDA devices."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Support
+from dynamo_backends.cudagraphs.options import CudaGraphOptions
+from dynamo_backends.errors import BackendUnavailableError, OptionError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.nvfuser import devices, vendor
+
+
+@dataclass(frozen=True)
+class NvFuserOptions(CudaGraphOptions):
+    """The options of `nvfuser`, besides those of backends that can be run as CUDA graphs.
+
+    Attributes:
+        min_block_size: As for every backend, with another default: to launch a fusion costs about
+            as much as some operators in eager.
+        frontend: Which of nvFuser's Python frontends defines fusions. "auto": the one that is
+            loaded, else `nvfuser_direct` if that is installed, else `nvfuser`.
+        matmul: Whether matrix products are parts of fusions. nvFuser then runs them by ATen's own
+            kernels, so this saves splits and launches, not arithmetic; without, they stay in
+            eager.
+        symbolic_sizes: Define fusions with sizes that are read off the inputs, so that graphs
+            which differ in sizes share one. Without, each has its own, of which nvFuser knows
+            the sizes that views and factories have.
+        max_fusions: So many fusions are kept for reuse in the process.
+    """
+
+    min_block_size: int = 4
+    frontend: Literal["auto", "nvfuser_direct", "nvfuser"] = "auto"
+    matmul: bool = True
+    symbolic_sizes: bool = True
+    max_fusions: int = 1024
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if self.max_fusions < 1:
+            raise OptionError(
+                f"option 'max_fusions' of {backend} must be at least 1, not {self.max_fusions}."
+            )
+
+
+class NvFuser(Backend):
+    """See the module's docstring."""
+
+    name = "nvfuser"
+    summary = "nvFuser, by either of its Python frontends"
+    Options = NvFuserOptions
+    trains = True
+    dynamic_shapes = "one fusion for many shapes"
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        names = vendor.installed()
+        if not names:
+            reason = "nvFuser is not installed"
+            if not devices.is_present():
+                reason += ", and torch finds no CUDA device"
+            return Availability(False, reason, vendor.remedy())
+        if not devices.is_present():
+            return Availability(False, f"{names[0]} is installed, but torch finds no CUDA device")
+        found = f"{names[0]} {vendor.version(names[0])}"
+        return Availability(True, found, devices=(devices.TYPE,))
+
+    def prepare(self, graph: Graph, options: NvFuserOptions) -> None:
+        """See `Backend.prepare`."""
+        devices.require_device(graph, self.name)
+        vendor.open_frontend(options.frontend)
+
+    def keeps(self, options: NvFuserOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`: whatever has a lowering is handed over whole."""
+        from dynamo_backends._torch_private import core_decompositions
+        from dynamo_backends.nvfuser.lowering.registry import TABLE
+
+        return [op for op in core_decompositions() if str(op) in TABLE]
+
+    def supports(self, node: fx.Node, options: NvFuserOptions) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.nvfuser.compiler import why_not
+        from dynamo_backends.nvfuser.lowering.matmul import PRODUCTS
+
+        if not options.matmul and str(node.target) in PRODUCTS:
+            return Support(False, "the option 'matmul' leaves matrix products to eager")
+        try:
+            frontend = vendor.open_frontend(options.frontend)
+        except BackendUnavailableError:
+            frontend = None  # `prepare` says so when it comes to running
+        reason = why_not(node, frontend)
+        return SUPPORTED if reason is None else Support(False, reason)
+
+    def compile(self, graph: Graph, options: NvFuserOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.nvfuser.compiler import lower_graph
+        from dynamo_backends.nvfuser.definition import FUSIONS
+        from dynamo_backends.nvfuser.runtime import NvFuserExecutable
+
+        frontend = vendor.open_frontend(options.frontend)
+        lowered = lower_graph(graph, options.symbolic_sizes)
+        fusion = FUSIONS.get(lowered.program, frontend, options.max_fusions)
+        return NvFuserExecutable(graph, lowered, fusion)

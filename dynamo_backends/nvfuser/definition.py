@@ -1,0 +1,155 @@
+"""Makes fusions: tells nvFuser what a program says, in the words of either frontend."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.nvfuser.program import (
+    Argument,
+    Constant,
+    Input,
+    Program,
+    Ref,
+    Size,
+    Step,
+    TypeName,
+)
+from dynamo_backends.nvfuser.vendor import Frontend
+
+
+def define(program: Program, frontend: Frontend) -> Any:
+    """The `FusionDefinition` of a program, closed.
+
+    Raises:
+        LoweringError: nvFuser refuses an operation; the error names the graph's node.
+        CompileError: nvFuser refuses the whole.
+    """
+    try:
+        fd = frontend.definition(len(program.steps))
+        with fd:
+            _Replay(fd, frontend).run(program)
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise CompileError(f"nvFuser refuses the fusion: {_headline(error)}") from error
+    return fd
+
+
+class _Replay:
+    """Runs a program's steps on an open definition.
+
+    Args:
+        fd: The definition.
+        frontend: Whose it is.
+    """
+
+    def __init__(self, fd: Any, frontend: Frontend):
+        self._fd = fd
+        self._frontend = frontend
+        self._values: list[Any] = []
+        self._sizes: dict[Size, Any] = {}
+
+    def run(self, program: Program) -> None:
+        self._values += [self._input(x) for x in program.inputs]
+        for step in program.steps:
+            try:
+                self._step(step)
+            except Exception as error:
+                reason = f"nvFuser refuses its {step.op}: {_headline(error)}"
+                raise LoweringError(step.origin, step.op, reason) from error
+        for value in program.outputs:
+            self._fd.add_output(self._values[value])
+
+    def _input(self, x: Input) -> Any:
+        return self._fd.define_tensor(
+            shape=list(x.shape),
+            contiguity=list(x.contiguity),
+            dtype=self._frontend.dtype(x.dtype),
+            stride_order=list(x.stride_order),
+        )
+
+    def _step(self, step: Step) -> None:
+        arguments = [self._argument(a) for a in step.args]
+        results = getattr(self._fd.ops, step.op)(*arguments)
+        self._values += [results] if step.results == 1 else list(results)
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return self._values[argument.value]
+        if isinstance(argument, Size):
+            return self._size(argument)
+        if isinstance(argument, Constant):
+            kind = self._frontend.dtype(argument.dtype)
+            return self._fd.define_scalar(argument.number, dtype=kind)
+        if isinstance(argument, TypeName):
+            return self._frontend.dtype(argument.name)
+        if isinstance(argument, tuple):
+            return [self._argument(a) for a in argument]
+        return argument
+
+    def _size(self, size: Size) -> Any:
+        if size not in self._sizes:
+            self._sizes[size] = self._fd.ops.size(self._values[size.value], size.dim)
+        return self._sizes[size]
+
+
+def _headline(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+class Fusions:
+    """The fusions of this process, found by what they depend on.
+
+    Graphs that differ in sizes only, or instances of one module, share a fusion and with it the
+    kernels that nvFuser has compiled.
+
+    Attributes:
+        made: How many were made.
+        found: How often one was there already.
+    """
+
+    def __init__(self) -> None:
+        self._fusions: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()  # definitions under way share a global state of nvFuser's
+        self.made = 0
+        self.found = 0
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._fusions)
+
+    def get(self, program: Program, frontend: Frontend, limit: int) -> Any:
+        """The fusion of a program, made if there is none yet.
+
+        Args:
+            program: What it computes.
+            frontend: In whose words.
+            limit: So many are kept at most; the least recently used go first.
+
+        Raises:
+            LoweringError: nvFuser refuses an operation.
+            CompileError: nvFuser refuses the whole.
+        """
+        key = (frontend.name, program.key)
+        with self._lock:
+            fusion = self._fusions.get(key)
+            if fusion is None:
+                fusion = self._fusions[key] = define(program, frontend)
+                self.made += 1
+            else:
+                self.found += 1
+            self._fusions.move_to_end(key)
+            while len(self._fusions) > limit:
+                self._fusions.popitem(last=False)
+        return fusion
+
+    def clear(self) -> None:
+        """Forgets all; graphs that are compiled keep theirs."""
+        with self._lock:
+            self._fusions.clear()
+            self.made = self.found = 0
+
+
+FUSIONS = Fusions()

@@ -1,0 +1,31 @@
+"""Which of torch's element types nvFuser computes with."""
+
+import torch
+
+NAMES = {
+    torch.bool: "Bool",
+    torch.int32: "Int32",
+    torch.int64: "Int",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+}
+"""Names in nvFuser's `DataType`. It has complex types as well, which are left to eager."""
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether fusions compute with `dtype` (8 and 16 bit integers, complex, float8: no)."""
+    return dtype in NAMES
+
+
+def computing(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a value is computed: float32 for the halves, as in eager."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def constant_kind(dtype: torch.dtype) -> str:
+    """The name of the type of a number that fills a tensor of `dtype`: Python's own."""
+    if dtype.is_floating_point:
+        return "Double"
+    return "Bool" if dtype == torch.bool else "Int"

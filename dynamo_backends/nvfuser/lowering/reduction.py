@@ -1,0 +1,156 @@
+"""Sums, extrema and statistics over dimensions.
+
+The halves are summed in float32 and rounded once.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dynamo_backends.nvfuser.dtypes import computing, is_supported
+from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
+from dynamo_backends.nvfuser.values import Value
+
+Dims = int | Sequence[int] | None
+
+
+def widen(x: Value) -> Value:
+    """The halves as float32, everything else as it is."""
+    return x.cast(computing(x.dtype))
+
+
+def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
+    """What is summed, in the type in which it is."""
+    if dtype is not None and not is_supported(dtype):
+        raise Unsupported(f"nvFuser does not compute with {dtype}")
+    if x.is_floating_point:
+        wider = dtype if dtype is not None and dtype.itemsize > x.dtype.itemsize else x.dtype
+        return x.cast(computing(wider))
+    return x.cast(computing(call.dtype) if call.dtype.is_floating_point else torch.int64)
+
+
+@lowers("sum.default", "sum.dim_IntList", context=True)
+def sum_(
+    call: Call,
+    x: Value,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    return _summand(call, x, dtype).sum(x.dims(dim), keepdim)
+
+
+@lowers("mean.default", "mean.dim", context=True)
+def mean(
+    call: Call,
+    x: Value,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    return _summand(call, x, dtype).mean(x.dims(dim), keepdim)
+
+
+@lowers("prod.default", "prod.dim_int", context=True)
+def prod(
+    call: Call,
+    x: Value,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    return _summand(call, x, dtype).reduce("prod", x.dims(dim), keepdim)
+
+
+def _extreme(x: Value, op: str, dim: Dims, keepdim: bool) -> Value:
+    kind = torch.int32 if x.dtype == torch.bool else computing(x.dtype)
+    return x.cast(kind).reduce(op, x.dims(dim), keepdim)
+
+
+@lowers("amax.default")
+def amax(x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    return _extreme(x, "max", dim, keepdim)
+
+
+@lowers("amin.default")
+def amin(x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
+    return _extreme(x, "min", dim, keepdim)
+
+
+lowers("max.default")(lambda x: _extreme(x, "max", None, False))
+lowers("min.default")(lambda x: _extreme(x, "min", None, False))
+
+
+def _dims_or_none(x: Value, dim: Dims) -> tuple[int, ...]:
+    """Unlike in other reductions, an empty list of dimensions reduces none."""
+    none = dim is not None and not isinstance(dim, int) and len(dim) == 0
+    return () if none else x.dims(dim)
+
+
+def _truth(x: Value, op: str, dim: Dims, keepdim: bool) -> Value:
+    truths = x.cast(torch.bool).cast(torch.int32)
+    return truths.reduce(op, _dims_or_none(x, dim), keepdim)
+
+
+@lowers("any.default", "any.dim", "any.dims")
+def any_(x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return _truth(x, "max", dim, keepdim).cast(torch.bool)
+
+
+def variance(
+    x: Value, dims: Sequence[int], correction: float | None, keepdim: bool
+) -> tuple[Value, Value]:
+    """Variance and mean along some dimensions.
+
+    Raises:
+        Unsupported: nvFuser has none for so few elements, or for such a correction.
+    """
+    correction = 1 if correction is None else correction
+    count = x.elements(dims)
+    if correction != int(correction) or correction < 0:
+        raise Unsupported(f"nvFuser's variance has no correction of {correction}")
+    if count <= max(correction, 1):
+        raise Unsupported("there are no more elements than the correction of the variance")
+    return x.recorder.var_mean(widen(x), dims, int(correction), keepdim)
+
+
+@lowers("var.correction")
+def var(
+    x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Value:
+    return variance(x, x.dims(dim), correction, keepdim)[0]
+
+
+@lowers("var_mean.correction")
+def var_mean(
+    x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return variance(x, x.dims(dim), correction, keepdim)
+
+
+@lowers("linalg_vector_norm.default")
+def vector_norm(
+    x: Value,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    x = widen(x if dtype is None else x.cast(dtype))
+    over, size = x.dims(dim), x.unary("abs")
+    if ord == 0:
+        return x.differs(0).cast(x.dtype).sum(over, keepdim)
+    if ord == math.inf:
+        return size.reduce("max", over, keepdim)
+    if ord == -math.inf:
+        return size.reduce("min", over, keepdim)
+    if ord == 1:
+        return size.sum(over, keepdim)
+    if ord == 2:
+        return (x * x).sum(over, keepdim).unary("sqrt")
+    return size.binary("pow", ord).sum(over, keepdim).binary("pow", 1 / ord)

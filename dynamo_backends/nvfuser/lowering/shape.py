@@ -1,0 +1,112 @@
+"""Views and rearrangements: reshape, broadcast, permute, slice, concatenate, pad, copy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dynamo_backends.nvfuser.dtypes import is_supported
+from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
+from dynamo_backends.nvfuser.values import Number, Value
+
+
+def same(x: Value, **_: Any) -> Value:
+    return x
+
+
+lowers("alias.default", "clone.default", "lift_fresh_copy.default")(same)
+
+
+@lowers("_to_copy.default", context=True)
+def to_copy(call: Call, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+    if dtype is not None and not is_supported(dtype):
+        raise Unsupported(f"nvFuser does not compute with {dtype}")
+    return x
+
+
+@lowers("view.default", "view_copy.default", context=True)
+def view(call: Call, x: Value, size: Sequence[int]) -> Value:
+    return x.reshape(call.shape)
+
+
+@lowers("permute.default", "permute_copy.default")
+def permute(x: Value, dims: Sequence[int]) -> Value:
+    return x.permute([d % x.ndim for d in dims])
+
+
+@lowers("unsqueeze.default")
+def unsqueeze(x: Value, dim: int) -> Value:
+    return x.unsqueeze([dim % (x.ndim + 1)])
+
+
+@lowers("squeeze.dims")
+def squeeze(x: Value, dim: Sequence[int]) -> Value:
+    return x.squeeze([d for d in x.dims(dim) if x.shape[d] == 1] if dim else [])
+
+
+@lowers("expand.default", context=True)
+def expand(call: Call, x: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
+    return x.expand(call.shape)
+
+
+@lowers("copy.default", context=True)
+def copy(call: Call, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return source.cast(x.dtype).expand(call.shape)
+
+
+@lowers("repeat.default", context=True)
+def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
+    """Each dimension is one of repetitions and one of elements, before both become one."""
+    x = x.leading(len(repeats))
+    if all(n == 1 for n in repeats):
+        return x
+    apart = x.unsqueeze(range(0, 2 * x.ndim, 2))
+    sizes = [s for pair in zip(repeats, x.shape, strict=True) for s in pair]
+    if apart.ndim > 8:
+        raise Unsupported("nvFuser has tensors of at most 8 dimensions")
+    return apart.expand(sizes).reshape(call.shape)
+
+
+@lowers("slice.Tensor")
+def slice_(
+    x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    dim %= x.ndim
+    first, last, _ = slice(start, end).indices(x.shape[dim])
+    if step != 1 and last - first > 1:
+        raise Unsupported("nvFuser slices with steps of 1 only")
+    return x.slice(dim, first, last)
+
+
+@lowers("select.int")
+def select(x: Value, dim: int, index: int) -> Value:
+    dim, index = dim % x.ndim, index % x.shape[dim]
+    return x.slice(dim, index, index + 1).squeeze([dim])
+
+
+@lowers("split_with_sizes.default", context=True)
+def split_with_sizes(
+    call: Call, x: Value, split_sizes: Sequence[int], dim: int = 0
+) -> tuple[Value, ...]:
+    dim %= x.ndim
+    ends = [sum(split_sizes[: i + 1]) for i in range(len(split_sizes))]
+    if any(size == 0 for size in split_sizes):
+        raise Unsupported("a result has no elements")
+    return tuple(x.slice(dim, e - n, e) for e, n in zip(ends, split_sizes, strict=True))
+
+
+@lowers("cat.default", context=True)
+def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+    dim %= len(call.shape)
+    if any(x.ndim != len(call.shape) for x in tensors):
+        raise Unsupported("a part has no elements")
+    return call.recorder.concatenate([x.cast(call.dtype) for x in tensors], dim)
+
+
+@lowers("constant_pad_nd.default")
+def constant_pad(x: Value, pad: Sequence[int], value: Number = 0) -> Value:
+    if any(width < 0 for width in pad):
+        raise Unsupported("nvFuser does not pad by negative widths")
+    if not any(pad):
+        return x
+    return x.recorder.pad(x, pad, value)

@@ -1,0 +1,1 @@
+"""ATen graphs as ONNX models, for every backend whose vendor reads ONNX."""

@@ -1,0 +1,163 @@
+"""Symbolic sizes inside ONNX models: computed from the shapes that the inputs have in each call."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+from torch import Tensor, fx
+
+from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import SIZES, Size, sizes_of
+
+
+class Dimensions:
+    """The symbolic sizes of a graph, and the ONNX values that compute them.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+    """
+
+    def __init__(self, graph: Graph):
+        self._sizes = {n.name: sizes_of(n) for n in (*graph.placeholders, *graph.calls)}
+        self._arguments = {n.name: _sizes_in((n.args, n.kwargs)) for n in graph.calls}
+        self._places: dict[sympy.Expr, fx.Node] = {}
+        self._symbols = {
+            size.expression: (node.name, dim)
+            for i, node in reversed(list(enumerate(graph.placeholders)))
+            if isinstance(node.meta["val"], Tensor) and i not in set(graph.weights)
+            for dim, size in enumerate(node.meta.get(SIZES) or ())
+            if isinstance(size, Size)
+        }
+
+    def separate(self, module: fx.GraphModule) -> None:
+        """Puts placeholders in the place of symbolic sizes among the arguments of calls.
+
+        Args:
+            module: A rewritten copy of the graph's module; it is changed.
+
+        Raises:
+            CompileError: The rewriting made a plain number of a symbolic size.
+        """
+        nodes = {node.name: node for node in module.graph.nodes}
+        for name, before in self._arguments.items():
+            node = nodes.get(name)
+            after = [] if node is None else _sizes_in((node.args, node.kwargs))
+            if before and (node is None or after != before):
+                raise CompileError(f"{name!r} depends on a size that was computed beforehand")
+        for node in list(module.graph.nodes):
+            if node.op == "call_function" and _sizes_in((node.args, node.kwargs)):
+                replace = self._replacing(module.graph)
+                node.args = _map_sizes(node.args, replace)
+                node.kwargs = _map_sizes(node.kwargs, replace)
+
+    def _replacing(self, graph: fx.Graph) -> Callable[[Size], fx.Node]:
+        def replace(size: Size) -> fx.Node:
+            if size.expression not in self._places:
+                first = next(iter(graph.nodes))
+                with graph.inserting_before(first):
+                    node = graph.placeholder(f"size_{len(self._places)}")
+                node.meta["val"] = int(size)
+                self._places[size.expression] = node
+            return self._places[size.expression]
+
+        return replace
+
+    def define(self, model: ir.Model, values: dict[str, Any]) -> None:
+        """Adds the computation of every separated size; `values` gets the placeholders' values.
+
+        Args:
+            model: Has all inputs and no nodes yet.
+            values: ONNX values by node name.
+
+        Raises:
+            CompileError: A size does not follow from the shapes of inputs.
+        """
+        writer = _Writer(model, {s: (values[n], dim) for s, (n, dim) in self._symbols.items()})
+        for expression, node in self._places.items():
+            values[node.name] = writer(expression)
+
+    def shape(self, name: str, rank: int) -> ir.Shape:
+        """The shape of a node's value: known numbers, names of symbols, and what is not known.
+
+        Args:
+            name: Of the node.
+            rank: Of the value, for nodes that the graph does not have.
+        """
+        sizes = self._sizes.get(name, ())
+        if len(sizes) != rank:
+            sizes = (None,) * rank
+        return ir.Shape([str(s.expression) if isinstance(s, Size) else s for s in sizes])
+
+
+class _Writer:
+    """Writes expressions over sizes as ONNX nodes on integer scalars."""
+
+    def __init__(self, model: ir.Model, symbols: dict[sympy.Expr, tuple[ir.Value, int]]):
+        self._model = model
+        self._symbols = symbols
+        self._known: dict[sympy.Expr, ir.Value] = {}
+
+    def __call__(self, expression: sympy.Expr) -> ir.Value:
+        if expression not in self._known:
+            self._known[expression] = self._write(expression)
+        return self._known[expression]
+
+    def _write(self, expression: sympy.Expr) -> ir.Value:
+        if expression in self._symbols:
+            value, dim = self._symbols[expression]
+            return self._node("Gather", [self._node("Shape", [value]), self._constant(dim)])
+        if expression.is_Integer:
+            return self._constant(int(expression))
+        op = _OPERATORS.get(type(expression).__name__)
+        if op is None:
+            raise CompileError(f"the size {expression} does not follow from the inputs' shapes")
+        result, *others = map(self, expression.args)
+        for other in others:
+            result = self._node(op, [result, other])
+        return result
+
+    def _constant(self, number: int) -> ir.Value:
+        return self._node("Constant", [], {"value_int": number})
+
+    def _node(
+        self, op: str, inputs: Sequence[ir.Value], attributes: dict[str, Any] | None = None
+    ) -> ir.Value:
+        node = ir.node(op, inputs, attributes or {})
+        self._model.graph.append(node)
+        result = node.outputs[0]
+        result.dtype = ir.DataType.INT64
+        rank = 1 if op == "Shape" else 0
+        result.shape = ir.Shape([len(inputs[0].shape or ())] if rank else [])
+        return result
+
+
+# Sizes are not negative, so that division that rounds to zero is division that rounds down.
+_OPERATORS = {
+    "Add": "Add",
+    "Mul": "Mul",
+    "Max": "Max",
+    "Min": "Min",
+    "FloorDiv": "Div",
+    "CleanDiv": "Div",
+    "Mod": "Mod",
+    "PythonMod": "Mod",
+}
+
+
+def _sizes_in(arguments: Any) -> list[sympy.Expr]:
+    """The expressions of symbolic sizes among arguments, in order."""
+    found: list[sympy.Expr] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, Size):
+            found.append(value.expression)
+        return value
+
+    fx.node.map_aggregate(arguments, note)
+    return found
+
+
+def _map_sizes(arguments: Any, replace: Callable[[Size], fx.Node]) -> Any:
+    return fx.node.map_aggregate(arguments, lambda a: replace(a) if isinstance(a, Size) else a)

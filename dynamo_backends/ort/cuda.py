@@ -1,0 +1,102 @@
+"""ONNX Runtime on CUDA: what its providers are told, and how their work is ordered with torch's.
+
+Names of options:
+https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#configuration-options
+https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html#configurations
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.toolkit.tf32 import Tf32
+
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+Provider = tuple[str, tuple[tuple[str, str], ...]]
+
+NO_SYNCHRONIZATION = ("disable_synchronize_execution_providers", "1")
+"""Of a run: it returns when the work is launched."""
+
+NO_HOST = ("session.disable_cpu_ep_fallback", "1")
+"""Of a session: a model that would be computed in part on the host is refused."""
+
+
+def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str, str]:
+    """Options of the CUDA provider.
+
+    Args:
+        index: Of the device.
+        tf32: What torch allows; there is one switch for products and convolutions.
+        search: Whether all algorithms for a convolution are tried (torch's `cudnn.benchmark`).
+        graphs: Whether runs are recorded as a CUDA graph.
+    """
+    entries = {
+        "device_id": str(index),
+        "use_tf32": str(int(tf32.everywhere)),
+        "cudnn_conv_algo_search": "EXHAUSTIVE" if search else "HEURISTIC",
+        # What torch could use as well is not taken in powers of two.
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    return {**entries, "enable_cuda_graph": "1"} if graphs else entries
+
+
+def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str, str]:
+    """Options of the TensorRT provider.
+
+    Args:
+        index: Of the device.
+        folder: Where engines and timings are kept; None: nowhere.
+        graphs: Whether runs are recorded as a CUDA graph.
+    """
+    entries = {"device_id": str(index)}
+    if folder is not None:
+        entries |= {
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(folder),
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": str(folder),
+        }
+    return {**entries, "trt_cuda_graph_enable": "1"} if graphs else entries
+
+
+def with_stream(provider: str, entries: dict[str, str], device: tuple[str, int]) -> dict[str, str]:
+    """The options with the stream that the session is to use, which exists in this process only."""
+    if provider not in (CUDA, TENSORRT):
+        return entries
+    handle = session_stream(device[1]).cuda_stream
+    return {**entries, "user_compute_stream": str(handle)}
+
+
+def session_stream(index: int) -> Any:
+    """The stream on which all sessions of a device run.
+
+    torch's default stream has the handle 0, which ONNX Runtime takes for "none given".
+    """
+    return driver().side_stream(index)
+
+
+@contextlib.contextmanager
+def ordered(index: int) -> Iterator[None]:
+    """Inside, sessions run after all that torch has launched so far; what follows waits for them.
+
+    The host waits for nothing. Memory of inputs and outputs is torch's, taken on the current
+    stream, and that stream waits: so no memory is given away while a session uses it.
+    """
+    session, current = session_stream(index), driver().current_stream(index)
+    session.wait_stream(current)
+    try:
+        yield
+    finally:
+        current.wait_stream(session)
+
+
+def search_algorithms() -> bool:
+    """Whether torch tries all algorithms for a convolution."""
+    return bool(torch.backends.cudnn.benchmark)

@@ -1,0 +1,48 @@
+"""Whether torch lets NVIDIA GPUs compute float32 products and convolutions in TF32.
+
+TF32 has the range of float32 and ten bits of its mantissa. torch allows it for convolutions by
+default and for matrix products only when asked
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tf32:
+    """What torch allows.
+
+    Attributes:
+        products: Matrix products.
+        convolutions: Convolutions.
+    """
+
+    products: bool
+    convolutions: bool
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether a runtime that has one switch for both may use it."""
+        return self.products and self.convolutions
+
+
+def product_precision() -> str:
+    """What torch demands of float32 products: "highest", "high" or "medium".
+
+    As `torch.get_float32_matmul_precision`, which raises once precision was set for one backend
+    alone (`torch.backends.cuda.matmul.fp32_precision`).
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if allowed_tf32().products else "highest"
+
+
+def allowed_tf32() -> Tf32:
+    """What torch's settings allow now, read without touching them."""
+    return Tf32(
+        products=torch.backends.cuda.matmul.fp32_precision == "tf32",
+        convolutions=torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
+    )

@@ -1,0 +1,113 @@
+"""The backend `tensorrt`: NVIDIA TensorRT on torch's memory and streams."""
+
+import importlib.util
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.backend import Availability, Backend, Support
+from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.trt import vendor
+from dynamo_backends.trt.device import driver
+from dynamo_backends.trt.options import TensorRTOptions
+
+_PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
+_INSTALL = "pip install 'dynamo-backends[tensorrt]'"
+
+
+class TensorRT(Backend):
+    """See the module's docstring."""
+
+    name = "tensorrt"
+    summary = "NVIDIA TensorRT"
+    Options = TensorRTOptions
+    trains = True
+    dynamic_shapes = "one engine for a range of shapes"
+    serves_ranges = True
+
+    def __init__(self) -> None:
+        self._surveys: Any = None
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
+        reason = vendor.why_not()
+        if reason is not None:
+            return Availability(False, reason, _INSTALL)
+        reason = driver().why_not()
+        if reason is not None:
+            return Availability(False, reason, driver().remedy())
+        version = vendor.tensorrt().__version__
+        return Availability(True, f"TensorRT {version}", devices=(driver().kind,))
+
+    def prepare(self, graph: Graph, options: TensorRTOptions) -> None:
+        """See `Backend.prepare`."""
+        from dynamo_backends.trt.survey import FROZEN
+
+        require_device(graph, self.name)
+        if vendor.release()[0] >= 11 and not options.strongly_typed:
+            raise OptionError(
+                f"option 'strongly_typed' of {self.name} must be True with TensorRT "
+                f"{vendor.tensorrt().__version__}: version 11 has no other networks."
+            )
+        for i in graph.weights:
+            graph.placeholders[i].meta[FROZEN] = True
+
+    def keeps(self, options: TensorRTOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`: whatever has a lowering that is used."""
+        from dynamo_backends.onnx.rules import lowered_overloads
+
+        return lowered_overloads()
+
+    def supports(self, node: fx.Node, options: TensorRTOptions) -> Support:
+        """See `Backend.supports`."""
+        from dynamo_backends.trt.survey import Surveys
+
+        if self._surveys is None:
+            self._surveys = Surveys()
+        survey: Any = self._surveys(node.graph, _settings(node.graph, options))
+        return survey.support(node)
+
+    def compile(self, graph: Graph, options: TensorRTOptions) -> Any:
+        """See `Backend.compile`."""
+        from dynamo_backends.trt.compiler import compile_graph
+        from dynamo_backends.trt.survey import EXPANDED
+
+        settings = _settings(graph.module.graph, options)
+        return compile_graph(graph, settings, lambda node: node.meta.get(EXPANDED, False))
+
+
+def require_device(graph: Graph, name: str) -> None:
+    """Raises `DeviceError` if an input is elsewhere than TensorRT can read it; numbers may be."""
+    kind = driver().kind
+    for node in graph.placeholders:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
+            raise DeviceError(
+                f"{name} runs on {kind.upper()} tensors, and an input is on {value.device.type}; "
+                f"move the model and its inputs (model.to({kind!r})), or use backend='onnxrt' or "
+                "another that runs there."
+            )
+
+
+def _settings(graph: fx.Graph, options: TensorRTOptions) -> Any:
+    from dynamo_backends.trt.building import Settings
+
+    return Settings.of(options, device_index(graph))
+
+
+def device_index(graph: fx.Graph) -> int:
+    """Index of the device that a graph's tensors are on."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for x in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(x, torch.Tensor) and x.device.type == driver().kind:
+                return x.device.index or 0
+    return 0

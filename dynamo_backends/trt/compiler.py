@@ -1,0 +1,98 @@
+"""Compiles a graph: find a program that serves it, or lower it to ONNX and build one."""
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import fx
+
+from dynamo_backends.backend import Executable
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import SIZES, Size, is_ranged
+from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.toolkit.prologue import Prologue
+from dynamo_backends.trt.building import Settings, build, serialize
+from dynamo_backends.trt.precision import DTYPES, reduce_precision
+from dynamo_backends.trt.profiles import Profile, profile
+from dynamo_backends.trt.program import Plan, Program
+from dynamo_backends.trt.runtime import TensorRTExecutable, owned_weights
+from dynamo_backends.trt.store import PROGRAMS, BeyondProfileError, Names
+from dynamo_backends.trt.vendor import log
+
+Expanded = Callable[[fx.Node], bool]
+
+
+def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Executable:
+    """Compiles a graph of supported calls.
+
+    What depends on weights alone is computed by torch when weights are bound, so that every weight
+    of the engine is one that it can be given anew.
+
+    Args:
+        graph: For concrete shapes. Where these come from symbolic ones, one engine serves a range.
+        settings: What engines depend on.
+        expanded: Which calls are taken apart before they are lowered.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: TensorRT refuses the model.
+    """
+    reduced = DTYPES.get(settings.options.precision)
+    if reduced is not None and settings.options.strongly_typed:
+        graph = reduce_precision(graph, reduced)
+    prologue = Prologue(graph)
+    graph = prologue.rest
+    if is_ranged(graph.module.graph) and not any(expanded(n) for n in graph.calls if _varies(n)):
+        try:
+            found = _find(graph, settings, expanded, ranged=True)
+            return TensorRTExecutable(graph, *found, prologue)
+        except BeyondProfileError:
+            raise
+        except (LoweringError, CompileError) as error:
+            # A lowering or TensorRT has to know a size: every shape gets an engine of its own.
+            log.info("one engine cannot serve a range of shapes: %s", error)
+    found = _find(_static(graph), settings, expanded, ranged=False)
+    return TensorRTExecutable(graph, *found, prologue)
+
+
+def _find(
+    graph: Graph, settings: Settings, expanded: Expanded, ranged: bool
+) -> tuple[Program, bool]:
+    """A program for a graph, and whether it came from disk just now."""
+    written = engine_graph(graph)
+
+    def ranges(names: Names) -> Profile:
+        return profile(written, names, settings.options.max_size)
+
+    def make(adjust: Callable[[Profile], Profile]) -> Plan:
+        lowered = lower(written, expanded, ranged)
+        model = serialize(lowered.model)
+        wanted = adjust(ranges(lowered.inputs))
+        return Plan(build(model, wanted, settings), model, lowered.inputs, lowered.outputs, wanted)
+
+    mark = f"{fingerprint(written, ranged)} {[i for i, n in enumerate(graph.calls) if expanded(n)]}"
+    return PROGRAMS.find(mark, ranges, settings, make)
+
+
+def engine_graph(graph: Graph) -> Graph:
+    """The graph whose weights are those that an engine can be given anew; others are inputs."""
+    owned = owned_weights(graph)
+    inputs = [
+        dataclasses.replace(x, frozen=x.frozen and i in owned) for i, x in enumerate(graph.inputs)
+    ]
+    return Graph(graph.module, graph.kind, tuple(inputs))
+
+
+def _static(graph: Graph) -> Graph:
+    """A copy that has forgotten where its sizes come from."""
+    copy = graph.copy()
+    for node in (*copy.placeholders, *copy.calls):
+        node.meta.pop(SIZES, None)
+    return copy
+
+
+def _varies(node: fx.Node) -> bool:
+    """Whether a call reads or gives a size that may vary."""
+    sizes = [s for n in (node, *node.all_input_nodes) for s in n.meta.get(SIZES) or (None,)]
+    return any(isinstance(s, Size) for s in sizes)

@@ -1,0 +1,248 @@
+"""Asks TensorRT's own parser which calls of a graph it takes.
+
+Lowerings that mean something else than torch does are left out first (`meaning`). Then the graph is
+lowered to ONNX whole and shown to the parser. Calls that it complains of are taken
+apart by torch's decompositions if there are any, or else cut out, and it is asked again, until it
+takes all that remains: one complaint may hide others.
+"""
+
+import operator
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.backend import SUPPORTED, Support
+from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph, Input, Role, copy_graph
+from dynamo_backends.onnx import rules
+from dynamo_backends.onnx.expansion import has_decomposition
+from dynamo_backends.onnx.labels import call_of
+from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.toolkit.trials import not_plain, tensors
+from dynamo_backends.trt import vendor
+from dynamo_backends.trt.building import (
+    Settings,
+    error_text,
+    new_network,
+    serialize,
+    weights_folder,
+)
+from dynamo_backends.trt.device import driver
+from dynamo_backends.trt.dtypes import is_supported
+from dynamo_backends.trt.meaning import judge
+from dynamo_backends.trt.runtime import owned_weights
+
+FROZEN = "tensorrt_weight"
+"""Key in a placeholder's `meta`: it is a weight, so that its data is in the model."""
+
+EXPANDED = "tensorrt_expanded"
+"""Key in a call's `meta`: it is taken apart before it is lowered."""
+
+_ROUNDS = 24
+_REMEMBERED = 64
+
+
+@dataclass
+class Survey:
+    """What is known of the calls of a graph, by their names.
+
+    Attributes:
+        refused: Why calls are not taken.
+        expanded: Calls that are taken apart before they are lowered.
+        whole: Why these are not taken whole.
+    """
+
+    refused: dict[str, str] = field(default_factory=dict)
+    expanded: set[str] = field(default_factory=set)
+    whole: dict[str, str] = field(default_factory=dict)
+
+    def support(self, node: fx.Node) -> Support:
+        """Whether a call is taken."""
+        reason = self.refused.get(node.name)
+        return SUPPORTED if reason is None else Support(False, reason)
+
+    def is_expanded(self, node: fx.Node) -> bool:
+        """Whether a call is taken apart."""
+        return node.name in self.expanded
+
+
+class Surveys:
+    """Surveys of graphs, remembered for the process."""
+
+    def __init__(self) -> None:
+        self._of_graphs: weakref.WeakKeyDictionary[fx.Graph, tuple[object, Survey]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.RLock()
+        self._known: OrderedDict[str, tuple[dict[int, str], set[int]]] = OrderedDict()
+
+    def __call__(self, graph: fx.Graph, settings: Settings) -> Survey:
+        """The survey of a whole graph; its calls that are to be taken apart are marked."""
+        state = len(graph.nodes), settings
+        with self._lock:
+            known = self._of_graphs.get(graph)
+            if known is None or known[0] != state:
+                known = self._of_graphs[graph] = state, self._find(graph, settings)
+                for node in graph.nodes:
+                    node.meta[EXPANDED] = known[1].is_expanded(node)
+            return known[1]
+
+    def _find(self, graph: fx.Graph, settings: Settings) -> Survey:
+        whole = _whole(graph)
+        names = [node.name for node in whole.calls]
+        key = f"{fingerprint(whole, ranged=True)} {settings.key()}"
+        if key not in self._known:
+            with disable_current_modes():
+                found = survey(whole, settings)
+            place = {name: i for i, name in enumerate(names)}
+            refused = {place[name]: reason for name, reason in found.refused.items()}
+            self._known[key] = refused, {place[name] for name in found.expanded}
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        reasons, expanded = self._known[key]
+        return Survey({names[i]: r for i, r in reasons.items()}, {names[i] for i in expanded})
+
+
+def survey(graph: Graph, settings: Settings) -> Survey:
+    """Asks about every call of a graph with static shapes."""
+    found = Survey()
+    for node in graph.calls:
+        reason = _untold(node)
+        if reason is not None:
+            _note(found, node, reason)
+        elif node.target is not operator.getitem:
+            _try(found, node)
+    by_name = {node.name: node for node in graph.calls}
+    for _ in range(_ROUNDS):
+        part = _remaining(graph, found.refused)
+        if not part.outputs:
+            return found
+        complaints = _ask(part, found, settings)
+        if not complaints:
+            return found
+        for name, reason in complaints.items():
+            _note(found, by_name[name], reason)
+    for node in _remaining(graph, found.refused).calls:
+        found.refused[node.name] = "TensorRT's parser does not take the graph that it is part of"
+    return found
+
+
+def _whole(graph: fx.Graph) -> Graph:
+    places = graph.find_nodes(op="placeholder")
+    roles = [Input(n.name, Role.ACTIVATION, frozen=bool(n.meta.get(FROZEN))) for n in places]
+    module = fx.GraphModule(graph.owning_module or torch.nn.Module(), copy_graph(graph))
+    return Graph(module, "inference", tuple(roles))
+
+
+def _untold(node: fx.Node) -> str | None:
+    """Why the parser need not be asked about a call; None if it has to be."""
+    if node.target is operator.getitem:
+        return None
+    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
+        if not is_supported(value.dtype):
+            return f"TensorRT does not compute with {value.dtype}"
+    return not_plain(node, "TensorRT") or rules.why_not(node.target)
+
+
+def _try(found: Survey, node: fx.Node) -> None:
+    """Leaves out a lowering that means something else than the call."""
+    judged = judge(node)
+    if judged is not None and judged.expanded:
+        found.expanded.add(node.name)
+        found.whole[node.name] = "its lowering to ONNX is not right"
+    elif judged is not None and not judged.support:
+        found.refused[node.name] = judged.support.reason
+
+
+def _note(found: Survey, node: fx.Node, reason: str) -> None:
+    """Takes a call apart that the parser complains of, or if that is no way, refuses it."""
+    if node.name not in found.expanded and _can_expand(node):
+        found.expanded.add(node.name)
+        found.whole[node.name] = reason
+        return
+    found.expanded.discard(node.name)
+    found.refused[node.name] = found.whole.get(node.name, reason)
+
+
+def _can_expand(node: fx.Node) -> bool:
+    plain = not_plain(node, "") is None and all(
+        is_supported(t.dtype)
+        for n in (*node.all_input_nodes, node)
+        for t in tensors(n.meta.get("val"))
+    )
+    return plain and has_decomposition(node.target)
+
+
+def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
+    """What is wrong with the calls of a part, by their names; empty if nothing is."""
+    try:
+        lowered = lower(part, found.is_expanded)
+    except LoweringError as error:
+        return {error.node_name: error.reason}
+    except CompileError as error:
+        return {node.name: str(error) for node in part.calls}
+    return _parse(serialize(lowered.model), part, settings)
+
+
+def _parse(model: bytes, part: Graph, settings: Settings) -> Mapping[str, str]:
+    trt, log = vendor.tensorrt(), vendor.logger()
+    with driver().stream(settings.device), weights_folder(model) as path:
+        builder = trt.Builder(log)
+        network = new_network(builder, settings.options.strongly_typed)
+        parser = trt.OnnxParser(network, log)
+        if parser.supports_model_v2(model, path):
+            return {}
+        complaints = _complaints(parser, onnx.load_model_from_string(model).graph.node)
+    calls = {node.name for node in part.calls}
+    known = {name: reason for name, reason in complaints.items() if name in calls}
+    return known or dict.fromkeys(calls, "TensorRT's parser does not take its graph")
+
+
+def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
+    """Why calls are not taken: those that errors name, and those that are in no subgraph."""
+    found: dict[str, str] = {}
+    for i in range(parser.num_errors):
+        error = parser.get_error(i)
+        if 0 <= error.node() < len(nodes):
+            call = call_of(nodes[error.node()].name)
+            found.setdefault(call, f"TensorRT's parser says: {error_text(error)}")
+    taken = {n for i in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(i)}
+    for i, node in enumerate(nodes):
+        if i not in taken:
+            reason = f"TensorRT's parser does not take its {node.op_type}"
+            found.setdefault(call_of(node.name), reason)
+    return found
+
+
+def _remaining(graph: Graph, refused: Mapping[str, str]) -> Graph:
+    """The graph without some calls, whose results are inputs instead."""
+    eager = {n for n in graph.calls if n.name in refused}
+    eager |= {n for n in graph.calls if n.target is operator.getitem and n.args[0] in eager}
+    kept = [n for n in graph.calls if n not in eager]
+    roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    reads = dict.fromkeys(s for n in kept for s in n.all_input_nodes if s in roles or s in eager)
+    part = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in reads:
+        copies[node] = part.placeholder(node.name)
+        copies[node].meta = node.meta
+    for node in kept:
+        copies[node] = part.node_copy(node, copies.__getitem__)
+    inside = set(kept)
+    writes = [n for n in kept if any(user not in inside for user in n.users)]
+    part.output(tuple(copies[n] for n in writes if isinstance(n.meta["val"], Tensor)))
+    inputs = tuple(roles.get(n) or Input(n.name, Role.INTERMEDIATE) for n in reads)
+    whole = Graph(fx.GraphModule(graph.module, part), graph.kind, inputs)
+    owned = owned_weights(whole)
+    return Graph(whole.module, whole.kind, tuple(
+        Input(x.name, x.role, x.frozen and i in owned) for i, x in enumerate(whole.inputs)
+    ))  # fmt: skip

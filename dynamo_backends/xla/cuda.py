@@ -1,0 +1,47 @@
+"""Tensors on CUDA devices as XLA's buffers and back: shared memory, ordered streams, no waiting.
+
+XLA computes on streams of its own. Once per call, a stream of XLA's waits for torch's current one,
+and every buffer made of torch's memory counts as ready when that stream is; then torch's current
+stream waits for each result. So the order is that of the calls, and the host never waits. Nothing
+is written to, or given back by torch, before XLA has read it: the stream on which torch would do so
+waits for the results.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.toolkit.layouts import ALIGNMENT
+from dynamo_backends.xla import _jaxlib
+
+
+def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[Any]:
+    """Row-major tensors as buffers that share their memory.
+
+    Memory that is not aligned as XLA's kernels expect is copied.
+
+    Args:
+        tensors: On the device.
+        handle: XLA's name of the device.
+        index: torch's.
+    """
+    if not tensors:
+        return []
+    aligned = [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
+    stream = handle.get_stream_for_external_ready_events()
+    driver().wait_outside(stream, index)
+    return [_jaxlib.import_dlpack(to_dlpack(t), handle, stream) for t in aligned]
+
+
+def export_buffers(buffers: Sequence[Any], index: int) -> list[Tensor]:
+    """Buffers as tensors that share their memory, for torch's current stream.
+
+    Args:
+        buffers: Of XLA's, perhaps still being computed.
+        index: torch's name of the device.
+    """
+    stream = driver().current_stream(index).cuda_stream
+    return [from_dlpack(_jaxlib.export_dlpack(b, stream=stream)) for b in buffers]

@@ -1,0 +1,39 @@
+"""Models under capture: one by default, with --full all that the comparison on GPUs has."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dynamo_backends
+from dynamo_backends.bench import check
+from dynamo_backends.bench.suites import call
+from tests.backend_checks import find
+from tests.bench.programs import load
+from tests.cudagraphs.conftest import Machine
+
+MODELS = load(str(Path("benchmarks") / "gpu.py")).MODELS
+FEW = ("squeezenet1_1",)
+
+
+@pytest.mark.parametrize(("suite", "name"), MODELS, ids=[name for _, name in MODELS])
+def test_a_model_is_one_graph(
+    suite: str, name: str, machine: Machine, request: pytest.FixtureRequest
+):
+    if name not in FEW and not request.config.getoption("--full"):
+        pytest.skip("runs with --full")
+    case = find(suite, name)
+    with torch.device("cpu"):
+        model, inputs = case.make(), case.inputs()
+    model = model.to(machine.device)
+    inputs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(machine.device), inputs)
+    compiled = torch.compile(model, backend=dynamo_backends.compiler("cudagraphs_eager"))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        for _ in range(2):
+            call(compiled, inputs)
+        for _ in range(2):
+            accuracy = check(model, compiled, inputs)
+            assert accuracy.passed, accuracy
+    (report,) = reports
+    assert (report.cuda_graphs, report.uncaptured, report.runtime_fallbacks) == (1, [], [])
+    assert report.fallbacks == ()

@@ -1,7 +1,7 @@
 """The backend `autotune`."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -10,6 +10,9 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from dynamo_backends.aot.step.programs import StepProgram
 
 
 class Autotune(Backend):
@@ -48,10 +51,16 @@ class Autotune(Backend):
         return SUPPORTED if shape is None else Support(False, shape)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
-        """See `Backend.compile`: functional graphs, such as a backward graph or a whole step."""
+        """See `Backend.compile`: functional graphs, such as a backward graph."""
         from dynamo_backends.autotune.functional import GraphEnsemble
 
         return GraphEnsemble(graph, options)
+
+    def compile_step(self, graph: Graph, options: Any) -> "StepProgram":
+        """See `Backend.compile_step`."""
+        from dynamo_backends.autotune.steps import StepEnsemble
+
+        return StepEnsemble(graph, options)
 
 
 class Split(Autotune):

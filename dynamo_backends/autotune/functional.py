@@ -7,8 +7,8 @@ there.
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,24 @@ from dynamo_backends.verify import in_float64
 
 log = logging.getLogger("dynamo_backends")
 
+FUNCTION = "eager, as written"
+"""Who takes a whole step when that is the user's function, not its captured graph."""
+
+NOT_COMPILED = (EAGER, FUNCTION)
+
 _WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
+
+
+class Choice(NamedTuple):
+    """Who is to run a graph.
+
+    Attributes:
+        winner: Name of the candidate.
+        candidates: What is known about each.
+    """
+
+    winner: str
+    candidates: tuple[CandidateReport, ...]
 
 
 class GraphEnsemble(Executable):
@@ -116,31 +133,65 @@ class GraphEnsemble(Executable):
     # Choosing.
 
     def _choose(self, values: list[Any]) -> Run:
-        competing = [
-            c for c in candidates(self._options, self._devices)
-            if (c.owner == "ours" or c.backend == InductorBlocks.name) and not c.reduced
-        ]  # fmt: skip
+        choice = self.choose(values)
+        if choice.winner != EAGER and choice.winner not in self._programs:
+            try:
+                self._programs[choice.winner] = self.build(self.candidate(choice.winner))
+            except Exception as error:
+                self.forget(choice, brief_error(error))
+                choice = self.choose(values)
+        run = self._eager if choice.winner == EAGER else self._programs[choice.winner]
+        self.note(choice)
+        return run
+
+    def choose(self, values: list[Any]) -> Choice:
+        """Who is to run the graph: by an earlier decision, which compiles nothing, or a contest.
+
+        Args:
+            values: The graph's inputs; not changed.
+        """
+        competing = self._competing()
         facts = self._facts(competing)
         self._key = key_of(facts)
-        if self._options.cache:
-            decision = Decisions().get(self._key)
-            run = self._again(decision, competing) if decision is not None else None
-            if decision is not None and run is not None:
-                COUNTS.remembered += 1
-                self._note(decision.winner, decision.candidates)
-                return run
+        decision = Decisions().get(self._key) if self._options.cache else None
+        names = {*NOT_COMPILED, *(c.name for c in competing)}
+        if decision is not None and decision.winner in names:
+            COUNTS.remembered += 1
+            COUNTS.compiled += decision.winner not in NOT_COMPILED
+            return Choice(decision.winner, decision.candidates)
         try:
             outcome = self._decide(values, competing)
         except Exception as error:
             log.warning("autotune left a graph to eager: %s", brief_error(error))
-            outcome = Outcome(EAGER, (CandidateReport(EAGER),))
-        else:
-            if self._options.cache:
-                Decisions().put(self._decision(self._key, outcome))
-        run = self._eager if outcome.winner == EAGER else self._programs[outcome.winner]
-        self._note(outcome.winner, outcome.rows)
-        self._programs.clear()
-        return run
+            return Choice(EAGER, (CandidateReport(EAGER),))
+        if self._options.cache:
+            Decisions().put(self._decision(self._key, outcome))
+        return Choice(outcome.winner, outcome.rows)
+
+    def forget(self, choice: Choice, reason: str) -> None:
+        """Drops an earlier decision whose winner does not compile any more."""
+        log.warning("autotune chooses anew, %s failed: %s", choice.winner, reason)
+        if self._key is not None:
+            Decisions().drop(self._key)
+
+    def settle(self, choice: Choice) -> None:
+        """Keeps a choice that was made later, in the report and on disk."""
+        if self._report is not None:
+            self._report.candidates, self._report.chosen = choice.candidates, choice.winner
+            self._count_if_eager(choice.winner)
+        if self._options.cache and self._key is not None:
+            outcome = Outcome(choice.winner, choice.candidates)
+            Decisions().put(self._decision(self._key, outcome))
+
+    def _competing(self) -> list[Candidate]:
+        return [
+            c for c in candidates(self._options, self._devices)
+            if (c.owner == "ours" or c.backend == InductorBlocks.name) and not c.reduced
+        ]  # fmt: skip
+
+    def candidate(self, name: str) -> Candidate:
+        """One of those that compete, by its name."""
+        return next(c for c in self._competing() if c.name == name)
 
     def _facts(self, competing: Sequence[Candidate]) -> dict[str, Any]:
         return {
@@ -151,20 +202,6 @@ class GraphEnsemble(Executable):
             "objective": self._options.objective,
             "environment": environment(self._devices),
         }
-
-    def _again(self, decision: Decision, competing: Sequence[Candidate]) -> Run | None:
-        if decision.winner == EAGER:
-            return self._eager
-        for candidate in competing:
-            if candidate.name == decision.winner:
-                try:
-                    COUNTS.compiled += 1
-                    return self._build(candidate)
-                except Exception as error:
-                    text = brief_error(error)
-                    log.warning("autotune chooses anew, %s failed: %s", decision.winner, text)
-                    Decisions().drop(decision.key)
-        return None
 
     def _decision(self, key: str, outcome: Outcome) -> Decision:
         values = [p.meta["val"] for p in self._graph.placeholders]
@@ -202,7 +239,7 @@ class GraphEnsemble(Executable):
 
     def _entrant(self, candidate: Candidate) -> Entrant:
         def build() -> Run:
-            run = self._programs[candidate.name] = self._build(candidate)
+            run = self._programs[candidate.name] = self.build(candidate)
             return run
 
         def failed() -> str:
@@ -214,22 +251,31 @@ class GraphEnsemble(Executable):
 
         return Entrant(candidate.name, build, failed=failed)
 
-    def _build(self, candidate: Candidate) -> Run:
+    def build(self, candidate: Candidate) -> Run:
+        """The whole graph compiled by a candidate, with eager for what it does not support."""
         from dynamo_backends.pipeline import build_program
 
-        if candidate.owner == "ours":
-            backend, options = get_backend(candidate.backend), candidate.options(self._options)
-        else:
-            backend, options = InductorBlocks(), _plain(self._options)
+        backend, options = self.compiler(candidate)
         report = self._reports[candidate.name] = GraphReport(candidate.name, self._graph.kind)
-        graph = decomposed(self._graph, backend, options)
+        graph = decomposed(self._graph, dialect(backend, options))
         with private.keep_unused_draws(), reporting.apart():
             return build_program(backend, graph, options, report)
 
-    def _note(self, winner: str, rows: tuple[CandidateReport, ...]) -> None:
-        """Writes the choice, and what the winner leaves to eager, into the graph's report."""
+    def compiler(self, candidate: Candidate) -> tuple[Backend, Any]:
+        """The backend that compiles functional graphs for a candidate, and its options."""
+        if candidate.owner == "ours":
+            return get_backend(candidate.backend), candidate.options(self._options)
+        return InductorBlocks(), _plain(self._options)
+
+    def note(self, choice: Choice) -> None:
+        """Writes the choice, and what the winner leaves to eager, into the graph's report.
+
+        What was compiled for the contest is dropped.
+        """
+        winner, rows = choice.winner, choice.candidates
         report, own = self._report, self._reports.get(winner)
         self._reports.clear()
+        self._programs.clear()
         if report is None:
             return
         report.candidates += rows
@@ -241,9 +287,13 @@ class GraphEnsemble(Executable):
             report.ops_on_backend -= own.ops_in_eager
             report.executables += own.executables - 1
             report.cache_hits += own.cache_hits
-        if winner == EAGER:
+        self._count_if_eager(winner)
+
+    def _count_if_eager(self, winner: str) -> None:
+        if self._report is not None and winner in NOT_COMPILED:
             calls = len(self._graph.calls)
-            report.ops_in_eager, report.ops_on_backend = report.ops_in_eager + calls, 0
+            self._report.ops_in_eager += calls
+            self._report.ops_on_backend = 0
 
 
 def _plain(options: AutotuneOptions) -> Any:
@@ -252,18 +302,21 @@ def _plain(options: AutotuneOptions) -> Any:
     return Options(**options.common())
 
 
-def decomposed(graph: Graph, backend: Backend, options: Any) -> Graph:
-    """A copy with only those composite operators that a backend keeps.
+def dialect(backend: Backend, options: Any) -> Mapping[Any, Callable[..., Any]]:
+    """What a backend wants to be taken apart, and how."""
+    return decompositions(keep=frozenset(backend.keeps(options)))
+
+
+def decomposed(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
+    """A copy in which what there are rules for is taken apart.
 
     Args:
         graph: With static shapes.
-        backend: Whose dialect is wanted.
-        options: Of the backend.
+        rules: Functions of an operator's arguments, by the operator.
     """
     from dynamo_backends.graph.sequence import PASSES
 
     result = graph.copy()
-    rules = decompositions(keep=frozenset(backend.keeps(options)))
     for node in result.calls:
         if node.target in rules and not node._erased:
             decompose(node, rules)

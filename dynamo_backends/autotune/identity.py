@@ -102,13 +102,12 @@ def key_of(parts: Mapping[str, Any]) -> str:
 @functools.cache
 def vendor_versions() -> str:
     """Versions of the packages that backends of this package call."""
-    found = []
-    for package in _VENDORS:
-        try:
-            found.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    found = set()
+    for distribution in metadata.distributions():
+        name = (distribution.name or "").lower().replace("_", "-")
+        if name in _VENDORS or name.startswith(_BY_CUDA):
+            found.add(f"{name} {distribution.version}")
+    return ", ".join(sorted(found))
 
 
 _VENDORS = (
@@ -117,7 +116,6 @@ _VENDORS = (
     "iree-base-runtime",
     "jax",
     "jaxlib",
-    "nvfuser",
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
@@ -126,6 +124,7 @@ _VENDORS = (
     "tensorrt",
     "triton",
 )
+_BY_CUDA = ("nvfuser-", "tensorrt-cu")  # their packages' names go on with versions
 
 
 @functools.cache

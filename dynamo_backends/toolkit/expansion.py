@@ -1,5 +1,6 @@
 """Replaces single calls in a graph by simpler ones."""
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,10 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.errors import LoweringError
+from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.normalize import NORMALIZE
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import PROPAGATE
 
 
 def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
@@ -24,6 +29,30 @@ def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
     """
     target: Any = node.target
     replace(node, target, rules)
+
+
+def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
+    """A copy of a graph in which calls are taken apart where rules want to.
+
+    Args:
+        graph: With static shapes; not changed.
+        rules: Functions of an operator's arguments, by the operator. They may decline.
+
+    Raises:
+        LoweringError: A rule makes constants.
+    """
+    inputs = [p.meta["val"] for p in graph.placeholders]
+    bare = fx.GraphModule(graph.module, graph.module.graph)
+    with torch.no_grad(), private.keep_unused_draws():
+        traced, _ = private.functionalized(bare, inputs, dict(rules))
+    module = fx.GraphModule(traced, copy_graph(traced.graph))
+    for node in module.graph.find_nodes(op="get_attr"):
+        raise LoweringError(node.name, str(node.target), "a decomposition makes constants")
+    places = module.graph.find_nodes(op="placeholder")
+    named = [dataclasses.replace(x, name=p.name) for p, x in zip(places, graph.inputs, strict=True)]
+    result = Graph(module, graph.kind, tuple(named))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(result)
+    return result
 
 
 def replace(

@@ -1,0 +1,130 @@
+"""Whole training steps: the winner compiles them in its own way."""
+
+from typing import Any
+
+import pytest
+
+import dynamo_backends
+from dynamo_backends import GraphReport, Step
+from dynamo_backends.aot.step.duel import ROUNDS, WARMUP, Duel
+from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.autotune.counts import Counts
+from dynamo_backends.autotune.functional import FUNCTION
+from dynamo_backends.autotune.steps import StepEnsemble
+from dynamo_backends.inductor.steps import InductorStep
+from dynamo_backends.xla.step_runtime import XlaStep
+from tests.aot import step_nets as nets
+from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager
+
+WAYS = {"openxla": XlaStep, "inductor": InductorStep, "ts_trace": CopyingProgram}
+
+
+def train(candidate: str, steps: int = 4, net: Any = nets.convnet) -> tuple[Step, GraphReport]:
+    """Trains a net by autotune with one candidate, compares with eager."""
+    with dynamo_backends.record() as reports:
+        step = assert_equal_to_eager(
+            net,
+            OPTIMIZERS["adamw"],
+            nets.images(steps) if net is nets.convnet else nets.rows(steps),
+            "autotune",
+            loss_of=nets.entropy,
+            options={"candidates": (candidate,)},
+        )
+    assert (step.launches + step.eager_steps, step.compilations) == (steps, 1)
+    (report,) = reports
+    return step, report
+
+
+def program_of(step: Step) -> StepProgram | None:
+    ((variant,),) = step._variants.values()
+    assert isinstance(variant.program, StepEnsemble)
+    return variant.program._program
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+@pytest.mark.parametrize("candidate", WAYS)
+def test_the_winner_compiles_the_step_in_its_own_way(candidate: str):
+    step, report = train(candidate)
+    assert isinstance(program_of(step), WAYS[candidate])
+    assert report.chosen == candidate
+    assert {row.name for row in report.candidates} == {"eager", candidate}
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+def test_a_decision_is_found_again(counts: Counts):
+    train("openxla")
+    assert (counts.contests, counts.remembered) == (1, 0)
+    step, report = train("openxla")
+    assert (counts.contests, counts.remembered) == (1, 1)
+    assert isinstance(program_of(step), XlaStep)
+    assert report.chosen == "openxla"
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+def test_a_remembered_winner_that_does_not_compile_is_contested(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch
+):
+    train("openxla")
+    compile_in_its_way = StepEnsemble._compile
+    failures = iter([True])
+
+    def fails_once(self: StepEnsemble, candidate: Any) -> StepProgram:
+        if next(failures, False):
+            raise ZeroDivisionError
+        return compile_in_its_way(self, candidate)
+
+    monkeypatch.setattr(StepEnsemble, "_compile", fails_once)
+    _, report = train("openxla")
+    assert (counts.contests, counts.remembered) == (2, 1)
+    assert report.chosen == "openxla"
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+def test_a_winner_that_fails_later_is_replaced_in_that_step(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch
+):
+    run = XlaStep.__call__
+
+    def fails_at_the_third(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+        if self.launches == 2:
+            raise RuntimeError("out of memory")
+        run(self, inputs, taken)
+
+    monkeypatch.setattr(XlaStep, "__call__", fails_at_the_third)
+    step, report = train("openxla", 7, nets.mlp)
+    assert isinstance(program_of(step), CopyingProgram)
+    assert counts.replaced == 1
+    assert report.chosen == "eager"
+    assert report.runtime_fallbacks == ["openxla failed in a step: RuntimeError: out of memory"]
+
+
+def test_eager_can_win():
+    step, report = train("nnc", net=nets.mlp)
+    assert (step.launches, step.eager_steps) == (1, 3)
+    assert report.chosen == "eager"
+    assert report.ops_on_backend == 0
+    assert report.ops_in_eager > 0
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+@pytest.mark.parametrize("eager", ["slow", "fast"])
+def test_the_function_itself_is_compared_on_real_steps(
+    eager: str, counts: Counts, monkeypatch: pytest.MonkeyPatch
+):
+    note = Duel.note
+    seconds = {"slow": 2.0, "fast": 0.5}[eager]
+    monkeypatch.setattr(Duel, "note", lambda self, _: note(self, seconds**self.is_eagers_turn))
+    turns = WARMUP + ROUNDS
+    step, report = train("openxla", 1 + 2 * turns + 3, nets.mlp)
+    rows = {row.name: row for row in report.candidates}
+    assert set(rows) == {"eager", "openxla", FUNCTION}
+    wins = eager == "fast"
+    assert step.eager_steps == turns + 3 * wins
+    assert report.chosen == (FUNCTION if wins else "openxla")
+    assert rows[report.chosen].reason == ""
+    assert "against" in rows["openxla" if wins else FUNCTION].reason
+    samples = counts.samples
+    step, report = train("openxla", 4, nets.mlp)  # remembers
+    assert counts.samples == samples
+    assert step.launches == (1 if wins else 4)
+    assert report.chosen == (FUNCTION if wins else "openxla")

@@ -31,6 +31,7 @@ _PUBLIC = {
     "BackendUnavailableError": "errors",
     "CompileError": "errors",
     "DeviceError": "errors",
+    "DoubleBackwardError": "errors",
     "DynamoBackendsError": "errors",
     "FallbackRefusedError": "errors",
     "LoweringError": "errors",

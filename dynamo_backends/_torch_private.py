@@ -39,8 +39,10 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch._inductor.compile`, `torch._guards.tracing`, `TracingContext` | 2.13 run |
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.13 run |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.13 run |
+| `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.13 run |
 | `torch.compiler._is_compiling_flag`, `torch._inductor.compile_fx.compile_fx_inner` | 2.13 run |
 | `torch._subclasses.fake_tensor.FakeTensor`, `FakeTensorMode.from_tensor` | 2.13 run |
+| `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.13 run |
 """
 
 import contextlib
@@ -102,6 +104,16 @@ def keep_saved_tensors() -> None:
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
         donated.clear()  # one list, that several records of the graph share
+
+
+def running_backward() -> Any:
+    """The autograd node whose backward is running in this thread; None if none keeps its graph.
+
+    A graph is kept with `retain_graph=True`, and with `create_graph=True` unless that is off.
+    """
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        return None
+    return torch._C._current_autograd_node()
 
 
 def partition_function(name: str) -> Callable[..., Any]:
@@ -272,8 +284,13 @@ def output_index(desc: Any) -> int | None:
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether torch always replaces an operator by others while tracing."""
-    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    """Whether torch always replaces an operator by others while tracing.
+
+    Not one that devices have kernels of their own for, as for silu_backward.
+    """
+    keys = torch._C.DispatchKey
+    has = op.has_kernel_for_dispatch_key
+    return bool(has(keys.CompositeImplicitAutograd) and not has(keys.CPU))
 
 
 def all_operator_names() -> tuple[str, ...]:
@@ -440,16 +457,31 @@ def compile_step_with_inductor(
         A function that takes a list of inputs, and clears it.
     """
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
     mode = detect_fake_mode(list(inputs))
+    # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
+    lstm = gm.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default, sort=False
+    )
+    asserts = config.patch(size_asserts=config.size_asserts and not lstm)
     context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
-    with torch.no_grad(), context[0], context[1], context[2]:
+    with torch.no_grad(), asserts, context[0], context[1], context[2]:
         joint_graph_passes(gm)
         compiled: Any = compile_fx_inner(gm, list(inputs))
     return lambda args: compiled(args)
+
+
+def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and the largest value that a symbolic size can have; None: there is no bound."""
+    from torch.utils._sympy.numbers import int_oo
+
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    lower = 0 if bounds.lower in (-int_oo, int_oo) else max(int(bounds.lower), 0)
+    return lower, None if bounds.upper == int_oo else int(bounds.upper)
 
 
 def onnx_registry(opset: int) -> Any:
@@ -736,9 +768,11 @@ __all__ = [
     "output_index",
     "partition_function",
     "promote_types",
+    "running_backward",
     "same",
     "script_function",
     "script_module",
+    "size_bounds",
     "start_lazy_backend",
     "static_input_indices",
     "static_module",

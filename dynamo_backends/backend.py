@@ -216,6 +216,8 @@ class Backend(ABC):
         trains: Forward and backward graphs can be compiled, not only inference graphs.
         dynamic_shapes: How graphs with symbolic shapes are run, for `dynamo-backends list`. The
             pipeline compiles them once per concrete shape.
+        serves_ranges: One program can serve several shapes, so that graphs with symbolic shapes are
+            handed over with sizes that know where they come from (see `graph.sizes`).
     """
 
     name: ClassVar[str]
@@ -223,6 +225,7 @@ class Backend(ABC):
     Options: ClassVar[type[Options]] = Options
     trains: ClassVar[bool] = True
     dynamic_shapes: ClassVar[str] = "one executable per shape"
+    serves_ranges: ClassVar[bool] = False
 
     @abstractmethod
     def availability(self) -> Availability:
@@ -267,6 +270,14 @@ class Backend(ABC):
         from dynamo_backends.aot.step.programs import CopyingProgram
 
         return CopyingProgram(graph, self.compile(graph, options).bind(())[0])
+
+    def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
+        """Recreates a compiled step from `StepProgram.dump`.
+
+        Raises:
+            CompileError: The parts are damaged or from another version; they will be dropped.
+        """
+        raise NotImplementedError(f"{self.name} does not keep steps on disk")
 
     def keeps(self, options: Any) -> Collection["OpOverload"]:
         """Composite operators to be handed over whole instead of decomposed."""

@@ -55,6 +55,10 @@ class StepCaptureError(DynamoBackendsError):
     """A training step cannot be captured, or run, as one graph (see `compile_step`)."""
 
 
+class DoubleBackwardError(DynamoBackendsError, RuntimeError):
+    """Gradients of gradients were asked of a compiled graph."""
+
+
 class NormalFormError(DynamoBackendsError):
     """A graph lacks a property that it should have (see `dynamo_backends.graph.check`)."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,10 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, step = train(training, settings.epochs, settings.backend, progress)
     seconds = time.perf_counter() - start
     accuracy = recognised(model, test)
-    console.print(
-        f"{settings.backend}: {step.launches} steps in {seconds:.1f} s, "
-        f"{step.compilations} compilation, {accuracy:.1%} of {len(test[1])} test images recognised"
-    )
+    title = f"training on {len(training[1])} handwritten digits, one graph per step"
+    table = Table("backend", "steps", "seconds", "compilations", "recognised", title=title)
+    counts = f"{step.launches}", f"{seconds:.1f}", f"{step.compilations}"
+    table.add_row(settings.backend, *counts, f"{accuracy:.1%} of {len(test[1])} test images")
+    console.print(table)
     return 0 if accuracy >= 0.97 else 1
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.double import refuse_double_backward
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_dropout
 from dynamo_backends.report import Kind
@@ -48,6 +49,8 @@ def compile_functional(
                 run = compile_graph(gm, kind)
 
             def boxed(args: list[Any]) -> Sequence[Any]:
+                if kind == "backward":
+                    refuse_double_backward()
                 return run(args)
 
             boxed._boxed_call = True  # type: ignore[attr-defined]

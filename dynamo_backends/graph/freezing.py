@@ -58,7 +58,9 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
-    return frozenset(t.untyped_storage().data_ptr() for t in tensors if has_storage(t))
+    # Of these tensors, not of those that stand in for them while a step is captured.
+    with torch._C.DisableTorchFunction():
+        return frozenset(t.untyped_storage().data_ptr() for t in tensors if has_storage(t))
 
 
 def _bits(tensor: Tensor) -> Tensor:

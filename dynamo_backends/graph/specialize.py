@@ -10,6 +10,7 @@ import torch
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.passes import NORMAL_FORM, Pass, PassSequence, Property
+from dynamo_backends.graph.sizes import SIZES, forget_in_numbers, remembering
 
 SPECIALIZE = "specialize"
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
@@ -34,7 +35,7 @@ def shape_key(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
 
 
-def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
+def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Graph:
     """A copy of the graph for the sizes that `args` have.
 
     Symbolic integers become Python integers, and `meta["val"]` tensors get concrete sizes. The
@@ -43,28 +44,30 @@ def specialize(graph: Graph, args: Sequence[Any]) -> Graph:
     Args:
         graph: A graph with symbolic shapes.
         args: One value per placeholder: tensors, and integers for symbols.
+        remember: Sizes know the symbolic expressions that they come from (see `sizes`).
     """
     result = graph.copy()
-    PassSequence((specialization(args),), NORMAL_FORM)(result)
+    PassSequence((specialization(args, remember),), NORMAL_FORM)(result)
     return result
 
 
-def specialization(args: Sequence[Any]) -> Pass:
+def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
     """The pass that `specialize` runs.
 
     Args:
         args: One value per placeholder: tensors, and integers for symbols.
+        remember: As for `specialize`.
     """
     return Pass(
         name=SPECIALIZE,
         summary="symbolic sizes become the integers of one call",
         requires=NORMAL_FORM,
         ensures=frozenset({Property.STATIC}),
-        run=functools.partial(_specialize, args=args),
+        run=functools.partial(_specialize, args=args, remember=remember),
     )
 
 
-def _specialize(graph: Graph, args: Sequence[Any]) -> bool:
+def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
     if not is_dynamic(graph):
         return False
     bindings: dict[sympy.Expr, Any] = {}
@@ -72,13 +75,20 @@ def _specialize(graph: Graph, args: Sequence[Any]) -> bool:
         _bind(place.meta["val"], value, bindings)
     mode = FakeTensorMode()
     for node in [*graph.placeholders, *graph.calls]:
-        value = _concrete(node.meta.get("val"), bindings, mode)
+        symbolic = node.meta.get("val")
+        value = _concrete(symbolic, bindings, mode)
+        if remember and isinstance(symbolic, torch.Tensor):
+            pairs = zip(symbolic.shape, value.shape, strict=True)
+            node.meta[SIZES] = tuple(remembering(s, v) for s, v in pairs)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            node.replace_all_uses_with(value)  # type: ignore[arg-type]
+            size = remembering(symbolic, value) if remember else value
+            node.replace_all_uses_with(size)  # type: ignore[arg-type]
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)
                 continue
         node.meta["val"] = value
+    if remember:
+        forget_in_numbers(graph)
     return True
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.report import GraphReport
 
 
 def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executable:
@@ -23,8 +24,51 @@ def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executab
         graph: The graph; not changed.
         make: Makes the executable of what remains.
     """
-    early = _early(graph)
-    return _WithPrologue(graph, early, make) if early else make(graph)
+    prologue = Prologue(graph)
+    return _WithPrologue(prologue, make(prologue.rest)) if prologue.is_needed else make(graph)
+
+
+class Prologue:
+    """The calls of a graph on weights alone.
+
+    Args:
+        graph: The graph; not changed.
+
+    Attributes:
+        is_needed: There are such calls.
+        rest: The graph without them, whose weights are some of the graph's and what they make.
+    """
+
+    def __init__(self, graph: Graph):
+        early = _early(graph)
+        places = graph.placeholders
+        position = {places[i]: k for k, i in enumerate(graph.weights)}
+        inside = set(early)
+        reads = list(dict.fromkeys(n for e in early for n in e.all_input_nodes if n in position))
+        made = [e for e in early if any(u not in inside for u in e.users)]
+        direct = [n for n in position if any(u not in inside for u in n.users)]
+        self.is_needed = bool(early)
+        self._copied = [position[n] for n in reads]
+        self._direct = [position[n] for n in direct] if early else list(position.values())
+        self._run = _prologue(graph, reads, early, made) if early else None
+        self.rest = _rest(graph, inside, direct, made) if early else graph
+
+    def __call__(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The weights of `rest`.
+
+        Args:
+            weights: Of the graph.
+        """
+        made: Sequence[Tensor] = ()
+        if self._run is not None:
+            with disable_current_modes(), torch.no_grad():
+                made = self._run(*[weights[i].detach() for i in self._copied])
+        return [*(weights[i] for i in self._direct), *made]
+
+    def copied(self, copied: Collection[int]) -> list[int]:
+        """Positions of the graph's weights whose contents were copied, if those of `rest` were."""
+        theirs = {self._direct[i] for i in copied if i < len(self._direct)}
+        return sorted(theirs.union(self._copied))
 
 
 def _early(graph: Graph) -> list[fx.Node]:
@@ -47,26 +91,18 @@ def _is_view(node: fx.Node) -> bool:
 
 
 class _WithPrologue(Executable):
-    def __init__(self, graph: Graph, early: Sequence[fx.Node], make: Callable[[Graph], Executable]):
-        places = graph.placeholders
-        position = {places[i]: k for k, i in enumerate(graph.weights)}
-        inside = set(early)
-        reads = list(dict.fromkeys(n for e in early for n in e.all_input_nodes if n in position))
-        made = [e for e in early if any(u not in inside for u in e.users)]
-        self._copied = [position[n] for n in reads]
-        self._prologue = _prologue(graph, reads, early, made)
-        direct = [n for n in position if any(u not in inside for u in n.users)]
-        self._direct = [position[n] for n in direct]
-        self._main = make(_main(graph, inside, direct, made))
+    def __init__(self, prologue: Prologue, rest: Executable):
+        self._prologue = prologue
+        self._rest = rest
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        with disable_current_modes(), torch.no_grad():
-            made = self._prologue(*[weights[i].detach() for i in self._copied])
-        given = [weights[i] for i in self._direct]
-        bound, copied = self._main.bind([*given, *made])
-        theirs = {self._direct[i] for i in copied if i < len(given)}
-        return bound, sorted(theirs.union(self._copied))
+        bound, copied = self._rest.bind(self._prologue(weights))
+        return bound, self._prologue.copied(copied)
+
+    def report_to(self, report: GraphReport) -> None:
+        """See `Executable.report_to`."""
+        self._rest.report_to(report)
 
 
 def _prologue(
@@ -80,7 +116,7 @@ def _prologue(
     return fx.GraphModule(graph.module, copied)
 
 
-def _main(
+def _rest(
     graph: Graph, inside: Collection[fx.Node], direct: Sequence[fx.Node], made: Sequence[fx.Node]
 ) -> Graph:
     roles = dict(zip(graph.placeholders, graph.inputs, strict=True))

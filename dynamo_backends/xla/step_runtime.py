@@ -1,83 +1,74 @@
 """Runs whole training steps on XLA, which writes parameters and state where they are.
 
-A donated input's memory becomes that of an output, but only if XLA owns it alone. So parameters and
-state move, at their first step, into memory of XLA's (`Home`), and torch sees them there through
-tensors that know the address but hold no reference that XLA could count. Their address never
-changes after that, and neither side copies.
+Everything is made ready before the run, the run is one call of C code, and nothing that matters has
+to be done after it. So a signal, or an error of anybody's, finds the state of before the step or of
+after it. XLA's CPU client reserves all memory before it writes; what it runs after that cannot
+report an error, but for calls of libraries. Programs with such calls are run without donation (see
+`steps.compile_step`).
 """
 
-import ctypes
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, compress
 from typing import Any
 
+import jax
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import from_dlpack, storage_users
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends._torch_private import from_dlpack
+from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.whole import at_once, give_up, until_done
 from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import Exporter, Importer
 from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.homes import Home, find_home, move_in
 from dynamo_backends.xla.runtime import Device, check_process
 
 
-class Home:
-    """Memory of XLA's in which a tensor of torch's lives.
+class _Interface:
+    """How tensors get into a compiled step and out of it.
 
     Args:
-        buffer: Owns the memory.
-        like: A dense tensor whose shape, strides and dtype the memory is to have.
+        device: A CPU.
+        graph: What was compiled.
 
     Attributes:
-        buffer: Its owner of now.
-        pointer: Its address.
+        updated: Positions of the inputs that are updated; the first results are their contents.
+        others: Positions of the others.
+        importers: One per input.
+        exporters: One per result.
     """
 
-    def __init__(self, buffer: Any, like: Tensor):
-        self.buffer = buffer
-        self.pointer: int = buffer.unsafe_buffer_pointer()
-        self._shape, self._stride, self._dtype = like.shape, like.stride(), like.dtype
+    def __init__(self, device: Device, graph: Graph):
+        values = [p.meta["val"] for p in graph.placeholders]
+        self._device = device
+        self.updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
+        self.others = [i for i, x in enumerate(graph.inputs) if x.updated_by is None]
+        self.importers = [Importer(v) for v in values]
+        # What is updated keeps its layout.
+        promised = [values[i] for i in self.updated]
+        promised += [n.meta["val"] for n in graph.outputs[len(promised) :]]
+        self.exporters = [Exporter(v) for v in promised]
+        storages = [self.importers[i].storage for i in self.updated]
+        storages += [e.storage for e in self.exporters[len(storages) :]]
+        self.results = [
+            jax.ShapeDtypeStruct(
+                [1 if d in s.expanded else v.shape[d] for d in s.order], to_jax(v.dtype)
+            )
+            for v, s in zip(promised, storages, strict=True)
+        ]
 
-    def is_filled_by(self, tensor: Tensor) -> bool:
-        """Whether a tensor at this address is all of the memory."""
-        return (
-            tensor.shape == self._shape
-            and tensor.stride() == self._stride
-            and tensor.dtype == self._dtype
-        )
+    def take_in(self, place: int, tensor: Tensor) -> Any:
+        """A buffer on an input, or on a copy of it."""
+        return self._device.import_tensor(self.importers[place](tensor).detach())
 
-    def tensor(self) -> Tensor:
-        """A tensor on this memory, which is valid for as long as any tensor on it exists."""
-        size = self._shape.numel() * self._dtype.itemsize
-        memory = (ctypes.c_char * size).from_address(self.pointer)
-        memory.home = self  # type: ignore[attr-defined]
-        flat = torch.frombuffer(memory, dtype=self._dtype)
-        return flat.as_strided(self._shape, self._stride)
-
-
-_homes: weakref.WeakValueDictionary[int, Home] = weakref.WeakValueDictionary()
-
-
-def find_home(tensor: Tensor) -> Home | None:
-    """The memory of XLA's that a tensor fills, if it does."""
-    home = _homes.get(tensor.data_ptr())
-    return home if home is not None and home.is_filled_by(tensor) else None
-
-
-def move(tensor: Tensor, buffer: Any) -> None:
-    """Makes a tensor live in a buffer's memory."""
-    home = Home(buffer, tensor)
-    _homes[home.pointer] = home
-    tensor.data = home.tensor()
-
-
-def is_movable(tensor: Tensor) -> bool:
-    """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own."""
-    storage = tensor.untyped_storage()
-    is_whole = storage.nbytes() == tensor.numel() * tensor.element_size()
-    return tensor.numel() > 0 and is_whole and storage_users(storage) == 1
+    def hand_out(self, buffers: Sequence[Any], first: int = 0) -> list[Tensor]:
+        """The results from `first` on as tensors."""
+        tensors = [from_dlpack(_jaxlib.export_dlpack(b)) for b in buffers[first:]]
+        return [e(t) for e, t in zip(self.exporters[first:], tensors, strict=True)]
 
 
 class XlaStep(StepProgram):
@@ -92,96 +83,139 @@ class XlaStep(StepProgram):
     def __init__(self, device: Device, graph: Graph, executable: Any):
         self.executable = executable
         self._device = device
-        self._importers = [Importer(p.meta["val"]) for p in graph.placeholders]
-        self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
-        self._exporters = [Exporter(n.meta["val"]) for n in graph.outputs[len(self._updated) :]]
-        self._unfinished: _Landing | None = None
+        self._interface = _Interface(device, graph)
+        self._execute = _jaxlib.executor(executable, device.handle, self._interface.results)
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
         check_process(self._device.pid)
-        if self._unfinished is not None:
-            self._unfinished.settle()
+        interface = self._interface
         homes = [find_home(x) for x in inputs]
+        for i in interface.updated:
+            if homes[i] is None:
+                homes[i] = move_in(inputs[i], interface.importers[i], self._device)
         buffers = [
-            home.buffer if home is not None else self._import(i, inputs[i])
+            home.buffer if home is not None else interface.take_in(i, inputs[i])
             for i, home in enumerate(homes)
         ]
-        landing = _Landing([inputs[i] for i in self._updated], [homes[i] for i in self._updated])
-        self._unfinished = landing
-        landing.run(self.executable.execute, buffers)
-        self._unfinished = None
+        updated = [homes[i] for i in interface.updated]
+        for i in interface.others:  # nothing is given away and read under another name
+            if homes[i] is not None and homes[i] in updated:
+                buffers[i] = interface.take_in(i, inputs[i].clone())
+        guests = [interface.importers[i].view(inputs[i]) for i in interface.updated if not homes[i]]
+        tensors = [inputs[i] for i in interface.updated]
         self.launches += 1
-        rest = landing.results[0][len(self._updated) :]
-        outputs = [from_dlpack(_jaxlib.export_dlpack(r)) for r in rest]
-        return [export(t) for export, t in zip(self._exporters, outputs, strict=True)]
+        _Launch(tensors, updated, guests, taken).run(self._execute(buffers))
 
-    def _import(self, place: int, tensor: Tensor) -> Any:
-        dense = self._importers[place](tensor).detach()
-        return self._device.import_tensor(dense)
+    def outputs(self, taken: list[Any]) -> list[Tensor]:
+        """See `StepProgram.outputs`."""
+        return self._interface.hand_out(taken[0], len(self._interface.updated))
+
+    def dump(self) -> dict[str, bytes]:
+        """See `StepProgram.dump`."""
+        code = _jaxlib.serialize(self._device.client, self.executable)
+        return {"main": code, "updates": b"donated"}
 
 
-class _Landing:
-    """Takes the results of one run to where they belong, whatever interrupts it.
-
-    Until a home knows the buffer that owns its memory now, nothing else may drop that buffer.
+class XlaCopyingStep(CopyingProgram):
+    """A step on the CPU that computes what it updates apart: XLA is given nothing that it may lose.
 
     Args:
-        tensors: What is updated.
-        homes: Where each lives, if in memory of XLA's.
+        device: Where it runs.
+        graph: The graph.
+        executable: Compiled from it; it donates nothing.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[Home | None]):
-        self._tensors = tensors
-        self._homes = homes
-        self.results: list[list[Any]] = []
+    def __init__(self, device: Device, graph: Graph, executable: Any):
+        super().__init__(graph, self._compute)
+        self.executable = executable
+        self._device = device
+        self._interface = _Interface(device, graph)
 
-    def run(self, execute: Callable[[list[Any]], list[Any]], buffers: list[Any]) -> None:
-        """Executes the step and settles its results."""
+    def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
+        check_process(self._device.pid)
+        buffers = [self._interface.take_in(i, x) for i, x in enumerate(inputs)]
+        return self._interface.hand_out(self.executable.execute(buffers))
+
+    def dump(self) -> dict[str, bytes]:
+        """See `StepProgram.dump`."""
+        code = _jaxlib.serialize(self._device.client, self.executable)
+        return {"main": code, "updates": b"copied"}
+
+
+class _Launch:
+    """One run, and where its results belong.
+
+    Args:
+        tensors: What is updated; the first results are their new contents.
+        homes: Where each lives, if in memory of XLA's.
+        guests: The memory of the others, in the order of dimensions of the results.
+        taken: Gets the results when all contents are new.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        homes: Sequence[Home | None],
+        guests: list[Tensor],
+        taken: list[Any],
+    ):
+        self._residents = [
+            (place, home, tensor)
+            for place, (home, tensor) in enumerate(zip(homes, tensors, strict=True))
+            if home is not None
+        ]
+        self._is_guest = [home is None for home in homes]
+        self._guests = guests
+        self._taken = taken
+
+    def run(self, results: Iterator[list[Any]]) -> None:
+        """Executes the step.
+
+        Args:
+            results: Executes it when the only element is taken, and gives its results; in C.
+
+        Raises:
+            StepCaptureError: XLA failed in the middle; what it had been given is lost.
+            BaseException: Whatever stopped it, before or after the step.
+        """
+        found: list[list[Any]] = []
+        contents: list[Tensor] = []
+        torch.autograd.graph.increment_version([tensor for _, _, tensor in self._residents])
+        for place, home, _ in self._residents:
+            home.expect(found, place)
+        actions: list[Callable[[], Any]] = [partial(found.extend, results)]
+        if self._guests:
+            arrived = compress(chain.from_iterable(found), self._is_guest)
+            exported = map(from_dlpack, map(_jaxlib.export_dlpack, arrived))
+            actions.append(partial(contents.extend, exported))
+            actions.append(partial(torch._foreach_copy_, self._guests, contents))
         try:
-            # Without Python code in between, so that no signal handler can lose the results.
-            self.results.extend(map(execute, (buffers,)))
-            self.settle()
+            at_once([*actions, partial(self._taken.extend, chain(found))])
         except BaseException as error:
-            if self.results:
-                self.settle()
-            else:
+            if not found:
                 self._check_survival(error)
-            raise
-
-    def settle(self) -> None:
-        """Lets homes own their memory again and moves or copies the rest; may be repeated."""
-        if not self.results:
-            return
-        written = []
-        for tensor, home, buffer in zip(self._tensors, self._homes, self.results[0], strict=False):
-            if home is not None and buffer.unsafe_buffer_pointer() == home.pointer:
-                home.buffer = buffer
-                written.append(tensor)
-            elif is_movable(tensor) and (home is None or home.buffer.is_deleted()):
-                move(tensor, buffer)
-                written.append(tensor)
             else:
-                with torch.no_grad():
-                    tensor.copy_(_strided(buffer, tensor))
-        torch.autograd.graph.increment_version(written)
+                until_done(partial(self._settle, found))
+            raise
+        self._settle(found)
+
+    def _settle(self, found: list[list[Any]]) -> None:
+        """Does what is left to do, if anything is; may be repeated."""
+        if not self._taken:
+            arrived = compress(found[0], self._is_guest)
+            for guest, result in zip(self._guests, arrived, strict=True):
+                guest.copy_(from_dlpack(_jaxlib.export_dlpack(result)))
+            self._taken.extend(found)
+        for _, home, _ in self._residents:
+            home.settle()
 
     def _check_survival(self, error: BaseException) -> None:
         """After a failed execution: memory that XLA has given up must not be read any more."""
-        lost = [
-            tensor
-            for tensor, home in zip(self._tensors, self._homes, strict=True)
-            if home is not None and home.buffer.is_deleted()
-        ]
-        for tensor in lost:
-            tensor.data = torch.full_like(tensor, float("nan"))
+        lost = [tensor for _, home, tensor in self._residents if home.buffer.is_deleted()]
         if lost:
+            until_done(partial(give_up, lost))
             raise StepCaptureError(
                 f"XLA failed in the middle of a step ({error}) and {len(lost)} parameters and "
                 "states are lost; they are NaN now. Load the last checkpoint."
             ) from error
-
-
-def _strided(buffer: Any, like: Tensor) -> Tensor:
-    dense = from_dlpack(_jaxlib.export_dlpack(buffer))
-    return Exporter(like)(dense)

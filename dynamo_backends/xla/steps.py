@@ -1,9 +1,11 @@
 """Compiles whole training steps: the inputs that a step updates are donated to XLA."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
+from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import Exporter, Importer
@@ -13,23 +15,66 @@ from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.runtime import Device
-from dynamo_backends.xla.step_runtime import XlaStep
+from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep
 from dynamo_backends.xla.transposes import fold_transposes
 
+# Calls in StableHLO that XLA makes loops of, or that say something of a value.
+_CANNOT_FAIL = frozenset({"mhlo.topk", "mhlo.erf", "Sharding", "annotate_device_placement"})
 
-def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> XlaStep:
+
+def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> StepProgram:
     """Compiles a graph of the kind "step" for the CPU.
+
+    XLA runs calls of other libraries (LAPACK) while it writes over what it was given, and if one
+    reports an error, that is lost. A program with such calls is given nothing.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: XLA refuses the program.
     """
-    donated = tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
     with jax.enable_x64(True):
         program = fold_transposes(_trace(graph, options))
-        executable = _compile(program, device, donated)
+        lowered = _lower(program, device, donated(graph))
+        can_fail = bool(calls_of_libraries(lowered))
+        if can_fail:
+            lowered = _lower(program, device, ())
+        executable = _compile(lowered, device)
     return_free_memory()
-    return XlaStep(device, graph, executable)
+    return (XlaCopyingStep if can_fail else XlaStep)(device, graph, executable)
+
+
+def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepProgram:
+    """Recreates a step from `StepProgram.dump`.
+
+    Raises:
+        CompileError: The parts are incomplete, or XLA refuses them.
+    """
+    try:
+        executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
+        kind = {b"donated": XlaStep, b"copied": XlaCopyingStep}[parts["updates"]]
+    except Exception as error:
+        raise CompileError(f"XLA cannot load the cached step: {error}") from error
+    return kind(device, graph, executable)
+
+
+def donated(graph: Graph) -> tuple[int, ...]:
+    """Positions of the inputs that a step updates."""
+    return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
+
+
+def calls_of_libraries(lowered: Any) -> set[str]:
+    """Names of the functions outside of XLA that a lowered program calls."""
+    module = lowered.compiler_ir("stablehlo")
+    return set(_targets(module.operation)) - _CANNOT_FAIL
+
+
+def _targets(operation: Any) -> Iterator[str]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for op in block.operations:
+                if op.operation.name == "stablehlo.custom_call":
+                    yield op.operation.attributes["call_target_name"].value
+                yield from _targets(op.operation)
 
 
 def _trace(graph: Graph, options: LoweringOptions) -> Any:
@@ -53,11 +98,17 @@ def _trace(graph: Graph, options: LoweringOptions) -> Any:
         raise CompileError(f"jax cannot trace the step: {error}") from error
 
 
-def _compile(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
+def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
     try:
         function = jax.jit(prologue.as_function(program), donate_argnums=donated, keep_unused=True)
         traced = function.trace(*prologue.avals(program))
-        lowered = traced.lower(lowering_platforms=(device.platform,))
+        return traced.lower(lowering_platforms=(device.platform,))
+    except Exception as error:
+        raise CompileError(f"jax cannot lower the step: {error}") from error
+
+
+def _compile(lowered: Any, device: Device) -> Any:
+    try:
         return _jaxlib.compile_program(device.client, device.handle, _jaxlib.bytecode(lowered))
     except Exception as error:
         raise CompileError(f"XLA cannot compile the step: {error}") from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_as_accurate_as_eager, assert_equal_to_eager
@@ -91,6 +91,13 @@ def test_inductor_in_float32(name: str) -> None:
         nets.mlp, OPTIMIZERS[name], nets.rows(10), "inductor", loss_of=nets.entropy, schedule=True
     )
     assert (step.launches, step.compilations) == (10, 1)
+
+
+def test_inductor_trains_onednns_lstm() -> None:
+    step = assert_as_accurate_as_eager(
+        lambda: nn.LSTM(8, 8), OPTIMIZERS["adamw"], list(torch.randn(3, 1, 2, 5, 8)), "inductor"
+    )
+    assert (step.launches, step.compilations) == (3, 1)
 
 
 def test_a_hundred_steps_of_a_schedule_without_recompilation() -> None:

@@ -17,10 +17,12 @@ from dynamo_backends.bench.suites import Inputs, call
 
 STEPS = 10
 PRECISION = 1e-9  # in float64, relative to the largest element of each tensor
-PRECISION_INSIDE = 1e-5  # of models that compute in float32 whatever their dtype is
 COMPUTE_IN_FLOAT32 = frozenset({"t5", "t5_encoder", "llama", "mamba", "rwkv"})  # their norms do
 ROUNDING = 1e-14  # in float64, relative to the largest element of all gradients
 OTHERS = 3  # eager runs that are rounded otherwise
+# They round the weights alone otherwise; a compiled graph does so with every operation, and was
+# seen to differ by up to 1.8 times as much.
+OPERATIONS = 4
 TOLERANCE = 1e-3  # in float32; that of PyTorch's benchmark runners for training
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -39,6 +41,11 @@ class History:
     optimizer: dict[str, Tensor]
     draws: Tensor
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the losses."""
+        return self.losses[0].dtype
+
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor."""
         yield from ((f"loss {i}", loss) for i, loss in enumerate(self.losses))
@@ -54,6 +61,7 @@ def train(
     inputs: Inputs,
     optimizer: str,
     steps: int = STEPS,
+    before_step: Callable[[], None] = lambda: None,
 ) -> History:
     """Trains towards fixed random targets.
 
@@ -63,6 +71,7 @@ def train(
         inputs: Of every step.
         optimizer: A key of `OPTIMIZERS`.
         steps: How many.
+        before_step: Called before each.
 
     Returns:
         The losses, the gradients of the first step, and the state after the last.
@@ -71,6 +80,7 @@ def train(
     torch.manual_seed(5)
     losses, first = [], {}
     for _ in range(steps):
+        before_step()
         loss = distance_to_targets(call(function, copy.deepcopy(inputs)))
         loss.backward()
         first = first or {
@@ -116,10 +126,10 @@ def compare(
 ) -> list[GraphReport]:
     """Trains one model compiled and in eager, and asserts that nothing differs.
 
-    In float64 every tensor must agree to `PRECISION`, or to `PRECISION_INSIDE` where the model
-    itself computes in float32; in float32 it must be as accurate as eager's
-    by `torch._dynamo.utils.same`, against training in float64; each tensor is scaled to one before.
-    Eager is run several times there, with its rounding disturbed (see `_rounded_otherwise`).
+    In float64 every tensor must agree to `PRECISION`, or where eager itself does not agree so well
+    with eager whose rounding is disturbed (see `_rounded_otherwise`), about as well as that. In
+    float32 it must be as accurate as one of eager and of such runs by `torch._dynamo.utils.same`,
+    against training in float64; each tensor is scaled to one before.
 
     Args:
         case: The model.
@@ -147,11 +157,12 @@ def compare(
             ours = train(model, compiled, inputs, optimizer)
             model.load_state_dict(start)
             theirs = train(model, model, inputs, optimizer)
+            inside = torch.float32 if case.name in COMPUTE_IN_FLOAT32 else theirs.dtype
+            others = _rounded_otherwise(model, inputs, optimizer, start, inside)
             if double:
-                inside = case.name in COMPUTE_IN_FLOAT32
-                _agree(theirs, ours, PRECISION_INSIDE if inside else PRECISION)
+                _agree(theirs, ours, others)
                 continue
-            eager = [theirs, *_rounded_otherwise(model, inputs, optimizer, start)]
+            eager = [theirs, *others]
             twin = copy.deepcopy(model).double()
             twin.load_state_dict(start)
             _as_accurate(eager, ours, train(twin, twin, to_double(inputs), optimizer))
@@ -159,25 +170,30 @@ def compare(
 
 
 def _rounded_otherwise(
-    model: nn.Module, inputs: Inputs, optimizer: str, start: dict[str, Any]
+    model: nn.Module, inputs: Inputs, optimizer: str, start: dict[str, Any], dtype: torch.dtype
 ) -> Iterator[History]:
-    """Eager training from weights that differ in their last bit.
+    """Eager training whose weights are changed in the last bit of a dtype before each step.
 
     Rounding decides on which side of a ReLU's kink, or which of two nearly equal maxima, a value
-    is, and the gradient jumps there. These runs show by how much eager itself may differ.
+    is, and the gradient jumps there. These runs show by how much eager itself may differ. The dtype
+    is that of the model, or float32 if it computes in that inside (see `COMPUTE_IN_FLOAT32`).
     """
     for seed in range(OTHERS):
         generator = torch.Generator().manual_seed(seed)
         model.load_state_dict(start)
-        with torch.no_grad():
-            for p in model.parameters():
-                sign = torch.randint(-1, 2, p.shape, generator=generator)
-                p.mul_(1 + sign * torch.finfo(p.dtype).eps)
-        yield train(model, model, inputs, optimizer)
+
+        def disturb(generator: torch.Generator = generator) -> None:
+            with torch.no_grad():
+                for p in model.parameters():
+                    sign = torch.randint(-1, 2, p.shape, generator=generator).to(p.dtype)
+                    p.mul_(1 + sign * torch.finfo(dtype).eps)
+
+        yield train(model, model, inputs, optimizer, before_step=disturb)
 
 
-def _agree(expected: History, results: History, precision: float) -> None:
+def _agree(expected: History, results: History, others: Iterator[History]) -> None:
     largest = _largest(expected)
+    disturbed: list[dict[str, Tensor]] | None = None
     for (name, e), (same_name, r) in zip(expected.items(), results.items(), strict=True):
         assert name == same_name
         assert (e.dtype, e.shape) == (r.dtype, r.shape), name
@@ -187,8 +203,12 @@ def _agree(expected: History, results: History, precision: float) -> None:
         if not e.numel():
             continue
         # Gradients that are zero but for rounding are as large as the others' rounding.
-        allowed = precision * e.abs().max().item() + ROUNDING * largest
+        allowed = PRECISION * e.abs().max().item() + ROUNDING * largest
         worst = (e - r).abs().max().item()
+        if worst > allowed:
+            disturbed = disturbed or [dict(run.items()) for run in others]
+            own = max((e - run[name]).abs().max().item() for run in disturbed)
+            allowed = OPERATIONS * own
         assert worst <= allowed, f"{name} differs by {worst:.3e}, more than {allowed:.3e}"
 
 

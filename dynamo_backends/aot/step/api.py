@@ -1,6 +1,7 @@
 """`compile_step`: a whole training step as one graph."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,12 @@ from dynamo_backends.aot.step.microbatches import Run
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.variant import Variant
 from dynamo_backends.errors import OptionError, StepCaptureError
+
+_LBFGS = (
+    "torch.optim.LBFGS calls the model several times in each step, and values decide how often; "
+    'one graph cannot hold that. Pass fallback="split", which compiles the model\'s forward and '
+    "backward and leaves the search to eager, or use another optimizer."
+)
 
 
 def compile_step(
@@ -54,6 +61,7 @@ def compile_step(
         OptionError: An argument is not valid.
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
+        StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
     if fallback not in ("error", "split"):
         raise OptionError(f"fallback must be 'error' or 'split', not {fallback!r}")
@@ -66,8 +74,14 @@ def compile_step(
         )
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
+    if fallback == "error" and any(map(_searches, optimizers)):
+        raise StepCaptureError(_LBFGS)
     definition = Definition(function, models, optimizers, accumulate)
     return Step(definition, backend, options, fallback)
+
+
+def _searches(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _several(given: Any, kind: type, name: str) -> tuple[Any, ...]:
@@ -86,7 +100,8 @@ class Step:
     Attributes:
         compilations: How many graphs were compiled.
         reasons: Why each of them but the first was compiled.
-        eager_steps: How many steps ran in eager because the optimizer made its state in them.
+        eager_steps: How many steps ran in eager: because the optimizer made its state in them, or
+            because autotune compared eager, or chose it.
     """
 
     def __init__(
@@ -104,6 +119,8 @@ class Step:
         self._options = options
         self._fallback = fallback
         self._split: Callable[..., Any] | None = None
+        if any(map(_searches, definition.optimizers)):
+            self._split = self._compile_parts()
         self._inventory: Inventory | None = None
         self._others: list[Tensor] = []
         self._variants: dict[Any, list[Variant]] = {}
@@ -151,7 +168,25 @@ class Step:
             self._split = self._compile_parts()
             return self._split(*args, **kwargs)
         assert self._inventory is not None
-        return variant(self._inventory.tensors, numbers, batch)
+        program, stock = variant.program, self._inventory.tensors
+        if program.yields:
+            return self._in_eager(args, kwargs)
+        duel = program.duel
+        if duel is None:
+            return variant(stock, numbers, batch)
+        start = time.perf_counter()
+        if duel.is_eagers_turn:
+            result = self._in_eager(args, kwargs)
+        else:
+            result = variant(stock, numbers, batch)
+        self._synchronize()
+        duel.note(time.perf_counter() - start)
+        return result
+
+    def _synchronize(self) -> None:
+        assert self._inventory is not None
+        if any(t.is_cuda for t in self._inventory.tensors):
+            torch.cuda.synchronize()
 
     def _tensors(self) -> list[Tensor] | None:
         return self._inventory.refresh() if self._inventory is not None else None

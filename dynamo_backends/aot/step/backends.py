@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.cached import load_or_compile
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.errors import DynamoBackendsError, OptionError, StepCaptureError
@@ -51,7 +52,7 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
     table = decompositions(keep=frozenset(backend.keeps(parsed)))
-    return StepBackend(name, table, lambda graph: _compile(backend, parsed, graph))
+    return StepBackend(name, table, lambda graph: compile_whole(backend, parsed, graph))
 
 
 def _eager() -> StepBackend:
@@ -75,11 +76,22 @@ _TORCHS: dict[str, Callable[[], StepBackend]] = {
 }
 
 
-def _compile(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+    """Compiles the graph of a step by a backend of this package, all of it or nothing.
+
+    Args:
+        backend: What compiles it.
+        options: Of the backend.
+        graph: In the backend's dialect; not changed.
+
+    Raises:
+        StepCaptureError: The backend cannot run all of it.
+        DynamoBackendsError: It can run none of it, and the user has to change something.
+    """
     backend.prepare(graph, options)
     _check_supported(backend, options, graph)
     try:
-        return backend.compile_step(graph.copy(), options)
+        return load_or_compile(backend, options, graph)
     except DynamoBackendsError as error:
         raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
 

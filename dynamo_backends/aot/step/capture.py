@@ -12,7 +12,12 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensor, FakeTensorMode
-from dynamo_backends.aot.step.inventory import Inventory, group_constants, group_numbers
+from dynamo_backends.aot.step.inventory import (
+    Inventory,
+    Slot,
+    group_constants,
+    group_numbers,
+)
 from dynamo_backends.aot.step.microbatches import Run
 from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.scalars import Answer, Scalars
@@ -73,6 +78,7 @@ class Recording:
         free: Slots whose gradients at the start do not matter.
         cleared: Slots whose gradient the step takes away.
         answers: What the function was told about numbers.
+        counters: Slots whose values the terms of these answers have after the numbers.
     """
 
     module: fx.GraphModule
@@ -87,6 +93,7 @@ class Recording:
     free: frozenset[int]
     cleared: tuple[int, ...]
     answers: tuple[Answer, ...]
+    counters: tuple[int, ...]
 
 
 class Strangers(Exception):
@@ -146,7 +153,10 @@ class _Recorder:
         self._batch = batch
         self._batch_spec = batch_spec
         self._mode = FakeTensorMode()
-        self._scalars = Scalars(numbers_of(definition, batch))
+        tensors = inventory.tensors
+        self._counters = tuple(i for i, s in enumerate(inventory.slots) if _counts(s, tensors[i]))
+        counted = [int(tensors[i]) for i in self._counters]
+        self._scalars = Scalars(numbers_of(definition, batch), counted)
         self._substitution = Substitution(self._mode, self._scalars)
         self._run = Run(
             definition.optimizers,
@@ -201,6 +211,7 @@ class _Recorder:
             free,
             self._cleared(),
             tuple(self._scalars.answers.values()),
+            self._counters,
         )
 
     def _inputs(self) -> tuple[list[Tensor], list[Role], list[str]]:
@@ -235,6 +246,8 @@ class _Recorder:
         fakes = [next(remaining) for _ in self._inventory.slots]
         for real, fake in zip(self._inventory.tensors, fakes, strict=True):
             self._substitution.add(real, fake)
+        for number, i in enumerate(self._counters):
+            self._scalars.add_counter(fakes[i], number)
         for i in self._with_gradient:
             fakes[i].grad = self._entry[i] = next(remaining)
         for i in self._inventory.parameters():
@@ -258,7 +271,7 @@ class _Recorder:
         slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
         results = []
         for leaf in leaves:
-            term = self._scalars.term(leaf)
+            term = self._scalars.number(leaf)
             if term is not None:
                 results.append(Result("term", term))
             elif not isinstance(leaf, Tensor):
@@ -313,6 +326,12 @@ class _Recorder:
         given = set(self._with_gradient)
         untouched = set(self._inventory.parameters()) - self._touched - given
         return frozenset(unused | untouched | self._cleared_first())
+
+
+def _counts(slot: Slot, tensor: Tensor) -> bool:
+    """Whether a slot is a counter: a 0-d integer buffer."""
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    return slot.role is Role.BUFFER and tensor.ndim == 0 and is_integer
 
 
 def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:

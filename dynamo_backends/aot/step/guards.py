@@ -38,6 +38,8 @@ class Guards:
         ]
         self._with = sorted(with_gradient)
         self._answers = recording.answers
+        self._counters = recording.counters
+        self._asked = {i for answer in recording.answers for i in answer.term.counters()}
         self._numbers: tuple[float, ...] | None = None
         self._python = [Simple(x) for x in _namespaces(definition)]
         self._groups = group_constants(definition.optimizers)
@@ -60,10 +62,11 @@ class Guards:
             return "there are gradients where there were none"
         if any(tensors[i].grad is None for i in self._with):
             return "there are no gradients where there were some"
-        if numbers != self._numbers:
-            if not all(answer.holds(numbers) for answer in self._answers):
+        values = self._values(tensors, numbers)
+        if values != self._numbers:
+            if not all(answer.holds(values) for answer in self._answers):
                 return "a number that the step asks for (such as weight_decay != 0) changed"
-            self._numbers = numbers
+            self._numbers = values
         if _mode() != self._mode:
             return "a mode of torch changed: gradients, autocast, or the default dtype"
         for simple in self._python:
@@ -73,6 +76,19 @@ class Guards:
         if group_constants(self._definition.optimizers) != self._groups:
             return "a setting in an optimizer's param_groups changed"
         return None
+
+    def _values(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> tuple[float, ...]:
+        """The numbers, and behind them the counters that the step asked about."""
+        if not self._asked:
+            return numbers
+        first = len(numbers)
+        return (
+            *numbers,
+            *(
+                tensors[slot].item() if i in self._asked else 0
+                for i, slot in enumerate(self._counters, first)
+            ),
+        )
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

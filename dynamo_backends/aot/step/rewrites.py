@@ -4,7 +4,7 @@
 here say the same with tensors. Calls on lists (`torch._foreach_mul_`) become one call per tensor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,12 +47,16 @@ def _addcdiv_(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
     return x.addcdiv_(_scaled(y, value), z)
 
 
+def _like(number: Any, x: Tensor) -> Any:
+    return number.to(x.dtype) if isinstance(number, Tensor) else number
+
+
 def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x.lerp(end, weight.to(x.dtype))
+    return x.lerp(end, _like(weight, x))
 
 
 def _lerp_(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x.lerp_(end, weight.to(x.dtype))
+    return x.lerp_(end, _like(weight, x))
 
 
 def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -85,6 +89,18 @@ NEW_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     _T.__itruediv__: torch.div, _T.__ipow__: torch.pow,
 }  # fmt: skip
 """`lr *= 0.5` makes a new number where `lr` is one, and must not change a tensor."""
+
+
+def written(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Tensor]:
+    """The tensors that a call writes to."""
+    name = getattr(function, "__name__", "")
+    if function in NEW_INSTEAD or (name.endswith("_") and not name.endswith("__")):
+        targets = args[0] if args and isinstance(args[0], list | tuple) else args[:1]
+        yield from (t for t in targets if isinstance(t, Tensor))
+    if isinstance(kwargs.get("out"), Tensor):
+        yield kwargs["out"]
 
 
 def has_tensor_number(kwargs: dict[str, Any]) -> bool:
@@ -121,14 +137,21 @@ def on_lists(function: Callable[..., Any]) -> Callable[..., Any] | None:
     def each(*args: Any, **kwargs: Any) -> list[Any]:
         count = len(args[0])
         return [
-            method(
-                *(_at(a, i, count) for a in args),
-                **{k: _at(a, i, count) for k, a in kwargs.items()},
+            _single(
+                method,
+                tuple(_at(a, i, count) for a in args),
+                {k: _at(a, i, count) for k, a in kwargs.items()},
             )
             for i in range(count)
         ]
 
     return each
+
+
+def _single(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if method in POSITIONAL and takes_numbers(args, kwargs):
+        method = POSITIONAL[method]
+    return method(*args, **kwargs)
 
 
 def _at(value: Any, i: int, count: int) -> Any:

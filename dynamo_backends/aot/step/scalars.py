@@ -4,9 +4,12 @@ Learning rates, betas and the like are Python numbers in an optimizer's `param_g
 is captured each is a 0-d tensor, an element of one input of the graph. What Python code asks of
 them (`if weight_decay != 0`) is answered with the values of now and remembered: a later step with
 values that give another answer is captured anew.
+
+Counters, the 0-d integer buffers of modules, may be asked yes-no questions in the same way, until
+the step writes to them (`if self.n_averaged == 0`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
 
-Values = tuple[float, ...]
+Values = Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,19 +30,21 @@ class Term:
         args: Its arguments, terms among them.
         kwargs: Likewise.
         index: Which value it is, if it is one.
+        dtype: Of the value, if it is one; an integer type says that it is a counter.
     """
 
     function: Callable[..., Any] | None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     index: int = -1
+    dtype: torch.dtype = torch.float64
 
     def evaluate(self, values: Values, known: dict["Term", Any] | None = None) -> Any:
         """The number for these values."""
         known = {} if known is None else known
         if self not in known:
             if self.function is None:
-                known[self] = torch.tensor(values[self.index], dtype=torch.float64)
+                known[self] = torch.tensor(values[self.index], dtype=self.dtype)
             else:
                 args = [a.evaluate(values, known) if isinstance(a, Term) else a for a in self.args]
                 kwargs = {
@@ -48,6 +53,14 @@ class Term:
                 }
                 known[self] = self.function(*args, **kwargs)
         return known[self]
+
+    def counters(self) -> Iterator[int]:
+        """Which values it is made of that are counters."""
+        if self.function is None and self.dtype is not torch.float64:
+            yield self.index
+        for a in (*self.args, *self.kwargs.values()):
+            if isinstance(a, Term):
+                yield from a.counters()
 
 
 @dataclass(frozen=True)
@@ -67,12 +80,14 @@ class Scalars:
     """Which tensors of a trace are terms, and what has been asked of them.
 
     Args:
-        values: The numbers of now.
+        numbers: Those of now.
+        counters: What the counters are now.
     """
 
-    def __init__(self, values: Sequence[float]):
-        self.values = tuple(values)
+    def __init__(self, numbers: Sequence[float], counters: Sequence[int] = ()):
+        self.values = tuple(numbers)
         self.answers: dict[tuple[Any, ...], Answer] = {}
+        self._counters = tuple(counters)
         self._terms: dict[int, tuple[Tensor, Term]] = {}
         self._made: dict[tuple[Any, ...], Tensor] = {}
         self._known: dict[Term, Any] = {}
@@ -81,10 +96,29 @@ class Scalars:
         """Makes a tensor of the trace known as the value number `index`."""
         self._terms[id(tensor)] = tensor, Term(None, index=index)
 
+    def add_counter(self, tensor: Tensor, number: int) -> None:
+        """Makes a tensor of the trace known as the counter of that number."""
+        term = Term(None, index=len(self.values) + number, dtype=tensor.dtype)
+        self._terms[id(tensor)] = tensor, term
+
+    def forget(self, tensor: Tensor) -> None:
+        """Before something is written to a tensor: if that is a counter, it is unknown then."""
+        term = self.term(tensor)
+        written = set(term.counters()) if term is not None else None
+        if written:
+            gone = [k for k, (_, t) in self._terms.items() if written.intersection(t.counters())]
+            for key in gone:
+                del self._terms[key]
+
     def term(self, value: Any) -> Term | None:
         """The term that a tensor of the trace is; None if it is none."""
         found = self._terms.get(id(value)) if isinstance(value, Tensor) else None
         return found[1] if found is not None else None
+
+    def number(self, value: Any) -> Term | None:
+        """As `term`, for what is made of numbers alone."""
+        term = self.term(value)
+        return term if term is not None and not any(True for _ in term.counters()) else None
 
     def are_all(self, tensors: Sequence[Tensor]) -> bool:
         """Whether there are tensors among the arguments and all of them are terms."""
@@ -105,6 +139,8 @@ class Scalars:
             if not isinstance(result, Tensor) or result.ndim:
                 return result
             self._terms[id(result)] = result, term
+            if any(True for _ in term.counters()):
+                return result
             self._made[key] = result
         return self._made[key]
 
@@ -113,7 +149,7 @@ class Scalars:
         key = (term, convert)
         if key not in self.answers:
             with disable_current_modes(), torch._C.DisableTorchFunction():
-                value = convert(term.evaluate(self.values, self._known))
+                value = convert(term.evaluate((*self.values, *self._counters), self._known))
             self.answers[key] = Answer(term, convert, value)
         return self.answers[key].value
 

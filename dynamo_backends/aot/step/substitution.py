@@ -93,11 +93,13 @@ class Substitution(TorchFunctionMode):
 
     def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scalars = self._scalars
+        for target in rewrites.written(func, args, kwargs):
+            scalars.forget(target)
         if func in _ASKS:
             term = scalars.term(args[0])
             if self.in_optimizer and func is _T.item and args[0].is_floating_point():
                 return args[0] if term is not None else args[0].double()
-            if term is not None:
+            if term is not None and (func is _T.__bool__ or scalars.number(args[0])):
                 return scalars.ask(term, _ASKS[func])
             return self._read(func, args, kwargs)
         on_lists = rewrites.on_lists(func)
@@ -105,7 +107,8 @@ class Substitution(TorchFunctionMode):
             return on_lists(*args, **kwargs)
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         if scalars.are_all(tensors):
-            if func is _T.to:  # numbers keep their precision until they meet a tensor
+            # Numbers keep their precision until they meet a tensor.
+            if func is _T.to and scalars.number(args[0]):
                 return args[0]
             return scalars.apply(rewrites.NEW_INSTEAD.get(func, func), args, kwargs)
         if func in rewrites.WITH_TENSORS and rewrites.has_tensor_number(kwargs):

@@ -10,11 +10,12 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.capture import Definition, Recording, record
+from dynamo_backends.aot.step.capture import Definition, record
 from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.whole import until_done
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import count_ops
@@ -59,6 +60,8 @@ class Variant:
         captured = time.perf_counter()
         self.program = backend.compile(self.graph)
         self.report = _report(backend.name, self.graph, time.perf_counter() - captured)
+        self.report.cache_hits = int(self.program.from_disk)
+        self.program.report_to(self.report)
         self.capture_seconds = captured - start
         reporting.publish(self.report)
 
@@ -77,21 +80,34 @@ class Variant:
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
         inputs += [x for x in batch if isinstance(x, Tensor)]
         inputs += [*self._constants, *self._draw()]
-        outputs = self.program(inputs)
-        for i in recording.cleared:
+        taken: list[Any] = []
+        try:
+            self.program(inputs, taken)
+            return self._finish(taken, tensors, numbers)
+        except BaseException:
+            if taken:
+                until_done(lambda: self._leave_gradients(taken, tensors))
+            raise
+
+    def _finish(
+        self, taken: list[Any], tensors: Sequence[Tensor], numbers: tuple[float, ...]
+    ) -> Any:
+        return self._result(self._leave_gradients(taken, tensors), tensors, numbers)
+
+    def _leave_gradients(self, taken: list[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sets what gradients the step leaves; returns its outputs. May be repeated."""
+        outputs = self.program.outputs(taken)
+        for i in self._recording.cleared:
             if tensors[i].grad is not None:
                 tensors[i].grad = None
-        for output, i in recording.gradients:
+        for output, i in self._recording.gradients:
             tensors[i].grad = outputs[output]
-        return self._result(recording, outputs, tensors, numbers)
+        return outputs
 
     def _result(
-        self,
-        recording: Recording,
-        outputs: Sequence[Tensor],
-        tensors: Sequence[Tensor],
-        numbers: tuple[float, ...],
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], numbers: tuple[float, ...]
     ) -> Any:
+        recording = self._recording
         sources: dict[str, Any] = {
             "output": lambda i: outputs[i],
             "slot": lambda i: tensors[i],

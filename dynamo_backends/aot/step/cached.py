@@ -1,0 +1,60 @@
+"""Compiled steps on disk: a second process loads what a first one compiled."""
+
+import dataclasses
+import hashlib
+import logging
+
+import torch
+
+from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.backend import Backend, Options
+from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph
+
+log = logging.getLogger("dynamo_backends")
+
+
+def load_or_compile(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+    """The program of a step, from disk if it is there.
+
+    Args:
+        backend: What compiles it.
+        options: Of the backend; `Options.cache` says whether to look and to keep.
+        graph: Of the kind "step"; not changed.
+
+    Raises:
+        DynamoBackendsError: The backend cannot compile it.
+    """
+    key = _key(backend, options, graph)
+    if key is None:
+        return backend.compile_step(graph.copy(), options)
+    cache = DiskCache(cache_folder())
+    parts = cache.get(key)
+    if parts is not None:
+        try:
+            program = backend.load_step(parts, graph.copy(), options)
+            program.from_disk = True
+            return program
+        except CompileError as error:
+            log.warning("dropped an unusable cache entry: %s", error)
+            cache.drop(key)
+    program = backend.compile_step(graph.copy(), options)
+    dumped = program.dump()
+    if dumped is not None:
+        cache.put(key, dumped)
+    return program
+
+
+def _key(backend: Backend, options: Options, graph: Graph) -> str | None:
+    versions = backend.cache_key(options) if options.cache else None
+    if versions is None:
+        return None
+    updates = [x.updated_by for x in graph.inputs]
+    settings = dataclasses.asdict(options)
+    text = (
+        f"step {fingerprint(graph)} {updates} {backend.name} {versions} {torch.__version__} "
+        f"{settings}"
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

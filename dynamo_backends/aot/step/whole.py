@@ -1,0 +1,118 @@
+"""Several things done as one, whatever interrupts the thread: a signal, or an error in one of them.
+
+Python runs the handlers of signals between two of its instructions, in the main thread, and they
+may raise (Ctrl-C raises KeyboardInterrupt). What happens inside one call of C code is done whole.
+"""
+
+import contextlib
+import operator
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PATIENCE = 100
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+    if hasattr(signal, name)
+)
+
+
+def at_once(actions: Iterable[Callable[[], Any]]) -> None:
+    """Calls functions one after the other, without an instruction of Python's in between.
+
+    Args:
+        actions: Functions written in C, or `functools.partial` of such.
+    """
+    deque(map(operator.call, actions), maxlen=0)
+
+
+def until_done(action: Callable[[], Any]) -> None:
+    """Runs an action that may be repeated until it ran without being interrupted."""
+    for _ in range(_PATIENCE):
+        with contextlib.suppress(BaseException):
+            action()
+            return
+    action()
+
+
+def write(targets: list[Tensor], values: list[Tensor], taken: list[Any], rest: Any) -> None:
+    """Copies new contents to where they belong: all of them, even if that is interrupted.
+
+    Args:
+        targets: What to copy to.
+        values: What to copy; none shares memory with a target.
+        taken: Gets `rest` when, and only when, all contents are new.
+        rest: Anything.
+    """
+    copy = partial(torch._foreach_copy_, targets, values)
+    try:
+        at_once([*([copy] if targets else []), partial(taken.append, rest)])
+    except BaseException:
+        if not taken:
+            until_done(lambda: _copy_each(targets, values))
+            taken.append(rest)
+        raise
+
+
+def _copy_each(targets: list[Tensor], values: list[Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+def give_up(tensors: Iterable[Tensor]) -> None:
+    """Makes it plain that contents are lost: NaN, or the least integer."""
+    for tensor in tensors:
+        tensor.data = torch.full_like(tensor, _nothing(tensor.dtype))
+
+
+def _nothing(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 0 if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Inside: handlers that are Python functions wait. They run at the end, in order of arrival."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {n: h for n in _SIGNALS if callable(h := signal.getsignal(n))}
+    came: list[int] = []
+    try:
+        for number in handlers:
+            signal.signal(number, lambda n, _: came.append(n))
+        yield
+    finally:
+        try:
+            _restore(handlers)
+        finally:
+            _deliver(came)
+
+
+def _restore(handlers: dict[Any, Any]) -> None:
+    """Puts all handlers back; what one of them raises meanwhile is raised at the end."""
+    raised: BaseException | None = None
+    for number, handler in handlers.items():
+        while signal.getsignal(number) is not handler:
+            try:
+                signal.signal(number, handler)
+            except BaseException as error:
+                raised = error
+    if raised is not None:
+        raise raised
+
+
+def _deliver(numbers: list[int]) -> None:
+    if numbers:
+        try:
+            signal.raise_signal(numbers.pop(0))
+        finally:
+            _deliver(numbers)

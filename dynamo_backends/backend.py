@@ -58,9 +58,15 @@ class Support:
 SUPPORTED = Support(True)
 
 
+Ranges = Mapping[str, tuple[int, int | None]]
+"""Least and largest value of options; None: there is no largest."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The options that every backend has. A backend adds its own fields in a subclass.
+
+    `RANGES` has the valid values of numbers; those of a subclass are checked as well.
 
     Attributes:
         fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
@@ -93,6 +99,8 @@ class Options:
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
     partitioner: Literal["default", "min_cut"] = "default"
+
+    RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
@@ -131,11 +139,12 @@ class Options:
         Raises:
             OptionError: A value is out of range.
         """
-        for name in ("min_block_size", "max_executables"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"option {name!r} of {backend} must be at least 1, not {getattr(self, name)}."
-                )
+        for cls in type(self).__mro__:
+            for name, (least, most) in vars(cls).get("RANGES", {}).items():
+                value = getattr(self, name)
+                if value < least or (most is not None and value > most):
+                    valid = f"at least {least}" if most is None else f"{least} to {most}"
+                    raise OptionError(f"option {name!r} of {backend} must be {valid}, not {value}.")
         if self.keep_in_eager:
             from dynamo_backends.graph.operator_names import check_names
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dynamo_backends.toolkit.devices import why_no_cuda
+
 
 class Cuda:
     """CUDA as torch has it.
@@ -24,11 +26,7 @@ class Cuda:
 
     def why_not(self) -> str | None:
         """Why nothing can be captured here; None if it can."""
-        if torch.version.cuda is None:
-            return f"torch {torch.__version__} is built without CUDA"
-        if not torch.cuda.is_available():
-            return "torch sees no CUDA device"
-        return None
+        return why_no_cuda()
 
     def is_capturing(self) -> bool:
         """Whether somebody is recording the current stream."""

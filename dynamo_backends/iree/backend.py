@@ -5,11 +5,11 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import fx
 
-from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.backend import Availability, Backend, Options, Ranges, Support
 from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
@@ -37,6 +37,8 @@ class IreeOptions(Options):
     compiler_flags: tuple[str, ...] = ()
     compile_seconds: int = 1800
 
+    RANGES: ClassVar[Ranges] = {"compile_seconds": (1, None)}
+
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
@@ -44,11 +46,6 @@ class IreeOptions(Options):
             raise OptionError(
                 f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
                 f"not {self.num_threads}."
-            )
-        if self.compile_seconds < 1:
-            raise OptionError(
-                f"option 'compile_seconds' of {backend} must be at least 1, "
-                f"not {self.compile_seconds}."
             )
         for flag in self.compiler_flags:
             if not flag.startswith("--"):

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Support
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Ranges, Support
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.errors import BackendUnavailableError, OptionError
+from dynamo_backends.errors import BackendUnavailableError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.nvfuser import devices, vendor
 
@@ -38,13 +38,7 @@ class NvFuserOptions(CudaGraphOptions):
     symbolic_sizes: bool = True
     max_fusions: int = 1024
 
-    def validate(self, backend: str) -> None:
-        """See `Options.validate`."""
-        super().validate(backend)
-        if self.max_fusions < 1:
-            raise OptionError(
-                f"option 'max_fusions' of {backend} must be at least 1, not {self.max_fusions}."
-            )
+    RANGES: ClassVar[Ranges] = {"max_fusions": (1, None)}
 
 
 class NvFuser(Backend):

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -15,6 +14,7 @@ from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.report import GraphReport
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.rewriting import input_storage
+from dynamo_backends.toolkit.saving import whole_executable
 
 _ONE_FILE = 1 << 30
 """Bytes of weights up to which the model is one file; protobuf ends at 2 GiB."""
@@ -44,7 +44,7 @@ def save(
         CompileError: The graph is not one that can be saved; the message says why.
         ValueError: The number of names is wrong.
     """
-    executable = _executable(report)
+    executable = whole_executable(report, OrtExecutable, "ONNX Runtime")
     model = ir.from_proto(onnx.load_model_from_string(executable.model))
     size = _fill_weights(model, executable)
     graph = executable.graph
@@ -60,26 +60,6 @@ def save(
         _present_output(model, at, graph.outputs[at].meta["val"], name)
     data = None if size <= _ONE_FILE else f"{Path(path).name}.data"
     ir.save(model, path, external_data=data)
-
-
-def _executable(report: GraphReport) -> OrtExecutable:
-    if report.fallbacks or report.blocks != 1:
-        reasons = "; ".join(f"{f.op}: {f.reason}" for f in report.fallbacks)
-        raise CompileError(
-            f"only a graph that runs whole on ONNX Runtime can be saved, and this one has "
-            f"{report.ops_in_eager} operators in eager ({reasons})"
-        )
-    program: Any = getattr(report.executable, "static_program", None)
-    if program is None:
-        raise CompileError(
-            "a graph with symbolic shapes is compiled once per shape; compile it with "
-            "dynamic=False to save it"
-        )
-    blocks = getattr(program, "blocks", ())
-    executable = blocks[0].executable if blocks else None
-    if not isinstance(executable, OrtExecutable):
-        raise CompileError(f"{report.backend} did not compile this graph with ONNX Runtime")
-    return executable
 
 
 def _fill_weights(model: ir.Model, executable: OrtExecutable) -> int:

@@ -1,5 +1,6 @@
-"""Where the tensors of a graph have to be."""
+"""Where the tensors of a graph have to be, and whether there is such a device."""
 
+import torch
 from torch import Tensor
 
 from dynamo_backends.errors import DeviceError
@@ -21,3 +22,12 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
                 f"{backend} reads tensors on the CPU, and an input is on {value.device.type}; move "
                 f"the model and its inputs to the CPU.{more}"
             )
+
+
+def why_no_cuda() -> str | None:
+    """Why torch has no CUDA device; None if it has one."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return None

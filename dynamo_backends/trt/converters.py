@@ -9,13 +9,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
-from dynamo_backends.errors import CompileError, OptionError
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Ranges, Support
+from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
 from dynamo_backends.toolkit.tf32 import allowed_tf32
@@ -46,18 +46,7 @@ class Fx2TRTOptions(Options):
     hardware_compatible: bool = False
     version_compatible: bool = False
 
-    def validate(self, backend: str) -> None:
-        """See `Options.validate`."""
-        super().validate(backend)
-        if not 0 <= self.optimization_level <= 5:
-            raise OptionError(
-                f"option 'optimization_level' of {backend} must be 0 to 5, "
-                f"not {self.optimization_level}."
-            )
-        if self.workspace < 0:
-            raise OptionError(
-                f"option 'workspace' of {backend} must be at least 0, not {self.workspace}."
-            )
+    RANGES: ClassVar[Ranges] = {"optimization_level": (0, 5), "workspace": (0, None)}
 
 
 class Fx2TRT(Backend):

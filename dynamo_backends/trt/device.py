@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dynamo_backends.toolkit.devices import why_no_cuda
+
 _INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 
 
@@ -24,11 +26,7 @@ class Cuda:
 
     def why_not(self) -> str | None:
         """Why there is no device; None if there is one."""
-        if torch.version.cuda is None:
-            return f"torch {torch.__version__} is built without CUDA"
-        if not torch.cuda.is_available():
-            return "torch sees no CUDA device"
-        return None
+        return why_no_cuda()
 
     def remedy(self) -> str:
         """The command that shows or mends what is missing."""

@@ -1,8 +1,9 @@
 """The options of `tensorrt`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from dynamo_backends.backend import Ranges
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.errors import OptionError
 
@@ -43,20 +44,16 @@ class TensorRTOptions(CudaGraphOptions):
     beyond_profile: Literal["rebuild", "refuse"] = "rebuild"
     timing_cache: bool = True
 
+    RANGES: ClassVar[Ranges] = {
+        "optimization_level": (0, 5),
+        "workspace": (0, None),
+        "weight_streaming": (-1, None),
+        "max_size": (1, None),
+    }
+
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        if not 0 <= self.optimization_level <= 5:
-            raise OptionError(
-                f"option 'optimization_level' of {backend} must be 0 to 5, "
-                f"not {self.optimization_level}."
-            )
-        for name, least in (("workspace", 0), ("weight_streaming", -1), ("max_size", 1)):
-            if getattr(self, name) < least:
-                raise OptionError(
-                    f"option {name!r} of {backend} must be at least {least}, "
-                    f"not {getattr(self, name)}."
-                )
         if self.weight_streaming >= 0 and not self.strongly_typed:
             raise OptionError(
                 f"option 'weight_streaming' of {backend} needs strongly_typed=True: TensorRT "

@@ -12,6 +12,7 @@ from torch import Tensor
 from dynamo_backends.errors import CompileError, DeviceError
 from dynamo_backends.report import GraphReport
 from dynamo_backends.toolkit.layouts import Exporter, Importer
+from dynamo_backends.toolkit.saving import whole_executable
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import Settings
 from dynamo_backends.trt.device import driver
@@ -147,25 +148,8 @@ def _describe(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _executable(report: GraphReport) -> TensorRTExecutable:
-    if report.fallbacks or report.blocks != 1:
-        reasons = "; ".join(f"{f.op}: {f.reason}" for f in report.fallbacks)
-        raise CompileError(
-            f"only a graph that runs whole on TensorRT can be saved, and this one has "
-            f"{report.ops_in_eager} operators in eager ({reasons})"
-        )
-    program: Any = getattr(report.executable, "static_program", None)
-    if program is None:
-        raise CompileError(
-            "a graph with symbolic shapes is compiled once per shape; compile it with "
-            "dynamic=False to save it"
-        )
-    blocks = getattr(program, "blocks", ())
-    executable = blocks[0].executable if blocks else None
-    if not isinstance(executable, TensorRTExecutable):
-        raise CompileError(
-            f"{report.backend} did not compile this graph with TensorRT alone; the options "
-            "cudagraphs and verify have to be off"
-        )
+    hint = " alone; the options cudagraphs and verify have to be off"
+    executable = whole_executable(report, TensorRTExecutable, "TensorRT", hint)
     if executable.shares_weights:
         raise CompileError("the graph reads weights that are not floating-point numbers, in place")
     return executable

@@ -45,6 +45,10 @@ class Cuda:
         major, minor = torch.cuda.get_device_capability(index)
         return f"{major}.{minor}"
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being recorded as a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
+
     @contextlib.contextmanager
     def stream(self, index: int) -> Iterator[int]:
         """The handle of a stream on which work of torch's current stream can go on.

@@ -44,6 +44,7 @@ class Engine:
         self._lock = threading.Lock()
         self._use = threading.Lock()  # weights do not change while a thread launches the engine
         self._contexts: dict[int, list[Any]] = {}
+        self._recorded: list[Any] = []
 
     def _budget(self, options: Any) -> int:
         budget = options.weight_streaming or self._engine.get_weight_streaming_automatic_budget()
@@ -135,9 +136,13 @@ class Engine:
         return context
 
     def give_context(self, stream: int, context: Any) -> None:
-        """Hands a context back; the work that it has launched may still be running."""
+        """Hands a context back; the work that it has launched may still be running.
+
+        A context that was recorded in a CUDA graph is that graph's from then on.
+        """
         with self._lock:
-            self._contexts[stream].append(context)
+            recorded = driver().is_capturing()
+            (self._recorded if recorded else self._contexts[stream]).append(context)
 
     def run(
         self,

@@ -209,6 +209,18 @@ class TestTheDouble:
             self.run(engine, ("x", x), ("y", small))
         assert y.shape == (2, 3)
 
+    def test_a_recorded_context_is_not_used_again(self, double: Machine):
+        engine, x, y = self.engine()
+        used = []
+        for capturing in (False, True, False):
+            double.host.capturing = capturing
+            with double.host.stream(0) as stream:
+                used.append(engine.take_context(stream))
+                engine.run(used[-1], stream, [("x", x), ("y", y)], [], x.device)
+                engine.give_context(stream, used[-1])
+        assert used[0] is used[1]
+        assert used[2] is not used[1]
+
     def test_a_wrong_shape(self, double: Machine):
         engine, _, _ = self.engine()
         context = engine.take_context(1)

@@ -24,6 +24,7 @@ class HostDevice:
         kind: torch's type of the devices.
         name: What engines depend on.
         syncs: How often somebody waited for the device.
+        capturing: Whether what is launched is recorded.
     """
 
     kind = "cpu"
@@ -31,6 +32,7 @@ class HostDevice:
     def __init__(self) -> None:
         self.name = "double 8.0"
         self.syncs = 0
+        self.capturing = False
 
     def why_not(self) -> str | None:
         """There is always a CPU."""
@@ -43,6 +45,10 @@ class HostDevice:
     def compute_capability(self, index: int) -> str:
         """See `Cuda`."""
         return self.name.split()[-1]
+
+    def is_capturing(self) -> bool:
+        """See `Cuda`."""
+        return self.capturing
 
     @contextlib.contextmanager
     def stream(self, index: int) -> Iterator[int]:

@@ -89,6 +89,14 @@ class Training:
         return before, after
 
 
+@pytest.fixture(autouse=True)
+def _signals_interrupt() -> Iterator[None]:
+    """SIGINT raises, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("backend", "shared"), [(b, False) for b in BACKENDS] + [("openxla", True)]
 )

@@ -27,10 +27,15 @@ FLOAT32, BOTH = Tf32(False, True), Tf32(True, True)
 
 @pytest.fixture
 def torchs_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    before = torch.get_float32_matmul_precision(), torch._C._get_cudnn_allow_tf32()
     yield
     torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
+    allow_tf32_in_convolutions(before[1])
+
+
+def allow_tf32_in_convolutions(allowed: bool) -> None:
+    """Not as `torch.backends.cudnn.allow_tf32`, which torch's own test utilities lock."""
+    torch._C._set_cudnn_allow_tf32(allowed)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def torchs_precision() -> Iterator[None]:
 )
 def test_tf32_follows_torch(torchs_precision: None, products: str, convolutions: bool):
     torch.set_float32_matmul_precision(products)
-    torch.backends.cudnn.allow_tf32 = convolutions
+    allow_tf32_in_convolutions(convolutions)
     found = allowed_tf32()
     assert found == Tf32(products != "highest", convolutions)
     entries = cuda.cuda_entries(0, found, search=False, graphs=False)

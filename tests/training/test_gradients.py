@@ -160,14 +160,6 @@ def test_a_graph_can_be_kept_for_a_second_backward():
             loss.backward()
 
 
-def test_gradients_of_gradients_are_refused():
-    compiled = torch.compile(net(), backend="openxla")
-    x = torch.randn(5, 6, requires_grad=True)
-    (grad,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        grad.square().sum().backward()
-
-
 @pytest.mark.parametrize(
     "make",
     [

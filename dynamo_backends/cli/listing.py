@@ -43,9 +43,11 @@ def show(as_json: bool) -> int:
     if as_json:
         print(json.dumps({"backends": rows, "third_party": others}, indent=2))
         return 0
-    table = Table(title="Backends of this package")
-    for column in ("backend", "usable", "training", "dynamic shapes", "devices", "what it is"):
-        table.add_column(column)
+    table = Table(title="Backends of this package", show_lines=True)
+    longest = max((len(str(row["name"])) for row in rows), default=0)
+    table.add_column("backend", min_width=longest, no_wrap=True)  # names are to be copied
+    for column in ("usable", "training", "dynamic shapes", "devices", "what it is"):
+        table.add_column(column, overflow="fold")
     for row in rows:
         about = str(row["summary"])
         if not row["usable"]:

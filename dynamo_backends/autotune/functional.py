@@ -127,8 +127,7 @@ class GraphEnsemble(Executable):
         if self._report is not None:
             self._report.runtime_fallbacks.append(text)
             self._report.chosen = EAGER
-        if self._key is not None:
-            Decisions().drop(self._key)
+        self.forget()
 
     # Choosing.
 
@@ -138,7 +137,9 @@ class GraphEnsemble(Executable):
             try:
                 self._programs[choice.winner] = self.build(self.candidate(choice.winner))
             except Exception as error:
-                self.forget(choice, brief_error(error))
+                text = brief_error(error)
+                log.warning("autotune chooses anew, %s failed: %s", choice.winner, text)
+                self.forget()
                 choice = self.choose(values)
         run = self._eager if choice.winner == EAGER else self._programs[choice.winner]
         self.note(choice)
@@ -168,9 +169,8 @@ class GraphEnsemble(Executable):
             Decisions().put(self._decision(self._key, outcome))
         return Choice(outcome.winner, outcome.rows)
 
-    def forget(self, choice: Choice, reason: str) -> None:
-        """Drops an earlier decision whose winner does not compile any more."""
-        log.warning("autotune chooses anew, %s failed: %s", choice.winner, reason)
+    def forget(self) -> None:
+        """Drops the decision on disk: its winner has failed."""
         if self._key is not None:
             Decisions().drop(self._key)
 

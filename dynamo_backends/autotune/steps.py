@@ -92,7 +92,9 @@ class StepEnsemble(StepProgram):
             try:
                 program = self._compile(self._ensemble.candidate(choice.winner))
             except Exception as error:
-                self._ensemble.forget(choice, brief_error(error))
+                text = brief_error(error)
+                log.warning("autotune chooses anew, %s failed: %s", choice.winner, text)
+                self._ensemble.forget()
             else:
                 self._ensemble.note(choice)
                 if all(row.name != FUNCTION for row in choice.candidates):
@@ -141,8 +143,10 @@ class StepEnsemble(StepProgram):
     def _replace(self, choice: Choice, reason: str) -> None:
         COUNTS.replaced += 1
         self.duel, self.yields = None, True
-        self._ensemble.forget(choice, reason)
+        self._ensemble.forget()
         self._choice = choice._replace(winner=EAGER)
+        text = f"{choice.winner} failed in a step: {reason}"
+        log.warning("%s; steps run in eager from now on", text)
         if self._report is not None:
-            self._report.runtime_fallbacks.append(f"{choice.winner} failed in a step: {reason}")
+            self._report.runtime_fallbacks.append(text)
             self._report.chosen = EAGER

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.devices import foreign_input
 
 TYPE = "cuda"
 """The type of device that nvFuser compiles for."""
@@ -28,11 +29,10 @@ def why_not(value: Tensor) -> str | None:
 
 def require_device(graph: Graph, backend: str) -> None:
     """Raises `DeviceError` if an input that is no number is on another type of device."""
-    for node in graph.placeholders:
-        value = node.meta["val"]
-        if isinstance(value, Tensor) and value.ndim and why_not(value) is not None:
-            raise DeviceError(
-                f"{backend} compiles for {TYPE} devices, and an input is on {value.device.type}; "
-                f"move the model and its inputs, for example by model.to({TYPE!r}), or use another "
-                "backend, such as 'inductor' or 'openxla'."
-            )
+    found = foreign_input(graph, TYPE)
+    if found is not None:
+        raise DeviceError(
+            f"{backend} compiles for {TYPE} devices, and an input is on {found.device.type}; "
+            f"move the model and its inputs, for example by model.to({TYPE!r}), or use another "
+            "backend, such as 'inductor' or 'openxla'."
+        )

@@ -7,6 +7,15 @@ from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
 
 
+def foreign_input(graph: Graph, kind: str) -> Tensor | None:
+    """The first input that is on another type of device; numbers (0-d tensors) may be anywhere."""
+    for node in graph.placeholders:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
+            return value
+    return None
+
+
 def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
     """Raises `DeviceError` if an input is on another device than the CPU; numbers may be anywhere.
 
@@ -15,13 +24,12 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
         backend: Its name.
         more: What else to say of what can be done.
     """
-    for node in graph.placeholders:
-        value = node.meta["val"]
-        if isinstance(value, Tensor) and value.device.type != "cpu" and value.ndim:
-            raise DeviceError(
-                f"{backend} reads tensors on the CPU, and an input is on {value.device.type}; move "
-                f"the model and its inputs to the CPU.{more}"
-            )
+    found = foreign_input(graph, "cpu")
+    if found is not None:
+        raise DeviceError(
+            f"{backend} reads tensors on the CPU, and an input is on {found.device.type}; move "
+            f"the model and its inputs to the CPU.{more}"
+        )
 
 
 def why_no_cuda() -> str | None:

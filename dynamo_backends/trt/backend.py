@@ -5,12 +5,13 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Support
 from dynamo_backends.errors import DeviceError, OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.devices import foreign_input
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.options import TensorRTOptions
@@ -87,14 +88,13 @@ class TensorRT(Backend):
 def require_device(graph: Graph, name: str) -> None:
     """Raises `DeviceError` if an input is elsewhere than TensorRT can read it; numbers may be."""
     kind = driver().kind
-    for node in graph.placeholders:
-        value = node.meta["val"]
-        if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
-            raise DeviceError(
-                f"{name} runs on {kind.upper()} tensors, and an input is on {value.device.type}; "
-                f"move the model and its inputs (model.to({kind!r})), or use backend='onnxrt' or "
-                "another that runs there."
-            )
+    found = foreign_input(graph, kind)
+    if found is not None:
+        raise DeviceError(
+            f"{name} runs on {kind.upper()} tensors, and an input is on {found.device.type}; "
+            f"move the model and its inputs (model.to({kind!r})), or use backend='onnxrt' or "
+            "another that runs there."
+        )
 
 
 def _settings(graph: fx.Graph, options: TensorRTOptions) -> Any:

@@ -4,7 +4,8 @@ The halves are summed in float32 and rounded once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,40 +31,25 @@ def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
     return x.cast(computing(call.dtype) if call.dtype.is_floating_point else torch.int64)
 
 
-@lowers("sum.default", "sum.dim_IntList", context=True)
-def sum_(
-    call: Call,
-    x: Value,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return _summand(call, x, dtype).sum(x.dims(dim), keepdim)
+def _reduction(reduce: Callable[[Value, Any, bool], Value]) -> Callable[..., Value]:
+    def lowering(
+        call: Call,
+        x: Value,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Value:
+        return reduce(_summand(call, x, dtype), x.dims(dim), keepdim)
+
+    return lowering
 
 
-@lowers("mean.default", "mean.dim", context=True)
-def mean(
-    call: Call,
-    x: Value,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return _summand(call, x, dtype).mean(x.dims(dim), keepdim)
-
-
-@lowers("prod.default", "prod.dim_int", context=True)
-def prod(
-    call: Call,
-    x: Value,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return _summand(call, x, dtype).reduce("prod", x.dims(dim), keepdim)
+lowers("sum.default", "sum.dim_IntList", context=True)(_reduction(Value.sum))
+lowers("mean.default", "mean.dim", context=True)(_reduction(Value.mean))
+lowers("prod.default", "prod.dim_int", context=True)(
+    _reduction(lambda x, dims, keepdim: x.reduce("prod", dims, keepdim))
+)
 
 
 def _extreme(x: Value, op: str, dim: Dims, keepdim: bool) -> Value:

@@ -1,179 +1,187 @@
 """Autotune and every single candidate against eager: is it right, and as fast as the best of them?
 
     python benchmarks/autotune.py
+    python benchmarks/autotune.py --json results.json --budget 1800   # the next call goes on
     python benchmarks/autotune.py --suite classic --models bert vit_s_16 --backend onnxrt
+    python benchmarks/autotune.py --precision bf16
 
 All are timed interleaved, on ten classic models and ten transformers. A figure is eager's median
-time over the backend's. The exit status is 1 if autotune's result is wrong, if it is below 0.98
+time over the backend's. Results are saved after every model, and a call with the same file goes on
+where the last one stopped. The exit status is 1 if autotune's result is wrong, if it is below 0.98
 times eager, or more than 3% behind the best single candidate.
 """
 
 import argparse
-import gc
+import functools
 import itertools
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dynamo_backends import bench
+from dynamo_backends.bench.cell_runs import run_cells
+from dynamo_backends.bench.cell_tables import AUTOTUNE, fastest, mean_ratio, problems
+from dynamo_backends.bench.cells import EAGER, Cell, Measuring, Row, cells
+from dynamo_backends.bench.ledger import Ledger, LedgerError
 
-AUTOTUNE = "autotune"
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
-TRANSFORMERS = 10
+REDUCED = ("ov", "openxla")  # single candidates that can be told to compute in bfloat16
+OF_EACH_SUITE = 10
 LEAST_OF_EAGER = 0.98
 LEAST_OF_BEST = 0.97
+TOLERANCE = {"float32": None, "bf16": 1e-2}  # for bf16 that of PyTorch's runners
 
-
-@dataclass(frozen=True)
-class Line:
-    """One model.
-
-    Attributes:
-        model: Its name.
-        results: By backend.
-    """
-
-    model: str
-    results: Mapping[str, bench.Result]
-
-    def ratio(self, backend: str) -> float | None:
-        """Speedup over eager; None if the backend failed or is wrong."""
-        result = self.results[backend]
-        if result.timing is None or not result.passed:
-            return None
-        return result.timing.speedup.value
-
-    @property
-    def best(self) -> tuple[float, str]:
-        """The best single candidate, eager among them."""
-        singles = [(self.ratio(name) or 0.0, name) for name in self.results if name != AUTOTUNE]
-        return max([(1.0, "eager"), *singles])
-
-    @property
-    def chosen(self) -> str:
-        """What autotune chose for the model's graphs."""
-        compiled = self.results[AUTOTUNE].compiled
-        names = dict.fromkeys(r.chosen for r in compiled.reports) if compiled else ()
-        return ", ".join(names)
-
-    @property
-    def passed(self) -> bool:
-        """Whether autotune is right, no slower than eager, and as fast as the best."""
-        ours = self.ratio(AUTOTUNE)
-        return ours is not None and ours >= max(LEAST_OF_EAGER, LEAST_OF_BEST * self.best[0])
+Results = Mapping[str, Sequence[Row]]
+"""Rows by model."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
     console = bench.make_console()
-    try:
-        cases = choose(settings)
-    except ValueError as error:
-        console.print(f"[red]{error}[/]")
-        return 2
-    backends = [*(settings.backend or SINGLE), AUTOTUNE]
-    console.print(f"[dim]{bench.environment_line()}, device {settings.device}[/]")
-    lines = measure(cases, backends, settings, console)
-    console.print(table(lines, backends, settings))
-    for line in lines:
-        for name, result in line.results.items():
-            if result.error:
-                console.print(f"[red]{line.model} on {name}:[/] {result.error}", highlight=False)
-    if settings.json:
-        records = [bench.as_record(r) for line in lines for r in line.results.values()]
-        bench.save_json(settings.json, "autotune", records, settings=vars(settings))
-    return 0 if all(line.passed for line in lines) else 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = settings.json or Path(folder) / "results.json"
+        try:
+            todo = choose(settings)
+            ledger = Ledger(path, context(settings))
+        except (ValueError, LedgerError) as error:
+            console.print(f"[red]{error}[/]", highlight=False)
+            return 2
+        console.print(f"[dim]{bench.environment_line()}, device {settings.device}[/]")
+        backends = [*(settings.backend or SINGLE), AUTOTUNE]
+        try:
+            left = run_cells(
+                todo, backends, ledger, functools.partial(measuring, settings), console,
+                budget_s=settings.budget,
+                on_cell=lambda c, rows: console.print(line(c.model, rows), highlight=False),
+            )  # fmt: skip
+        except (KeyboardInterrupt, SystemExit):
+            ledger.interrupt()
+            raise
+        found = {c.model: ledger.results[c] for c in todo if c in ledger.results}
+        console.print(table(found, backends, settings))
+        for text in problems(ledger.results):
+            console.print(f"[red]{text}[/]", highlight=False)
+    if left:
+        console.print(
+            f"{left} models are left" + "; the same command goes on" * bool(settings.json)
+        )
+    return 0 if all(passed(rows) for rows in found.values()) else 1
 
 
-def choose(settings: argparse.Namespace) -> list[bench.ModelCase]:
-    """The models to measure: of the suites, the named ones or as many as are wanted of each."""
+def choose(settings: argparse.Namespace) -> list[Cell]:
+    """The models to measure: of the suites, the named ones or ten of each.
+
+    Raises:
+        ValueError: A model does not exist.
+    """
     suites = [settings.suite] if settings.suite else ["classic", "transformers"]
-    cases = [bench.suite(name, settings.scale, settings.batch) for name in suites]
-    everything = list(itertools.chain(*cases))
+    cases = {name: bench.suite(name, settings.scale, settings.batch) for name in suites}
     if settings.models:
-        return bench.find_cases(everything, settings.models)
-    return list(itertools.chain(*(some[:TRANSFORMERS] for some in cases)))
+        wanted = {
+            c.name
+            for c in bench.find_cases(list(itertools.chain(*cases.values())), settings.models)
+        }
+        models = [(name, c.name) for name, some in cases.items() for c in some if c.name in wanted]
+    else:
+        models = [(name, c.name) for name, some in cases.items() for c in some[:OF_EACH_SUITE]]
+    return list(cells(models, [settings.batch], ["float32"], ["inference"]))
 
 
-def measure(
-    cases: Sequence[bench.ModelCase],
-    backends: Sequence[str],
-    settings: argparse.Namespace,
-    console: Console,
-) -> list[Line]:
-    """Measures each model; drops each before the next is made."""
+def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measuring:
+    """How models are measured: autotune chooses among the others."""
     singles = [name for name in backends if name != AUTOTUNE]
-    tuning: dict[str, Any] = {"candidates": singles, "precision": settings.precision}
-    tuning |= {"budget_s": settings.budget}
-    reduced = {name: {"precision": "bf16"} for name in singles if name in ("ov", "openxla")}
-    options = {AUTOTUNE: tuning, **(reduced if settings.precision == "bf16" else {})}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    lines: list[Line] = []
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(cases) * (len(backends) + settings.rounds))
-        for case in cases:
-
-            def step(what: str, name: str = case.name) -> None:
-                progress.update(task, description=f"{name}: {what}", advance=1)
-
-            with torch.no_grad():
-                results = bench.measure_case(
-                    case,
-                    backends,
-                    settings.device,
-                    rounds=settings.rounds,
-                    options=options,
-                    synchronize=torch.cuda.synchronize if settings.device == "cuda" else None,
-                    on_step=step,
-                )
-            lines.append(Line(case.name, {r.backend: r.without_model() for r in results}))
-            del results
-            torch.compiler.reset()
-            gc.collect()
-    return lines
+    options: dict[str, dict[str, Any]] = {
+        AUTOTUNE: {
+            "candidates": singles,
+            "precision": settings.precision,
+            "budget_s": settings.tuning,
+        }
+    }
+    if settings.precision == "bf16":
+        options |= {name: {"precision": "bf16"} for name in singles if name in REDUCED}
+    tolerance = TOLERANCE[settings.precision]
+    return Measuring(
+        settings.device, settings.scale, settings.rounds, options=options, tolerance=tolerance
+    )
 
 
-def table(lines: Sequence[Line], backends: Sequence[str], settings: argparse.Namespace) -> Table:
+def context(settings: argparse.Namespace) -> dict[str, Any]:
+    """What results depend on."""
+    return {
+        **bench.environment(),
+        **{k: getattr(settings, k) for k in ("device", "scale", "rounds", "precision", "tuning")},
+        "backends": list(settings.backend or SINGLE),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def ratio_of(rows: Sequence[Row], backend: str) -> float | None:
+    """Speedup over eager; None if the backend failed or is wrong."""
+    return next((r.ratio for r in rows if r.backend == backend), None)
+
+
+def best_single(rows: Sequence[Row]) -> tuple[str, float]:
+    """The fastest single candidate and its speedup, eager among them."""
+    best = fastest(rows, without=[AUTOTUNE, EAGER])
+    return (
+        (EAGER, 1.0) if best is None or (best.ratio or 0) < 1 else (best.backend, best.ratio or 1)
+    )
+
+
+def passed(rows: Sequence[Row]) -> bool:
+    """Whether autotune is right, no slower than eager, and as fast as the best."""
+    ours = ratio_of(rows, AUTOTUNE)
+    return ours is not None and ours >= max(LEAST_OF_EAGER, LEAST_OF_BEST * best_single(rows)[1])
+
+
+def line(model: str, rows: Sequence[Row]) -> str:
+    """What is shown as soon as a model has been measured."""
+    shown = ", ".join(f"{r.backend} {_cell(r)}" for r in rows if r.backend != EAGER)
+    return f"[dim]{model}: {shown}[/]"
+
+
+def table(results: Results, backends: Sequence[str], settings: argparse.Namespace) -> Table:
     """One line per model, and the geometric means."""
     title = f"speedup over eager, {settings.precision}, batch {settings.batch}, inference"
     found = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     found.add_column("model")
     for name in ("eager ms", *backends):
         found.add_column(name.replace("_", "_\n", 1), justify="right", no_wrap=True)
-    found.add_column("chosen")
-    found.add_column("of best", justify="right")
-    for line in lines:
-        base = next((r.eager for r in line.results.values() if r.eager), None)
-        ours, best = line.ratio(AUTOTUNE), line.best
+    found.add_column("autotune")
+    for name in ("of best", "error"):
+        found.add_column(name, justify="right")
+    for model, rows in results.items():
+        of = {row.backend: row for row in rows}
+        best, ratio = best_single(rows)
+        eager, tuned = of.get(EAGER), of.get(AUTOTUNE)
+        ours = tuned.ratio if tuned else None
+        cells_of = [_cell(of.get(n)) for n in backends]
         found.add_row(
-            line.model,
-            f"{base.median * 1e3:.1f}" if base else "-",
-            *(_cell(line.ratio(name), name == best[1]) for name in backends),
-            line.chosen,
-            "-" if ours is None else f"{ours / best[0]:.2f}",
-            style=None if line.passed else "red",
+            model,
+            f"{eager.ms:.1f}" if eager and eager.ms is not None else "-",
+            *(f"[bold]{c}[/]" if n == best else c for n, c in zip(backends, cells_of, strict=True)),
+            tuned.note if tuned else "",
+            "-" if ours is None else f"{ours / ratio:.2f}",
+            f"{tuned.max_rel:.0e}" if tuned and tuned.max_rel is not None else "-",
+            style=None if passed(rows) else "red",
         )
-    means = [_cell(_mean(lines, name), False) for name in backends]
     found.add_section()
-    found.add_row("geometric mean", "", *means, "", "")
+    means = [mean_ratio(results.values(), name) for name in backends]
+    shown = ["-" if m is None else f"{m:.2f}" for m in means]
+    found.add_row("geometric mean", "", *shown, "", "", "")
     return found
 
 
-def _cell(ratio: float | None, best: bool) -> str:
-    text = "wrong" if ratio is None else f"{ratio:.2f}"
-    return f"[bold]{text}[/]" if best else text
-
-
-def _mean(lines: Sequence[Line], backend: str) -> float | None:
-    """Over all models; one on which the backend fails counts as eager."""
-    return bench.geometric_mean(line.ratio(backend) or 1.0 for line in lines) if lines else None
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return row.status if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def parse(arguments: Sequence[str] | None) -> Any:
@@ -190,10 +198,16 @@ def parse(arguments: Sequence[str] | None) -> Any:
         metavar="NAME",
         help=f"a single candidate; repeatable; default: {', '.join(SINGLE)}",
     )
-    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for all tuning")
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--tuning", type=float, default=600.0, metavar="S",
+                        help="seconds that autotune may take for a model")  # fmt: skip
+    parser.add_argument(
+        "--budget", type=float, metavar="S", help="begin no model that may end later"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="save the results; an existing file is continued"
+    )
     return parser.parse_args(arguments)
 
 

@@ -13,7 +13,7 @@ wrong or, on a GPU, a target is missed; and 2 without a CUDA device.
 """
 
 import argparse
-import gc
+import functools
 import shlex
 import signal
 import sys
@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynamo_backends import bench
 from dynamo_backends._dynamo_control import torch_backends
 from dynamo_backends.bench import cell_tables
-from dynamo_backends.bench.cells import DTYPES, EAGER, Cell, Measuring, Row, cells, measure_cell
+from dynamo_backends.bench.cell_runs import run_cells
+from dynamo_backends.bench.cells import DTYPES, Cell, Measuring, cells
 from dynamo_backends.bench.ledger import Ledger, LedgerError
 from dynamo_backends.cli.gpu import look
 from dynamo_backends.registry import get_backend, list_backends
@@ -52,9 +52,7 @@ BACKENDS = {
 
 TORCHS = {"inductor": ("cuda", "cpu"), "cudagraphs": ("cuda",)}
 AUTOTUNE = cell_tables.AUTOTUNE
-ROUNDS = "rounds"
 VENDORS = ("triton", "onnxruntime-gpu", "tensorrt", "jax-cuda12-plugin", "jax-cuda13-plugin")
-FIRST_GUESS_S = 60.0  # how long a cell may take, before one was measured
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,64 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[dim]without {name}: {reason}[/]", highlight=False)
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        left = run(todo, backends, ledger, settings, console)
+        left = run_cells(
+            todo, backends, ledger, functools.partial(measuring, settings), console,
+            budget_s=settings.budget,
+        )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         ledger.interrupt()
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
     return report(ledger, left, settings, console)
-
-
-def run(
-    todo: Sequence[Cell],
-    backends: Sequence[str],
-    ledger: Ledger,
-    settings: argparse.Namespace,
-    console: Console,
-) -> int:
-    """Measures cells that the ledger lacks, while there is time; returns how many remain."""
-    open_cells = [cell for cell in todo if cell not in ledger.results]
-    start, longest = time.perf_counter(), 0.0
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(todo), completed=len(todo) - len(open_cells))
-        for done, cell in enumerate(open_cells):
-            used = time.perf_counter() - start
-            if settings.budget and done and used + (longest or FIRST_GUESS_S) > settings.budget:
-                return len(open_cells) - done
-            name = f"{cell.model} {cell.mode} {cell.dtype} batch {cell.batch}"
-
-            def step(backend: str, cell: Cell = cell, name: str = name) -> None:
-                ledger.begin(cell, backend)
-                progress.update(task, description=f"{name}: {backend}")
-
-            took = measure(cell, backends, ledger, settings, step)
-            longest = max(longest, took)
-            progress.advance(task)
-    return 0
-
-
-def measure(
-    cell: Cell, backends: Sequence[str], ledger: Ledger, settings: argparse.Namespace, step: Any
-) -> float:
-    """Measures a cell and saves it; returns the seconds that it took."""
-    start = time.perf_counter()
-    died = ledger.deadly(cell)
-    rows: Sequence[Row] = ()
-    if ROUNDS not in died:
-        chosen = [name for name in backends if name not in died]
-        try:
-            rows = measure_cell(cell, chosen, measuring(settings, chosen), step)
-        except Exception as error:  # of eager itself, such as too little memory for the batch
-            rows = [Row(EAGER, "failed", error=f"{type(error).__name__}: {error}")]
-    seconds = time.perf_counter() - start
-    ledger.finish(cell, rows, seconds)
-    torch.compiler.reset()
-    gc.collect()
-    if settings.device == "cuda":
-        torch.cuda.empty_cache()
-    return seconds
 
 
 def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measuring:

@@ -53,3 +53,8 @@ def budget_of(options: str, total_s: float) -> Budget:
         total_s: Seconds in all.
     """
     return _budgets.setdefault((options, total_s), Budget(total_s))
+
+
+def renew() -> None:
+    """Makes every budget whole again, as in a new process."""
+    _budgets.clear()

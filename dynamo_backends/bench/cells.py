@@ -103,6 +103,8 @@ class Measuring:
         rounds: Samples of each backend.
         round_budget_s: No round begins later than this many seconds after the first.
         options: Of the backends.
+        tolerance: By which results may differ from eager's more than eager's from float64 (see
+            `torch._dynamo.utils.same`); None: that of PyTorch's benchmark runners for the cell.
     """
 
     device: str
@@ -110,6 +112,7 @@ class Measuring:
     rounds: int
     round_budget_s: float = math.inf
     options: Mapping[str, Mapping[str, Any]] | None = None
+    tolerance: float | None = None
 
 
 Step = Callable[[], Any]
@@ -221,7 +224,7 @@ class _Work:
                 seconds = time.perf_counter() - start
                 for _ in range(3):  # backends that record calls do so at a later one
                     result = step()
-            tolerance = _TOLERANCE[self._cell.dtype, self._cell.mode]
+            tolerance = self._how.tolerance or _TOLERANCE[self._cell.dtype, self._cell.mode]
             accuracy = compare_outputs(self._expected, _detached(result), self._precise, tolerance)
         except Exception as error:  # a row of the table; the others still have their turn
             return Row(backend, "failed", error=brief_error(error)), None

@@ -1,7 +1,10 @@
 """The benchmark programs load and read their command lines; running them is no test's business."""
 
+from pathlib import Path
+
 import pytest
 
+from dynamo_backends.bench.cells import Row
 from tests.bench.programs import ROOT, load
 
 PROGRAMS = (
@@ -32,3 +35,35 @@ def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture
 def test_every_program_says_how_to_run_it() -> None:
     for name in PROGRAMS:
         assert f"python benchmarks/{name}.py" in (ROOT / f"benchmarks/{name}.py").read_text()
+
+
+def test_autotune_is_measured_beside_its_candidates_and_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = load("benchmarks/autotune.py")
+    file = str(tmp_path / "results.json")
+    flags = ["--scale", "test", "--rounds", "3", "--backend", "ltc", "--suite", "recurrent"]
+    flags += ["--models", "rnn_relu", "gru", "--json", file]
+    program.main([*flags, "--budget", "0.001"])
+    first = capsys.readouterr().out
+    assert "1 models are left; the same command goes on" in first
+    program.main(flags)
+    second = capsys.readouterr().out
+    (name, other) = (line.split()[0] for line in (first + second).splitlines() if ": ltc " in line)
+    assert {name, other} == {"rnn_relu:", "gru:"}
+    assert "geometric mean" in second
+    assert program.main([*flags, "--precision", "bf16"]) == 2
+    assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_autotune_has_to_keep_up_with_the_best() -> None:
+    program = load("benchmarks/autotune.py")
+    rows = [Row("eager", "ok", ms=2.0, ratio=1.0), Row("onnxrt", "ok", ms=1.0, ratio=2.0)]
+    rows += [Row("ov", "wrong", ms=None, ratio=None)]
+    assert program.best_single(rows) == ("onnxrt", 2.0)
+    assert program.passed([*rows, Row("autotune", "ok", ratio=1.95)])
+    assert not program.passed([*rows, Row("autotune", "ok", ratio=1.9)])
+    assert not program.passed([*rows, Row("autotune", "wrong")])
+    slow = [rows[0], Row("onnxrt", "ok", ratio=0.5)]
+    assert program.best_single(slow) == ("eager", 1.0)
+    assert not program.passed([*slow, Row("autotune", "ok", ratio=0.975)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.bench import cell_tables
+from dynamo_backends.bench import cell_runs, cell_tables
 from dynamo_backends.bench.cells import Cell, Row, cells
 from dynamo_backends.bench.ledger import Ledger, LedgerError
 from dynamo_backends.bench.suites import ModelCase
@@ -130,7 +130,9 @@ def test_an_interrupted_run_blames_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu, "measure_cell", lambda c, b, h, step: step("aot_eager") or stop())
+    monkeypatch.setattr(
+        cell_runs, "measure_cell", lambda c, b, h, step: step("aot_eager") or stop()
+    )
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "--backend", "aot_eager")
     content = json.loads((tmp_path / "results.json").read_text())

@@ -1,7 +1,7 @@
 """Trains a model twice, in eager and by `compile_step`, and compares everything that is left."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import Step, compile_step
-from dynamo_backends._torch_private import same
 from dynamo_backends.bench import ModelCase
 from dynamo_backends.bench.suites import call
+from tests.training import judging
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-5),
 }
 
-TOLERANCE = 1e-9  # in float64, relative to the largest element of each tensor
-OTHERS = 3  # eager runs that are rounded otherwise, where they are needed
+TOLERANCE = judging.PRECISION
 
 Make = Callable[[], nn.Module]
 Optimize = Callable[[Any], torch.optim.Optimizer]
@@ -46,9 +45,9 @@ class Trained:
     def everything(self) -> dict[str, Tensor]:
         """Losses, parameters, buffers and optimizer state by name."""
         found = {f"loss {i}": loss for i, loss in enumerate(self.losses)}
-        found |= self.model.state_dict()
+        found |= {f"value of {name}": value for name, value in self.model.state_dict().items()}
         for number, state in self.optimizer.state_dict()["state"].items():
-            found |= {f"state {number} {k}": v for k, v in state.items() if torch.is_tensor(v)}
+            found |= {f"{k} of {number}": v for k, v in state.items() if torch.is_tensor(v)}
         return found
 
 
@@ -81,7 +80,7 @@ def train(
         loss_of: From the model and a batch to the loss.
         schedule: Whether a cosine schedule changes the learning rate.
         clip: The largest norm of the gradient, if it is clipped.
-        disturb: A seed, for rounding the weights otherwise before each step: see `round_otherwise`.
+        disturb: A seed, for rounding weights before each step: see `judging.round_otherwise`.
         settings: Of `compile_step`.
     """
     torch.manual_seed(0)
@@ -106,19 +105,11 @@ def train(
     generator = torch.Generator().manual_seed(disturb or 0)
     for batch in batches:
         if disturb is not None:
-            round_otherwise(model, generator)
+            judging.round_otherwise(model, generator)
         losses.append(step(cast(batch, dtype)).detach())
         if schedule:
             scheduler.step()
     return Trained(losses, model, optimizer, step if backend is not None else None)
-
-
-def round_otherwise(model: nn.Module, generator: torch.Generator) -> None:
-    """Changes weights in their last bit, or not, as another order of summation would."""
-    with torch.no_grad():
-        for p in model.parameters():
-            sign = torch.randint(-1, 2, p.shape, generator=generator).to(p.dtype)
-            p.mul_(1 + sign * torch.finfo(p.dtype).eps)
 
 
 def cast(batch: Any, dtype: torch.dtype) -> Any:
@@ -138,52 +129,43 @@ def batches_of(case: ModelCase, count: int) -> list[Any]:
 def assert_equal_to_eager(
     make: Make, optimize: Optimize, batches: Sequence[Any], backend: str, **settings: Any
 ) -> Step:
-    """Trains in float64, compiled and in eager; all that is left must agree to 1e-9.
-
-    Where eager itself would not agree with eager to 1e-9, were its weights rounded otherwise, that
-    difference is the limit: deep nets with batch norm enlarge rounding in each step.
-    """
+    """Trains in float64, compiled and in eager; see `judging.assert_agrees`."""
     plain = _eager_only(settings)
-    expected = train(make, optimize, batches, torch.float64, None, **plain).everything()
+    expected = train(make, optimize, batches, torch.float64, None, **plain)
     ours = train(make, optimize, batches, torch.float64, backend, **settings)
-    found = ours.everything()
-    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
-    own: dict[str, float] = {}
-    for name, value in expected.items():
-        if not _agree(value, found[name]) and not own:
-            own = _own_differences(make, optimize, batches, expected, plain)
-        assert_close(name, value, found[name], max(TOLERANCE, own.get(name, 0.0)))
+    others = _rounded_otherwise(make, optimize, batches, torch.float64, plain)
+    judging.assert_agrees(expected.everything(), ours.everything(), others)
     assert ours.step is not None
     return ours.step
 
 
-def _agree(expected: Tensor, found: Tensor) -> bool:
-    return not expected.is_floating_point() or difference(expected, found) <= TOLERANCE
+def assert_as_accurate_as_eager(
+    make: Make, optimize: Optimize, batches: Sequence[Any], backend: str, **settings: Any
+) -> Step:
+    """Trains in float32, compiled and in eager; see `judging.assert_as_accurate`."""
+    plain = _eager_only(settings)
+    precise = train(make, optimize, batches, torch.float64, None, **plain)
+    eager = train(make, optimize, batches, torch.float32, None, **plain)
+    ours = train(make, optimize, batches, torch.float32, backend, **settings)
+    others = _rounded_otherwise(make, optimize, batches, torch.float32, plain)
+    judging.assert_as_accurate(eager.everything(), ours.everything(), precise.everything(), others)
+    assert ours.step is not None
+    return ours.step
 
 
-def _own_differences(
+def _rounded_otherwise(
     make: Make,
     optimize: Optimize,
     batches: Sequence[Any],
-    expected: dict[str, Tensor],
+    dtype: torch.dtype,
     settings: dict[str, Any],
-) -> dict[str, float]:
-    """By how much eager differs from eager that rounds otherwise, at most, tensor by tensor."""
-    found: dict[str, float] = {}
-    for seed in range(OTHERS):
-        other = train(make, optimize, batches, torch.float64, None, disturb=seed, **settings)
-        for name, value in other.everything().items():
-            if value.is_floating_point():
-                found[name] = max(found.get(name, 0.0), difference(expected[name], value))
-    return found
+) -> Iterator[judging.Run]:
+    for seed in range(judging.OTHERS):
+        yield train(make, optimize, batches, dtype, None, disturb=seed, **settings).everything()
 
 
-def difference(expected: Tensor, found: Tensor) -> float:
-    """The largest difference of two elements, relative to the largest element."""
-    if not expected.numel():
-        return 0.0
-    largest = max(1e-3, expected.abs().max().item())
-    return (expected - found).abs().max().item() / largest
+def _eager_only(settings: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k in ("loss_of", "schedule", "clip")}
 
 
 def assert_close(name: str, expected: Tensor, found: Tensor, tolerance: float = TOLERANCE) -> None:
@@ -194,28 +176,9 @@ def assert_close(name: str, expected: Tensor, found: Tensor, tolerance: float = 
     if not expected.is_floating_point() or not expected.numel():
         assert torch.equal(expected, found), name
         return
-    worst = difference(expected, found)
+    largest = max(1e-3, expected.abs().max().item())
+    worst = (expected - found).abs().max().item() / largest
     assert worst <= tolerance, f"{name} differs by {worst:.1e}, more than {tolerance:.1e}"
-
-
-def assert_as_accurate_as_eager(
-    make: Make, optimize: Optimize, batches: Sequence[Any], backend: str, **settings: Any
-) -> Step:
-    """Trains in float32; judged by the rule of PyTorch's runners, against a run in float64."""
-    plain = _eager_only(settings)
-    precise = train(make, optimize, batches, torch.float64, None, **plain).everything()
-    eager = train(make, optimize, batches, torch.float32, None, **plain).everything()
-    ours = train(make, optimize, batches, torch.float32, backend, **settings)
-    found = ours.everything()
-    assert eager.keys() == found.keys()
-    for name, value in eager.items():
-        assert same(value, found[name], precise[name], tol=1e-3), name
-    assert ours.step is not None
-    return ours.step
-
-
-def _eager_only(settings: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in settings.items() if k in ("loss_of", "schedule", "clip")}
 
 
 def clone(trained: Trained) -> tuple[Any, Any]:

@@ -1,12 +1,14 @@
-"""Models of the suites: five compiled steps leave what five eager steps leave, in float64.
+"""Models of the suites: ten compiled steps leave what ten eager steps leave.
 
-A few small ones always; all of `MODELS`, with both optimizers, with `--full`.
+A few small ones always; all of `MODELS`, with both optimizers, in float64 and float32, with
+`--full`.
 """
 
 import pytest
 
 from dynamo_backends.bench import ModelCase, find_cases, suite
-from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager, batches_of
+from tests.aot import step_checks
+from tests.aot.step_checks import OPTIMIZERS, batches_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
@@ -22,21 +24,28 @@ MODELS = {
     "recurrent": ("lstm", "gru_2_layers_bidirectional", "lstm_projected"),
     "unet": ("unet",),
 }  # fmt: skip
-ALWAYS = (("lstm", "sgd"), ("gpt2", "adamw"))
+STEPS = 10
+CHECKS = {
+    "float64": step_checks.assert_equal_to_eager,
+    "float32": step_checks.assert_as_accurate_as_eager,
+}
+ALWAYS = (("lstm", "sgd", "float64"), ("gpt2", "adamw", "float64"), ("lstm", "adamw", "float32"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = [c for name, wanted in MODELS.items() for c in find_cases(suite(name, "test"), wanted)]
     full = metafunc.config.getoption("--full")
     chosen = [
-        pytest.param(case, optimizer, id=f"{case.name}-{optimizer}")
+        pytest.param(case, optimizer, dtype, id=f"{case.name}-{optimizer}-{dtype}")
         for case in cases
         for optimizer in OPTIMIZERS
-        if full or (case.name, optimizer) in ALWAYS
+        for dtype in CHECKS
+        if full or (case.name, optimizer, dtype) in ALWAYS
     ]
-    metafunc.parametrize(("case", "optimizer"), chosen)
+    metafunc.parametrize(("case", "optimizer", "dtype"), chosen)
 
 
-def test_steps_equal_eagers(case: ModelCase, optimizer: str) -> None:
-    step = assert_equal_to_eager(case.make, OPTIMIZERS[optimizer], batches_of(case, 5), "openxla")
-    assert (step.launches, step.compilations) == (5, 1)
+def test_steps_equal_eagers(case: ModelCase, optimizer: str, dtype: str) -> None:
+    batches = batches_of(case, STEPS)
+    step = CHECKS[dtype](case.make, OPTIMIZERS[optimizer], batches, "openxla")
+    assert (step.launches, step.compilations) == (STEPS, 1)

@@ -1,6 +1,7 @@
 """Trains a model for some steps, compiled and in eager, and compares all that is left behind."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +12,12 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from dynamo_backends import _torch_private as private
 from dynamo_backends.bench import ModelCase
 from dynamo_backends.bench.suites import Inputs, call
+from tests.training import judging
 
 STEPS = 10
-PRECISION = 1e-9  # in float64, relative to the largest element of each tensor
 COMPUTE_IN_FLOAT32 = frozenset({"t5", "t5_encoder", "llama", "mamba", "rwkv"})  # their norms do
-ROUNDING = 1e-14  # in float64, relative to the largest element of all gradients
-OTHERS = 3  # eager runs that are rounded otherwise
-# They round the weights alone otherwise; a compiled graph does so with every operation, and was
-# seen to differ by up to 1.8 times as much.
-OPERATIONS = 4
-TOLERANCE = 1e-3  # in float32; that of PyTorch's benchmark runners for training
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
@@ -41,18 +35,15 @@ class History:
     optimizer: dict[str, Tensor]
     draws: Tensor
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the losses."""
-        return self.losses[0].dtype
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor."""
-        yield from ((f"loss {i}", loss) for i, loss in enumerate(self.losses))
-        yield from ((f"gradient of {name}", g) for name, g in self.gradients.items())
-        yield from self.state.items()
-        yield from self.optimizer.items()
-        yield "random numbers afterwards", self.draws
+    def run(self) -> dict[str, Tensor]:
+        """Every tensor, for `judging`."""
+        return {
+            **{f"loss {i}": loss for i, loss in enumerate(self.losses)},
+            **{f"gradient of {name}": g for name, g in self.gradients.items()},
+            **{f"value of {name}": value for name, value in self.state.items()},
+            **self.optimizer,
+            "draws afterwards": self.draws,
+        }
 
 
 def train(
@@ -126,10 +117,7 @@ def compare(
 ) -> list[GraphReport]:
     """Trains one model compiled and in eager, and asserts that nothing differs.
 
-    In float64 every tensor must agree to `PRECISION`, or where eager itself does not agree so well
-    with eager whose rounding is disturbed (see `_rounded_otherwise`), about as well as that. In
-    float32 it must be as accurate as one of eager and of such runs by `torch._dynamo.utils.same`,
-    against training in float64; each tensor is scaled to one before.
+    The rules are those of `judging`, in float64 and in float32.
 
     Args:
         case: The model.
@@ -144,6 +132,8 @@ def compare(
     model, inputs = case.make().train(), case.inputs()
     if double:
         model, inputs = model.double(), to_double(inputs)
+    wide = double and case.name not in COMPUTE_IN_FLOAT32
+    inside = torch.float64 if wide else torch.float32
     start = copy.deepcopy(model.state_dict())
     compiled = torch.compile(
         model, backend=dynamo_backends.compiler(backend, **options), fullgraph=True
@@ -154,88 +144,27 @@ def compare(
     ):
         for optimizer in optimizers:
             model.load_state_dict(start)
-            ours = train(model, compiled, inputs, optimizer)
+            ours = train(model, compiled, inputs, optimizer).run()
             model.load_state_dict(start)
-            theirs = train(model, model, inputs, optimizer)
-            inside = torch.float32 if case.name in COMPUTE_IN_FLOAT32 else theirs.dtype
+            theirs = train(model, model, inputs, optimizer).run()
             others = _rounded_otherwise(model, inputs, optimizer, start, inside)
             if double:
-                _agree(theirs, ours, others)
+                judging.assert_agrees(theirs, ours, others)
                 continue
-            eager = [theirs, *others]
             twin = copy.deepcopy(model).double()
             twin.load_state_dict(start)
-            _as_accurate(eager, ours, train(twin, twin, to_double(inputs), optimizer))
+            precise = train(twin, twin, to_double(inputs), optimizer).run()
+            judging.assert_as_accurate(theirs, ours, precise, others)
     return reports
 
 
 def _rounded_otherwise(
     model: nn.Module, inputs: Inputs, optimizer: str, start: dict[str, Any], dtype: torch.dtype
-) -> Iterator[History]:
-    """Eager training whose weights are changed in the last bit of a dtype before each step.
-
-    Rounding decides on which side of a ReLU's kink, or which of two nearly equal maxima, a value
-    is, and the gradient jumps there. These runs show by how much eager itself may differ. The dtype
-    is that of the model, or float32 if it computes in that inside (see `COMPUTE_IN_FLOAT32`).
-    """
-    for seed in range(OTHERS):
-        generator = torch.Generator().manual_seed(seed)
-        model.load_state_dict(start)
-
-        def disturb(generator: torch.Generator = generator) -> None:
-            with torch.no_grad():
-                for p in model.parameters():
-                    sign = torch.randint(-1, 2, p.shape, generator=generator).to(p.dtype)
-                    p.mul_(1 + sign * torch.finfo(dtype).eps)
-
-        yield train(model, model, inputs, optimizer, before_step=disturb)
-
-
-def _agree(expected: History, results: History, others: Iterator[History]) -> None:
-    largest = _largest(expected)
-    disturbed: list[dict[str, Tensor]] | None = None
-    for (name, e), (same_name, r) in zip(expected.items(), results.items(), strict=True):
-        assert name == same_name
-        assert (e.dtype, e.shape) == (r.dtype, r.shape), name
-        if not e.is_floating_point():
-            assert torch.equal(e, r), name
-            continue
-        if not e.numel():
-            continue
-        # Gradients that are zero but for rounding are as large as the others' rounding.
-        allowed = PRECISION * e.abs().max().item() + ROUNDING * largest
-        worst = (e - r).abs().max().item()
-        if worst > allowed:
-            disturbed = disturbed or [dict(run.items()) for run in others]
-            own = max((e - run[name]).abs().max().item() for run in disturbed)
-            allowed = OPERATIONS * own
-        assert worst <= allowed, f"{name} differs by {worst:.3e}, more than {allowed:.3e}"
-
-
-def _largest(history: History) -> float:
-    """The largest element of all gradients."""
-    return max(g.abs().max().item() for g in history.gradients.values() if g.numel())
-
-
-def _as_accurate(eager: Sequence[History], results: History, precise: History) -> None:
-    runs = [dict(run.items()) for run in eager]
-    largest = _largest(precise)
-    for (name, r), (same_name, p) in zip(results.items(), precise.items(), strict=True):
-        assert name == same_name
-        e = runs[0][name]
-        assert (e.dtype, e.shape) == (r.dtype, r.shape), name
-        if not e.is_floating_point() or not e.numel():
-            assert torch.equal(e, r), name
-            continue
-        # Scaled to one, so that an absolute tolerance is a relative one.
-        scale = max(p.abs().max().item(), 1e-3 * largest)
-        right = any(
-            private.same(run[name] / scale, r / scale, p / scale, tol=TOLERANCE, log_error=_quiet)
-            for run in runs
+) -> Iterator[judging.Run]:
+    """Eager training whose rounding is disturbed in a dtype (see `judging.round_otherwise`)."""
+    for seed in range(judging.OTHERS):
+        disturb = functools.partial(
+            judging.round_otherwise, model, torch.Generator().manual_seed(seed), dtype
         )
-        worst = (e - r).abs().max().item()
-        assert right, f"{name} differs from eager by {worst:.3e} of {scale:.3e}"
-
-
-def _quiet(*_: Any, **__: Any) -> None:
-    pass
+        model.load_state_dict(start)
+        yield train(model, model, inputs, optimizer, before_step=disturb).run()

@@ -97,7 +97,7 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("ts_nvfuser", "nvfuser", "here", _NVFUSER),
     OldName("ts_nvfuser_ofi", "nvfuser", "here", _NVFUSER),
     OldName("tvm", "tvm", "here", "torch's own function of that name calls what TVM has removed"),
-    OldName("tvm_meta_schedule", "tvm", "here", "one backend, with tuning as an option"),
+    OldName("tvm_meta_schedule", "tvm", "here", "one backend; its option `tune_trials` tunes"),
 )  # fmt: skip
 _BY_NAME = {old.name: old for old in OLD_NAMES}
 

@@ -155,6 +155,7 @@ class GraphReport:
         cache_hits: How many of them came from disk.
         rebinds: How often frozen weights had to be prepared again because they changed.
         cuda_graphs: How many CUDA graphs were recorded of its blocks (see `CudaGraphOptions`).
+        tuned: How many fused functions have a schedule that tuning has found (see `TvmOptions`).
         uncaptured: Reasons why blocks run without a CUDA graph although one was asked for.
         runtime_fallbacks: Reasons why compiled code was replaced by eager after it was compiled.
         inputs: The inputs, with roles, mutations and aliases.
@@ -181,6 +182,7 @@ class GraphReport:
     cache_hits: int = 0
     rebinds: int = 0
     cuda_graphs: int = 0
+    tuned: int = 0
     uncaptured: list[str] = field(default_factory=list)
     runtime_fallbacks: list[str] = field(default_factory=list)
     inputs: tuple[InputReport, ...] = field(default=(), repr=False)

@@ -63,13 +63,13 @@ def _run(folder: Path, timeout_s: float) -> str:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=environment(),
             start_new_session=True,
         )
         try:
             status = child.wait(timeout_s)
         except BaseException as error:
-            _kill(child)
+            kill(child)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             return f"did not finish within {timeout_s:g} s in a process of its own"
@@ -89,7 +89,7 @@ def _explain(folder: Path, status: int) -> str:
     return str(result["problem"])
 
 
-def _kill(child: "subprocess.Popen[bytes]") -> None:
+def kill(child: "subprocess.Popen[Any]") -> None:
     """Ends the process and those that it started."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ def _kill(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
 
 
-def _environment() -> dict[str, str]:
-    """The same modules and packages as here."""
+def environment() -> dict[str, str]:
+    """For another process: the same modules and packages as here."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}

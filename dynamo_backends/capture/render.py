@@ -89,6 +89,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
         yield _line(f"fell back at run time: {reason}", "red", 4)
     for reason in report.uncaptured:
         yield _line(f"runs without a CUDA graph: {reason}", "yellow", 4)
+    if report.tuned:
+        yield _line(f"{_count(report.tuned, 'fused function')} with a tuned schedule", indent=4)
     yield from _inputs(report)
     for text in report.output_aliases:
         yield _line(text, indent=4)

@@ -39,11 +39,13 @@ class DiskCache:
     Args:
         folder: Made on first use.
         limit: Bytes that all entries may take; the least recently used are dropped beyond it.
+        what: Is kept there, for warnings.
     """
 
-    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT):
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT, what: str = "compiled graphs"):
         self.folder = folder
         self._limit = limit
+        self._what = what
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """The parts stored under a key; None if there is no intact entry."""
@@ -80,7 +82,7 @@ class DiskCache:
                 raise
             self._trim()
         except OSError as error:
-            _warn_once(f"compiled graphs are not kept on disk: {error}")
+            _warn_once(f"{self._what} are not kept on disk: {error}")
             return False
         return True
 

@@ -26,7 +26,7 @@ COMPARED_ELEMENTS = 1 << 20
 
 # The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
 # further where the reference has NaN.
-_TOLERANCE = {
+TOLERANCE = {
     torch.float64: 1e-10,
     torch.float32: 1e-4,
     torch.float16: 5e-3,
@@ -112,7 +112,7 @@ def _imprecise(
 ) -> str | None:
     elementwise = torch.Tag.pointwise in getattr(graph.calls[0].target, "tags", ())
     for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
-        tolerance = _TOLERANCE.get(e.dtype)
+        tolerance = TOLERANCE.get(e.dtype)
         if tolerance is None or not e.numel():
             continue
         both_nan = e.isnan() & r.isnan()

@@ -5,13 +5,12 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Options, Support
+from dynamo_backends.backend import Availability, Backend, Options, Ranges, Support
 from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
@@ -25,9 +24,16 @@ class TvmOptions(Options):
 
     Attributes:
         num_threads: Of TVM's own pool; 0: as many as torch has.
+        tune_trials: How many schedules are measured for each graph at most (see `tuning`); 0: no
+            more than what is known from earlier tuning is used.
+        tune_budget_s: Seconds that this process may spend on tuning, in all.
     """
 
     num_threads: int = 0
+    tune_trials: int = 0
+    tune_budget_s: float | int = 300
+
+    RANGES: ClassVar[Ranges] = {"tune_trials": (0, None), "tune_budget_s": (1, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -80,9 +86,11 @@ class TVM(Backend):
         """See `Backend.cache_key`."""
         from dynamo_backends.graph.cache import source_digest
         from dynamo_backends.tvm.session import describe_host
+        from dynamo_backends.tvm.tuning import records_of
 
-        threads = options.num_threads or torch.get_num_threads()
-        parts = (_version(), source_digest(), describe_host(), threads)
+        threads = _settings(options).threads
+        state = records_of(threads).state()
+        parts = (_version(), source_digest(), describe_host(), threads, state)
         return " ".join(map(str, parts))
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
@@ -95,7 +103,7 @@ class TVM(Backend):
 def _settings(options: TvmOptions) -> Any:
     from dynamo_backends.tvm.session import Settings
 
-    return Settings(num_threads=options.num_threads)
+    return Settings(options.num_threads, options.tune_trials, options.tune_budget_s)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """Compiles a graph: lower it to Relax, fuse, schedule, and generate code."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from dynamo_backends._torch_private import disable_current_modes
@@ -11,6 +13,7 @@ from dynamo_backends.tvm.program import Program, transformed
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.schedules import schedule
 from dynamo_backends.tvm.session import CHATTER, Settings, target, vector_lanes
+from dynamo_backends.tvm.tuning import tuned
 from dynamo_backends.tvm.vendor import relax, tvm
 
 _OPT_LEVEL = 3
@@ -24,8 +27,8 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
         CompileError: TVM cannot compile the graph.
     """
     try:
-        with disable_current_modes(), stderr_without(CHATTER):
-            program = build(lower(graph), settings)
+        with disable_current_modes():
+            program = build(graph, settings)
         return TvmExecutable(graph, program, settings)
     except DynamoBackendsError:
         raise
@@ -33,16 +36,28 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
         raise CompileError(f"TVM cannot compile the graph: {plain(error)}") from error
 
 
-def build(lowered: Lowered, settings: Settings) -> Program:
-    """The program of a lowered graph."""
-    processor = target(settings.threads)
-    with processor, tvm.transform.PassContext(opt_level=_OPT_LEVEL):
+def build(graph: Graph, settings: Settings) -> Program:
+    """The program of a graph."""
+    with _compiling(settings):
+        lowered = lower(graph)
         module = _simplified(lowered)
         read = transformed(module, len(lowered.weights))
-        module = schedule(_fused(module), settings.threads, vector_lanes())
+        fused = _fused(module)
+    found = tuned(fused, settings)  # which shows progress on stderr
+    with _compiling(settings):
+        module = schedule(found.module, settings.threads, vector_lanes())
         module = _sequential(_lowering())(module)
-        compiled = tvm.compile(module, target=processor, relax_pipeline=None)
-        return Program(compiled.mod, lowered.activations, lowered.weights, read)
+        compiled = tvm.compile(module, target=target(settings.threads), relax_pipeline=None)
+    return Program(
+        compiled.mod, lowered.activations, lowered.weights, read, found.tuned, found.settled
+    )
+
+
+@contextlib.contextmanager
+def _compiling(settings: Settings) -> Iterator[None]:
+    context = tvm.transform.PassContext(opt_level=_OPT_LEVEL)
+    with stderr_without(CHATTER), target(settings.threads), context:
+        yield
 
 
 def _simplified(lowered: Lowered) -> Any:

@@ -28,3 +28,11 @@ def to_tvm(dtype: torch.dtype) -> str:
         KeyError: There is none; ask `is_supported` first.
     """
     return _FROM_TORCH[dtype]
+
+
+def to_torch(name: str) -> torch.dtype | None:
+    """The torch dtype of a name of TVM's; None if there is none."""
+    return _TO_TORCH.get(name)
+
+
+_TO_TORCH = {name: dtype for dtype, name in _FROM_TORCH.items()}

@@ -19,12 +19,16 @@ class Program:
         activations: Positions among the graph's inputs of those that it takes.
         weights: Likewise.
         transformed: For each of these weights: whether its contents are read when it is bound.
+        tuned: How many of its functions have a schedule that tuning has found.
+        settled: Nothing is left to be tuned, so that it may be kept on disk.
     """
 
     module: Any
     activations: tuple[int, ...]
     weights: tuple[int, ...]
     transformed: tuple[bool, ...]
+    tuned: int = 0
+    settled: bool = True
 
     def wiring(self) -> str:
         """All but the module, as JSON."""

@@ -13,6 +13,7 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.errors import CompileError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.report import GraphReport
 from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.results import restride
 from dynamo_backends.tvm.program import Program
@@ -113,8 +114,14 @@ class TvmExecutable(Executable):
                 "fork. Compile in the child, or start processes with 'spawn'."
             )
 
-    def dump(self) -> dict[str, bytes]:
+    def report_to(self, report: GraphReport) -> None:
+        """See `Executable.report_to`."""
+        report.tuned += self.program.tuned
+
+    def dump(self) -> dict[str, bytes] | None:
         """See `Executable.dump`."""
+        if not self.program.settled:
+            return None
         return {"wiring": self.program.wiring().encode(), **dump(self.program.module)}
 
     @classmethod
@@ -126,7 +133,10 @@ class TvmExecutable(Executable):
         """
         try:
             wiring = json.loads(parts["wiring"])
-            program = Program(load(parts), **{k: tuple(v) for k, v in wiring.items()})
+            fields: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in wiring.items()
+            }
+            program = Program(load(parts), **fields)
             return cls(graph, program, settings)
         except Exception as error:
             raise CompileError(f"the cached TVM program cannot be used: {error}") from error

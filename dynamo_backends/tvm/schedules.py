@@ -15,7 +15,14 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_backends.tvm.tiling import Contraction, find_contraction, keep_vectors_together, tile
+from dynamo_backends.tvm.tiling import (
+    Contraction,
+    find_contraction,
+    keep_vectors_together,
+    output_size,
+    tile,
+    tile_sizes,
+)
 from dynamo_backends.tvm.vendor import tvm
 
 _PARALLEL = 1 << 14
@@ -35,39 +42,81 @@ def schedule(module: Any, threads: int, lanes: int) -> Any:
     """
     for name, function in module.functions_items():
         if isinstance(function, tvm.tirx.PrimFunc) and "tirx.is_scheduled" not in function.attrs:
-            module[name] = _scheduled(function, threads, lanes)
+            module[name] = scheduled(function, threads, lanes)
     return module
 
 
-def _scheduled(function: Any, threads: int, lanes: int) -> Any:
+def scheduled(function: Any, threads: int, lanes: int) -> Any:
+    """A function with its default schedule; as it was if none fits.
+
+    Args:
+        function: A fused function.
+        threads: See `schedule`.
+        lanes: See `schedule`.
+    """
     # Each attempt begins anew: a schedule that failed is left half done.
     for attempt in (_with_tile, _block_by_block):
         with contextlib.suppress(Exception):
             result = attempt(tvm.s_tir.Schedule(function), threads, lanes)
             if result is not None:
-                return result.mod["main"].with_attr("tirx.is_scheduled", True)
+                return _done(result)
     return function
 
 
-def _with_tile(plan: Any, threads: int, lanes: int) -> Any:
+def with_tile(function: Any, threads: int, lanes: int, size: tuple[int, int]) -> Any:
+    """A function around one contraction, with tiles of a size; raises if that does not fit."""
+    return _done(_with_tile(tvm.s_tir.Schedule(function), threads, lanes, size))
+
+
+def tiles(function: Any, lanes: int) -> list[tuple[int, int]]:
+    """Sizes of tiles for `with_tile`, the default one first; none if it is no contraction."""
+    plan = tvm.s_tir.Schedule(function)
+    found = _contraction(plan)
+    if found is None:
+        return []
+    with contextlib.suppress(ValueError):
+        return tile_sizes(*output_size(plan, *found[1:]), lanes)
+    return []
+
+
+def _done(plan: Any) -> Any:
+    return plan.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def _with_tile(plan: Any, threads: int, lanes: int, size: tuple[int, int] | None = None) -> Any:
     """A function around one contraction; None if it is none."""
+    found = _contraction(plan)
+    if found is None:
+        return None
+    blocks, block, contraction = found
+    if size is None:
+        size = tile_sizes(*output_size(plan, block, contraction), lanes)[0]
+    return _tiled(plan, blocks, block, contraction, threads, size)
+
+
+def _contraction(plan: Any) -> tuple[Sequence[Any], Any, Contraction] | None:
+    """The blocks of a function, the one that contracts, and how; None if that is not one."""
     root = plan.get_sblock("root")
     _inline(plan, root)
     blocks = list(plan.get_child_blocks(root))
     found = [(b, c) for b in blocks if (c := find_contraction(plan, b)) is not None]
     if len(found) != 1:
         return None
-    block, contraction = found[0]
-    return _tiled(plan, blocks, block, contraction, threads, lanes)
+    return (blocks, *found[0])
 
 
 def _tiled(
-    plan: Any, blocks: Sequence[Any], block: Any, found: Contraction, threads: int, lanes: int
+    plan: Any,
+    blocks: Sequence[Any],
+    block: Any,
+    found: Contraction,
+    threads: int,
+    size: tuple[int, int],
 ) -> Any:
     at = [plan.get(b).name_hint for b in blocks].index(plan.get(block).name_hint)
     followers = list(blocks[at + 1 :]) or [plan.cache_write(block, 0, "global")]
     keep_vectors_together(plan, block, found)
-    inner = tile(plan, block, found, lanes, threads > 1)
+    inner = tile(plan, block, found, size, threads > 1)
     for follower in followers:
         plan.reverse_compute_at(follower, inner)
     for leader in blocks[:at]:

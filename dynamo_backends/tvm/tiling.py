@@ -90,13 +90,18 @@ def _width(extent: int) -> int:
     return max(n for n in (1, 2, 4, 8, 16, 32) if extent % n == 0)
 
 
-def tile(plan: Any, block: Any, found: Contraction, lanes: int, parallel: bool) -> Any:
-    """Orders a contraction's loops; returns the one around a tile."""
+def tile(plan: Any, block: Any, found: Contraction, size: tuple[int, int], parallel: bool) -> Any:
+    """Orders a contraction's loops; returns the one around a tile.
+
+    Args:
+        plan: The schedule.
+        block: The contraction.
+        found: What is known about it.
+        size: Rows and columns of a tile.
+        parallel: Whether tiles are computed in several threads.
+    """
     loops = list(plan.get_loops(block))
-    extents = [int(plan.get(loop).extent) for loop in loops]
-    rows, width = tile_size(
-        1 if found.row is None else extents[found.row], extents[found.vector], lanes
-    )
+    rows, width = size
     vector_out, vector_in = plan.split(loops[found.vector], factors=[None, width])
     outer = [loops[i] for i in found.spatial if i not in (found.row, found.vector)]
     # Output channels or columns go before the rest, so that one operand's part stays cached.
@@ -138,8 +143,14 @@ def keep_vectors_together(plan: Any, block: Any, found: Contraction) -> None:
         plan.transform_layout(block, ("write", 0), last)
 
 
-def tile_size(rows: int, columns: int, lanes: int) -> tuple[int, int]:
-    """Rows and columns of a tile that divide the output and fill the registers best.
+def output_size(plan: Any, block: Any, found: Contraction) -> tuple[int, int]:
+    """Rows and columns of a contraction's output."""
+    extents = [int(plan.get(loop).extent) for loop in plan.get_loops(block)]
+    return 1 if found.row is None else extents[found.row], extents[found.vector]
+
+
+def tile_sizes(rows: int, columns: int, lanes: int) -> list[tuple[int, int]]:
+    """Rows and columns of tiles that divide the output, those first that fill registers best.
 
     Args:
         rows: Of the output.
@@ -150,7 +161,7 @@ def tile_size(rows: int, columns: int, lanes: int) -> tuple[int, int]:
         ValueError: No tile fits.
     """
     registers = 28 if lanes >= 16 else 12
-    best, score = None, -1.0
+    found: list[tuple[float, tuple[int, int]]] = []
     for width in (n for n in _divisors(columns, _ON_STACK) if n % _LEAST == 0):
         vectors = -(-width // lanes)
         for height in _divisors(rows, _ROWS):
@@ -159,11 +170,10 @@ def tile_size(rows: int, columns: int, lanes: int) -> tuple[int, int]:
             # Loads for each multiplication, and lanes that stay empty.
             useful = width / (vectors * lanes)
             value = useful * (vectors * height) / (vectors + height)
-            if value > score:
-                best, score = (height, width), value
-    if best is None:
+            found.append((value, (height, width)))
+    if not found:
         raise ValueError(f"{columns} columns do not make whole vectors")
-    return best
+    return [size for _, size in sorted(found, key=lambda entry: -entry[0])]
 
 
 def _divisors(number: int, limit: int) -> Sequence[int]:

@@ -31,5 +31,6 @@ with _process_as_before():
     import tvm
     from tvm import relax
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+    from tvm_ffi import structural_hash
 
-__all__ = ["ExportedProgramImporter", "relax", "tvm"]
+__all__ = ["ExportedProgramImporter", "relax", "structural_hash", "tvm"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dynamo_backends.tvm import schedules
-from dynamo_backends.tvm.tiling import tile_size
+from dynamo_backends.tvm.tiling import tile_sizes
 from tests.checking import check
 
 
@@ -22,7 +22,7 @@ from tests.checking import check
 def test_a_tile_divides_the_output_and_fits_into_registers(
     rows: int, columns: int, lanes: int, expected: tuple[int, int]
 ):
-    height, width = tile_size(rows, columns, lanes)
+    height, width = tile_sizes(rows, columns, lanes)[0]
     assert (height, width) == expected
     assert rows % height == 0
     assert columns % width == 0
@@ -32,7 +32,7 @@ def test_a_tile_divides_the_output_and_fits_into_registers(
 
 def test_there_is_no_tile_of_a_prime_number_of_columns():
     with pytest.raises(ValueError, match="197 columns do not make whole vectors"):
-        tile_size(64, 197, 16)
+        tile_sizes(64, 197, 16)
 
 
 def test_a_convolution_is_tiled_and_its_activation_done_on_the_tile(

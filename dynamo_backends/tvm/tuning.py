@@ -1,0 +1,376 @@
+"""Tuning: measures schedules of each fused function, and uses the fastest that are known.
+
+The functions that take longest come first and get most of the trials. A schedule is used if its
+results are those of the default one and it is certainly faster; otherwise the default one is.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any
+
+from dynamo_backends.autotune.budget import Budget, budget_of
+from dynamo_backends.autotune.progress import Progress, showing
+from dynamo_backends.toolkit.quiet import stderr_without
+from dynamo_backends.tvm.laboratory import START_S, Laboratory, Lost
+from dynamo_backends.tvm.measuring import signature
+from dynamo_backends.tvm.program import PREPARE
+from dynamo_backends.tvm.records import Record, Records
+from dynamo_backends.tvm.schedules import scheduled
+from dynamo_backends.tvm.search import mark, replayed
+from dynamo_backends.tvm.session import CHATTER, Settings, describe_host, vector_lanes
+from dynamo_backends.tvm.vendor import relax, tvm
+
+log = logging.getLogger("dynamo_backends")
+
+TRIAL_S = 30.0
+"""A trial that takes longer is ended."""
+
+_FINALISTS = 2
+"""So many schedules are compared with the default one in the end."""
+
+_LOST = 3
+"""After so many lost processes there are no more trials of a function."""
+
+
+@dataclass
+class Counts:
+    """What tuning has done in this process.
+
+    Attributes:
+        trials: Schedules that were proposed and measured, or failed.
+        functions: Functions that were tuned.
+        lost: Processes that crashed or took too long.
+    """
+
+    trials: int = 0
+    functions: int = 0
+    lost: int = 0
+
+
+COUNTS = Counts()
+
+_DEFAULT = Record(None, "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a module.
+
+    Attributes:
+        module: Its functions with a known schedule have it.
+        tuned: How many that are.
+        settled: There is nothing left to tune, with these settings.
+    """
+
+    module: Any
+    tuned: int
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Function:
+    """A fused function that may be tuned.
+
+    Attributes:
+        name: In its module.
+        function: Not scheduled.
+        inputs: How many of its parameters are inputs.
+        calls: How often a call of the graph calls it.
+        key: Of its record: a hash of it and of its default schedule.
+    """
+
+    name: str
+    function: Any
+    inputs: int
+    calls: int
+    key: str
+
+
+def tuned(module: Any, settings: Settings) -> Outcome:
+    """Gives functions the fastest schedules that are known, and looks for them first if wanted.
+
+    Args:
+        module: Fused functions, and Relax functions that call them.
+        settings: Whether to tune, and how much.
+    """
+    records = records_of(settings.threads)
+    if not settings.known or (not settings.tune_trials and records.empty):
+        return Outcome(module, 0, True)
+    with stderr_without(CHATTER):
+        functions = _functions(module, settings.threads)
+    settled = True
+    if settings.tune_trials:
+        wanted = [f for f in functions if _is_open(records.get(f.key), settings)]
+        if wanted:
+            settled = False
+            _Tuning(wanted, records, settings).run()
+    with stderr_without(CHATTER):
+        count = sum(_apply(module, each, records, settings.threads) for each in functions)
+    if not settled:
+        log.info("tvm: %d of %d functions have a tuned schedule", count, len(functions))
+    return Outcome(module, count, settled)
+
+
+def records_of(threads: int) -> Records:
+    """The records of this machine, for programs of so many threads."""
+    return Records(f"{tvm.__version__} {describe_host()} {threads}")
+
+
+def _is_open(record: Record | None, settings: Settings) -> bool:
+    return record is None or record.goal < settings.tune_trials
+
+
+def _functions(module: Any, threads: int) -> list[Function]:
+    """The functions that calls of the graph call, and that can be tuned."""
+    calls: Counter[str] = Counter()
+    inputs: dict[str, int] = {}
+    call_tir = tvm.ir.Op.get("relax.call_tir")
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, relax.Call) or node.op != call_tir or len(node.args) != 2:
+            return
+        called, given = node.args
+        if isinstance(given, relax.Tuple):
+            calls[str(called.name_hint)] += 1
+            inputs[str(called.name_hint)] = len(given.fields)
+
+    for name, function in module.functions_items():
+        if isinstance(function, relax.Function) and name.name_hint != PREPARE:
+            relax.analysis.post_order_visit(function.body, visit)
+    found = []
+    for name, count in calls.items():
+        function = module[name]
+        if not isinstance(function, tvm.tirx.PrimFunc):
+            continue
+        if "tirx.is_scheduled" not in function.attrs and _can_be_tuned(function):
+            found.append(Function(name, function, inputs[name], count, _key(function, threads)))
+    return found
+
+
+def _can_be_tuned(function: Any) -> bool:
+    if relax.analysis.has_reshape_pattern(function):  # it becomes a view
+        return False
+    try:
+        for parameter in function.params:
+            signature(parameter)
+    except ValueError:
+        return False
+    return True
+
+
+def _key(function: Any, threads: int) -> str:
+    default = scheduled(function, threads, vector_lanes())
+    return hashlib.sha256(f"{mark(function)} {mark(default)}".encode()).hexdigest()
+
+
+def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
+    """Gives a function the schedule of its record, if it has one."""
+    record = records.get(each.key)
+    if record is None or record.trace is None:
+        return False
+    try:
+        made = replayed(each.function, record.trace, threads)
+        if made.mark != record.mark:
+            raise ValueError("it leads to another program")
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        records.drop(each.key, lines[-1])
+        return False
+    module[each.name] = made.function
+    return True
+
+
+@dataclass
+class _Found:
+    """What the trials of a function have found.
+
+    Attributes:
+        trials: So many at most.
+        done: So many there were.
+        finished: There will be no more.
+        best: Seconds and traces of the fastest ones.
+    """
+
+    trials: int
+    done: int = 0
+    finished: bool = False
+    best: list[tuple[float, Any]] = field(default_factory=list)
+
+    @property
+    def left(self) -> bool:
+        """Whether there may be another trial."""
+        return self.done < self.trials and not self.finished
+
+    def add(self, seconds: float, trace: Any) -> None:
+        """Takes up a schedule that was measured."""
+        self.best.append((seconds, trace))
+        self.best = sorted(self.best, key=itemgetter(0))[:_FINALISTS]
+
+    def gain(self, default: float) -> str:
+        """What has been gained so far, in words."""
+        return f", {default / self.best[0][0]:.2f} times the default's speed" if self.best else ""
+
+
+class _Tuning:
+    """The tuning of one module.
+
+    Args:
+        functions: To be tuned.
+        records: Where what is found is kept.
+        settings: How much is tuned.
+    """
+
+    def __init__(self, functions: Sequence[Function], records: Records, settings: Settings):
+        self._functions = functions
+        self._records = records
+        self._settings = settings
+        self._budget = time_budget(settings)
+        self._trials = settings.tune_trials
+        self._seeds = 0
+
+    def run(self) -> None:
+        """Tunes until all functions are, or the budget is spent, or the user stops it."""
+        with showing("tvm: tuning") as say, self._budget.spending(), Laboratory() as laboratory:
+            try:
+                self._run(laboratory, say)
+            except KeyboardInterrupt:
+                self._budget.total_s = 0
+                records = (self._records.get(f.key) for f in self._functions)
+                log.warning(
+                    "tvm: tuning was stopped after %d of %d functions, and is over in this "
+                    "process; what was found is kept. Ctrl-C again ends the program",
+                    sum(not _is_open(record, self._settings) for record in records),
+                    len(self._functions),
+                )
+
+    def _run(self, laboratory: Laboratory, say: Progress) -> None:
+        costs = self._costs(laboratory, say)
+        left = sum(costs.values())
+        for each in sorted(costs, key=lambda f: -costs[f]):
+            if not self._budget.left_s:
+                break
+            share = min(costs[each] / left, 1.0) if left else 1.0
+            left -= costs[each]
+            trials = min(self._trials, max(1, round(self._trials * share)))
+            if trials:
+                self._tune(each, trials, share, laboratory, say)
+            else:
+                known = self._records.get(each.key) or _DEFAULT
+                self._records.put(each.key, replace(known, goal=self._settings.tune_trials))
+
+    def _costs(self, laboratory: Laboratory, say: Progress) -> dict[Function, float]:
+        """Seconds that functions take in a call of the graph, with their default schedules."""
+        found: dict[Function, float] = {}
+        for number, each in enumerate(self._functions, 1):
+            if not self._budget.left_s:
+                break
+            say(f"tvm: tuning: timing function {number} of {len(self._functions)}")
+            seconds = self._open(each, laboratory)
+            if seconds is None:
+                self._records.put(each.key, replace(_DEFAULT, goal=self._settings.tune_trials))
+            else:
+                found[each] = seconds * each.calls
+        return found
+
+    def _open(self, each: Function, laboratory: Laboratory) -> float | None:
+        """Seconds of a function with its default schedule; None if it cannot be measured."""
+        self._seeds += 1
+        request = {
+            "do": "open",
+            "function": each.function.script(),
+            "expected": mark(each.function),
+            "inputs": each.inputs,
+            "threads": self._settings.threads,
+            "seed": self._seeds,
+        }
+        return _asked(laboratory, request, START_S).get("seconds")
+
+    def _tune(
+        self, each: Function, trials: int, share: float, laboratory: Laboratory, say: Progress
+    ) -> None:
+        """Measures schedules of a function, and keeps what is found.
+
+        Args:
+            each: The function.
+            trials: So many at most.
+            share: Of the time that is left.
+            laboratory: Where.
+            say: Shows progress.
+        """
+        COUNTS.functions += 1
+        found = _Found(trials)
+        try:
+            self._attempt(each, found, share, laboratory, say)
+        except KeyboardInterrupt:
+            if found.best:
+                say(f"tvm: tuning {each.name}: comparing the fastest (Ctrl-C again: without)")
+                self._keep(each, found, laboratory)
+            raise
+        say(f"tvm: tuning {each.name}: comparing the fastest")
+        self._keep(each, found, laboratory)
+
+    def _attempt(
+        self, each: Function, found: "_Found", share: float, laboratory: Laboratory, say: Progress
+    ) -> None:
+        """Measures schedules of a function."""
+        lost = 0
+        until = self._budget.left_s * (1 - share)
+        default = self._open(each, laboratory)
+        while found.left and default is not None and self._budget.left_s > until:
+            at = f"trial {found.done + 1} of {found.trials}"
+            say(f"tvm: tuning {each.name}: {at}{found.gain(default)}")
+            found.done += 1
+            self._trials -= 1
+            COUNTS.trials += 1
+            answer = _asked(laboratory, {"do": "attempt"}, TRIAL_S)
+            if "exhausted" in answer:
+                found.finished = True
+            elif "seconds" in answer:
+                found.add(answer["seconds"], answer["trace"])
+            elif not laboratory.running:
+                lost += 1
+                found.finished = lost == _LOST
+                default = self._open(each, laboratory)
+        if not found.left or default is None:
+            found.finished = True
+
+    def _keep(self, each: Function, found: "_Found", laboratory: Laboratory) -> None:
+        goal = self._settings.tune_trials if found.finished else 0
+        record = self._decide(each, [trace for _, trace in found.best], laboratory)
+        self._records.put(each.key, replace(record, trials=found.done, goal=goal))
+
+    def _decide(self, each: Function, traces: list[Any], laboratory: Laboratory) -> Record:
+        """The schedule that is faster than the default one, or the default one."""
+        known = self._records.get(each.key) or _DEFAULT
+        if known.trace is not None:
+            traces = [*traces, known.trace]
+        if not traces or not (laboratory.running or self._open(each, laboratory)):
+            return known
+        answer = _asked(laboratory, {"do": "decide", "traces": traces}, START_S)
+        if "winner" not in answer:
+            return known
+        if answer["winner"] is None:
+            return _DEFAULT
+        value, low, high = answer["speedup"]
+        return Record(traces[answer["winner"]], answer["mark"], speedup=(value, low, high))
+
+
+def _asked(laboratory: Laboratory, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """An answer; a "problem" if the process was lost."""
+    try:
+        answer = laboratory.ask(request, limit_s)
+    except Lost as lost:
+        COUNTS.lost += 1
+        answer = {"problem": str(lost)}
+    if "problem" in answer:
+        log.debug("tvm: tuning: %s", answer["problem"])
+    return answer
+
+
+def time_budget(settings: Settings) -> Budget:
+    """The one budget of this process for these settings."""
+    return budget_of("tvm tuning", settings.tune_budget_s)

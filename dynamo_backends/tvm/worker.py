@@ -1,0 +1,73 @@
+"""The other process of tuning: compiles and measures schedules, where a crash costs only a trial.
+
+python -m dynamo_backends.tvm.worker
+
+Requests and answers are JSON, one per line, on standard input and output.
+"""
+
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+from tvm.script import from_source
+
+from dynamo_backends.tvm.measuring import Bench
+from dynamo_backends.tvm.search import mark
+
+
+class Worker:
+    """Answers requests about one function at a time."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a request asks for, or the "problem"."""
+        try:
+            return self._answer(**request)
+        except Exception as error:
+            return {"problem": f"{type(error).__name__}: {error}"}
+
+    def _answer(self, do: str, **given: Any) -> dict[str, Any]:
+        if do == "open":
+            return self._open(**given)
+        if self._bench is None:
+            raise ValueError("no function is open")
+        if do == "attempt":
+            made = self._bench.attempt()
+            if made is None:
+                return {"exhausted": True}
+            proposal, seconds = made
+            return {"seconds": seconds, "trace": proposal.trace}
+        decision = self._bench.decide(given["traces"])
+        if decision is None:
+            return {"winner": None}
+        winner, found, gain = decision
+        speedup = [gain.value, gain.low, gain.high]
+        return {"winner": winner, "mark": found, "speedup": speedup}
+
+    def _open(
+        self, function: str, expected: str, inputs: int, threads: int, seed: int
+    ) -> dict[str, Any]:
+        self._bench = None  # its memory is free before the next one's is needed
+        read = from_source(function)
+        if mark(read) != expected:
+            raise ValueError("TVM does not read what it has written")
+        self._bench = Bench(read, inputs, threads, seed)
+        return {"seconds": self._bench.seconds}
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answers one request after the other, until there are no more."""
+    worker = Worker()
+    for line in requests:
+        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # What libraries print must not come between the answers.
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(sys.stdin, channel)

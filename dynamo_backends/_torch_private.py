@@ -47,7 +47,7 @@ with that version. Code elsewhere imports these names from here and never from t
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
 jit: Any = torch._C  # TorchScript's intermediate representation: `Graph` and the types
+
+_PASS = "dynamo_backends.backward_pass"
 
 ELEMENTWISE_PROMOTION = {
     "default": _KIND.DEFAULT,
@@ -445,34 +447,102 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def compile_step_with_inductor(
-    gm: fx.GraphModule, inputs: Sequence[Any]
-) -> Callable[[list[Tensor]], Sequence[Any]]:
-    """Compiles a functional graph of a whole step, decomposed as Inductor wants it.
+    gm: fx.GraphModule, inputs: Sequence[Any], kept: Collection[int]
+) -> tuple[Callable[[list[Tensor]], Sequence[Any]], Sequence[tuple[int, ...] | None]]:
+    """Compiles a functional graph that is part of a step, decomposed as Inductor wants it.
 
     Args:
         gm: The graph.
         inputs: One fake tensor per placeholder, all of one mode.
+        kept: Which outputs have the strides that the graph gives them; Inductor chooses those of
+            the others.
 
     Returns:
-        A function that takes a list of inputs, and clears it.
+        A function that takes a list of inputs, and clears it; and the strides of its outputs.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.compile_fx import (
+        compile_fx_inner,
+        fake_tensor_prop,
+        view_to_reshape,
+    )
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
     mode = detect_fake_mode(list(inputs))
     # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
-    lstm = gm.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.mkldnn_rnn_layer.default, sort=False
-    )
+    aten = torch.ops.aten
+    layers = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
+    lstm = any(node.target in layers for node in gm.graph.nodes)
     asserts = config.patch(size_asserts=config.size_asserts and not lstm)
     context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
+    gm.graph.output_node().meta["user_visible_output_idxs"] = sorted(kept)
+    places = gm.graph.find_nodes(op="placeholder")
+    strides_changed = any(
+        p.meta["val"].stride() != x.stride() for p, x in zip(places, inputs, strict=True)
+    )
     with torch.no_grad(), asserts, context[0], context[1], context[2]:
+        if strides_changed:
+            view_to_reshape(gm)
+            fake_tensor_prop(gm, list(inputs))
         joint_graph_passes(gm)
-        compiled: Any = compile_fx_inner(gm, list(inputs))
-    return lambda args: compiled(args)
+        with TracingContext.report_output_strides() as strides:
+            compiled: Any = compile_fx_inner(gm, list(inputs))
+    return (lambda args: compiled(args)), list(strides or ())
+
+
+def divide_by_min_cut(
+    joint: fx.GraphModule, late: Collection[fx.Node], early_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """torch's division of a graph in two, which chooses what the second part computes again.
+
+    Args:
+        joint: The graph; its nodes get marks.
+        late: Calls that belong to the second part, and with each all calls after it.
+        early_outputs: How many of its first outputs the first part has to compute.
+
+    Returns:
+        The parts. Placeholders of the second have the names of nodes of the graph, and the first
+        also returns those of them that are calls.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    for node in joint.graph.nodes:
+        node.meta.pop("recompute", None)  # a checkpoint: the second run is in the graph already
+        node.meta.pop("partitioner_tag", None)
+        if node in late:
+            node.meta["partitioner_tag"] = "must_be_in_backward"
+    count = len(joint.graph.find_nodes(op="placeholder", sort=False))
+    with config.patch(cse=False):  # which would undo a checkpoint
+        return min_cut_rematerialization_partition(
+            joint,
+            (),
+            num_fwd_outputs=early_outputs,
+            static_lifetime_input_indices=list(range(count)),
+        )
+
+
+def graph_being_traced() -> fx.Graph:
+    """What `make_fx` records in this thread."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer.graph
+
+
+def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
+    """Says which backward pass of a step nodes belong to; tracing the graph again keeps that."""
+    for node in nodes:
+        node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), _PASS: number}}
+
+
+def backward_pass(node: fx.Node) -> int | None:
+    """Which backward pass a node belongs to; None: to none."""
+    number: int | None = (node.meta.get("custom") or {}).get(_PASS)
+    return number
 
 
 def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
@@ -717,6 +787,7 @@ __all__ = [
     "all_operator_names",
     "aot_autograd",
     "apart_from_compilation",
+    "backward_pass",
     "captured_static_inputs",
     "checkpoint_draws",
     "compile_frozen_with_inductor",
@@ -732,6 +803,7 @@ __all__ = [
     "described_input_index",
     "detect_fake_mode",
     "disable_current_modes",
+    "divide_by_min_cut",
     "dynamo_counters",
     "dynamo_input_index",
     "dynamo_source_name",
@@ -739,6 +811,7 @@ __all__ = [
     "from_dlpack",
     "function_name",
     "functionalized",
+    "graph_being_traced",
     "has_llvm",
     "has_onednn_graph",
     "has_side_effect",
@@ -759,6 +832,7 @@ __all__ = [
     "lazy_sync",
     "lookup_backend",
     "mark_as_backward",
+    "mark_backward_pass",
     "mutated_input_index",
     "mutated_input_indices",
     "onnx_call",

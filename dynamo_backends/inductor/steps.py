@@ -1,11 +1,13 @@
 """Whole training steps compiled by Inductor: what computes, and what writes the results.
 
 Inductor's programs are Python that calls one loop after the other, so one that writes over
-parameters and state as it goes could be stopped halfway. Only the second of the two programs of a
-step writes, and nothing stops it (see `phases`).
+parameters and state as it goes could be stopped halfway. Only the last program of a step writes,
+and nothing stops it (see `phases`). Those before it are what `stages` makes of all the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,10 +19,11 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.whole import give_up, signals_held
 from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.inductor.stages import Stage, cut, keep_strides
 
 
 def compile_step_graph(graph: Graph) -> StepProgram:
-    """A step as two programs of Inductor's."""
+    """A step as programs of Inductor's."""
     return InductorStep(graph)
 
 
@@ -36,8 +39,11 @@ class InductorStep(StepProgram):
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self._handed = phases.handed
         self._rest = phases.rest
-        self._compute = _compiled(phases.compute)
-        self._write = _compiled(phases.write)
+        self._compute = Chain(phases.compute)
+        places = phases.write.graph.find_nodes(op="placeholder")
+        self._write, _ = compile_step_with_inductor(
+            phases.write, [p.meta["val"] for p in places], ()
+        )
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
@@ -46,7 +52,7 @@ class InductorStep(StepProgram):
         apart = [x.detach() for x in inputs]
         written = [apart[i] for i in self._rest]
         self.launches += 1
-        results = list(self._compute(apart))
+        results = self._compute(apart)
         arguments = [*results[: self._handed], *written]
         del results[: self._handed]
         torch.autograd.graph.increment_version(updated)
@@ -70,6 +76,70 @@ class InductorStep(StepProgram):
         return results
 
 
-def _compiled(module: fx.GraphModule) -> Any:
-    inputs: list[Any] = [p.meta["val"] for p in module.graph.find_nodes(op="placeholder")]
-    return compile_step_with_inductor(module, inputs)
+@dataclass(frozen=True)
+class _Link:
+    """A compiled stage.
+
+    Attributes:
+        run: From a list of inputs, which it clears, to outputs.
+        reads: Places of the inputs among all values of the step.
+        makes: Places of the outputs.
+        last: Places of inputs that nothing reads afterwards.
+    """
+
+    run: Callable[[list[Tensor]], Sequence[Any]]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+class Chain:
+    """All of a step that computes, as programs that are run one after the other.
+
+    Args:
+        module: Its graph; its outputs are nodes.
+    """
+
+    def __init__(self, module: fx.GraphModule):
+        outputs: Any = module.graph.output_node().args[0]
+        returned = [node.name for node in outputs]
+        values = {p.name: p.meta["val"] for p in module.graph.find_nodes(op="placeholder")}
+        stages = cut(module)
+        names = dict.fromkeys([*values, *chain.from_iterable(s.makes for s in stages)])
+        places = {name: i for i, name in enumerate(names)}
+        self._size = len(places)
+        self._outputs = [places[name] for name in returned]
+        self.links: list[_Link] = []
+        for number, stage in enumerate(stages):
+            wanted = set(returned).union(*(s.reads for s in stages[number + 1 :]))
+            last = [name for name in stage.reads if name not in wanted]
+            used = [tuple(places[n] for n in names) for names in (stage.reads, stage.makes, last)]
+            self.links.append(_Link(_compiled(stage, values, set(returned)), *used))
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The outputs; the list of inputs becomes empty."""
+        values: list[Any] = [*inputs, *[None] * (self._size - len(inputs))]
+        inputs.clear()
+        for link in self.links:
+            arguments = [values[i] for i in link.reads]
+            for i in link.last:
+                values[i] = None
+            for i, value in zip(link.makes, link.run(arguments), strict=True):
+                values[i] = value
+        return [values[i] for i in self._outputs]
+
+
+def _compiled(stage: Stage, values: dict[str, Any], returned: set[str]) -> Any:
+    """Compiles a stage; `values` has what it reads, and gets what it makes, as fake tensors.
+
+    What the step returns keeps its strides; those of all else are Inductor's choice.
+    """
+    kept = [i for i, name in enumerate(stage.makes) if name in returned]
+    keep_strides(stage.module.graph, kept)
+    outputs: Any = stage.module.graph.output_node().args[0]
+    made = [node.meta["val"] for node in outputs]
+    inputs = [values[name] for name in stage.reads]
+    run, strides = compile_step_with_inductor(stage.module, inputs, kept)
+    for name, value, stride in zip(stage.makes, made, strides, strict=True):
+        values[name] = value if stride is None else value.new_empty_strided(value.shape, stride)
+    return run

@@ -131,14 +131,18 @@ def test_gradients_that_stay_are_eagers(where: str) -> None:
     assert step.compilations == (1 if where in ("first", "last") else 2)
 
 
-def test_accumulation_in_one_graph() -> None:
+@pytest.mark.parametrize("clear_at", ["beginning", "end"])
+def test_accumulation_in_one_graph(clear_at: str) -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
         def function(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
+            if clear_at == "beginning":
+                optimizer.zero_grad()
             loss = nets.entropy(model, (x, y))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
+            if clear_at == "end":
+                optimizer.zero_grad()
             return loss.detach()
 
         return function

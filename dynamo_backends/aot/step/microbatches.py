@@ -139,7 +139,7 @@ class Run:
 
     def _clear(self, parameters: Sequence[Tensor]) -> Callable[..., Any]:
         def clear(original: Callable[..., Any], set_to_none: bool = True) -> Any:
-            if self._part and not any(self._losses[self._part]):
+            if self._part and not self._losses[self._part]:
                 return None  # gradients of earlier parts are in use
             if set_to_none:
                 self.cleared.update(id(p) for p in parameters if p.grad is None)

@@ -5,6 +5,7 @@ the trace to every call instead. So nothing of the user's has to be changed and 
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, compiling
+from dynamo_backends._torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    compiling,
+    graph_being_traced,
+    mark_backward_pass,
+)
 from dynamo_backends.aot.step import rewrites
 from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.scalars import Scalars
@@ -48,6 +55,7 @@ class Substitution(TorchFunctionMode):
         self._scalars = scalars
         self._fakes: dict[int, Tensor] = {}
         self._reals: dict[int, Tensor] = {}
+        self._passes = itertools.count()
         self.strangers: list[Tensor] = []
         self.in_optimizer = False
 
@@ -78,6 +86,8 @@ class Substitution(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
         if func is _T.backward:
             return self._backward(*args, **kwargs)
+        if func is torch.autograd.backward:
+            return self._run_backward(*args, **kwargs)
         result = self._call(func, args, kwargs)
         return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
 
@@ -139,8 +149,15 @@ class Substitution(TorchFunctionMode):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        with self:  # hooks and recomputation run inside
+        with self:  # which gets this call, too
             torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> None:
+        graph = graph_being_traced()
+        last = next(reversed(graph.nodes))
+        torch.autograd.backward(*args, **kwargs)
+        new = itertools.takewhile(lambda n: n is not last, reversed(graph.nodes))
+        mark_backward_pass(new, next(self._passes))
 
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

@@ -1,6 +1,6 @@
 """What a lowering may know beyond its arguments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,10 +33,17 @@ class LoweringOptions:
 
 @dataclass(frozen=True)
 class Context:
-    """The call that is being lowered."""
+    """The call that is being lowered.
+
+    Attributes:
+        node: The call.
+        options: What is lowered.
+        kept: What lowerings of calls before it keep for others of the same graph.
+    """
 
     node: fx.Node
     options: LoweringOptions
+    kept: dict[fx.Node, Any] = field(default_factory=dict)
 
     @property
     def out(self) -> Any:

@@ -35,6 +35,7 @@ class GraphLowering:
         self._options = options
         self._values: dict[fx.Node, Any] = {}
         self._logical: dict[fx.Node, Any] = {}
+        self._kept: dict[fx.Node, Any] = {}
 
     def __call__(self, inputs: Sequence[Value]) -> list[Any]:
         """Traces the graph.
@@ -67,7 +68,7 @@ class GraphLowering:
         lowering = lookup(node.target)
         if lowering is None:
             raise LoweringError(node.name, str(node.target), "it has no lowering")
-        context = Context(node, self._options)
+        context = Context(node, self._options, self._kept)
         try:
             result = self._apply(lowering, context)
             return _conform(result, node.meta["val"])

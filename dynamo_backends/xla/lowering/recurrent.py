@@ -1,7 +1,12 @@
-"""Recurrent layers that torch hands over whole, as one XLA loop over time."""
+"""Recurrent layers that torch hands over whole, as one XLA loop over time in each direction.
 
-import functools
+Only what depends on the step before is in the loops: products with the input, and the gradients of
+input and weights, are products over all steps at once.
+"""
+
+import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +74,10 @@ def lstm_layer(
         `cx_`, and an empty workspace.
     """
     bias = _bias(input, weight2, weight3, has_biases)
-    outputs, h, c = _layer(ctx, reverse, input, weight0, weight1, bias, hx_, cx_)
-    return outputs, h, c, jnp.zeros((0,), jnp.uint8)
+    (h, c), run = _layer(ctx, reverse, input, weight0, weight1, bias, hx_, cx_)
+    ctx.kept[ctx.node] = run
+    no_workspace = jnp.zeros((0,), jnp.uint8)
+    return run.hidden, h.reshape(hx_.shape), c.reshape(cx_.shape), no_workspace
 
 
 @lowers("mkldnn_rnn_layer_backward.default", when=_is_plain_lstm_backward)
@@ -98,18 +105,59 @@ def lstm_layer_backward(
 ) -> tuple[jax.Array, ...]:
     """Gradients of `lstm_layer`: input, both weights, both biases, hidden and cell state.
 
-    The gates are computed again: the forward's workspace has oneDNN's own form in eager.
+    If the forward is not in the same graph, the gates are computed again: the forward's workspace
+    has oneDNN's own form in eager.
     """
-    bias = _bias(input, weight3, weight4, has_biases)
-    given = (input, weight1, weight2, bias, hx_, cx_tmp)
-    inputs = [a.astype(_wide(input)) for a in given]
-    results, pull_back = jax.vjp(functools.partial(_layer, ctx, reverse), *inputs)
-    tangents = tuple(
-        jnp.zeros_like(r) if g is None else g.astype(r.dtype).reshape(r.shape)
-        for r, g in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
+    forward = _source(ctx.node.args[7])
+    run = ctx.kept.get(forward) if forward is not None else None
+    if run is None:
+        bias = _bias(input, weight3, weight4, has_biases)
+        _, run = _layer(ctx, reverse, input, weight1, weight2, bias, hx_, cx_tmp)
+    wide = _wide(input)
+    x, w_input, w_state = (a.astype(wide) for a in (input, weight1, weight2))
+    h_first, c_first = (a.astype(wide).reshape(run.cell.shape[1:]) for a in (hx_, cx_tmp))
+    dh, dc = (
+        jnp.zeros_like(h_first) if g is None else g.astype(wide).reshape(h_first.shape)
+        for g in (grad_hy, grad_cy)
     )
-    x, w_input, w_state, b, h, c = pull_back(tangents)
-    return x, w_input, w_state, b, b, h, c
+    from_above = jnp.zeros_like(run.hidden) if grad_output is None else grad_output.astype(wide)
+    h_before, c_before = (
+        _shifted(first, values, reverse)
+        for first, values in ((h_first, run.hidden), (c_first, run.cell))
+    )
+
+    def step(state: _State, given: tuple[jax.Array, ...]) -> tuple[_State, jax.Array]:
+        dh, dc = state
+        from_above, c, before, gates = given
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
+        dh, out = dh + from_above, jnp.tanh(c)
+        dc = dc + dh * o * (1 - out * out)
+        di, df, dg = dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g * g)
+        dz = jnp.concatenate([di, df, dg, dh * out * o * (1 - o)], axis=-1)
+        return (jnp.matmul(dz, w_state, precision=ctx.precision), dc * f), dz
+
+    over = (from_above, run.cell, c_before, run.gates)
+    (dh, dc), dz = jax.lax.scan(step, (dh, dc), over, reverse=not reverse)
+    dx = jnp.einsum("tbg,gf->tbf", dz, w_input, precision=ctx.precision)
+    dw_input = jnp.einsum("tbg,tbf->gf", dz, x, precision=ctx.precision)
+    dw_state = jnp.einsum("tbg,tbh->gh", dz, h_before, precision=ctx.precision)
+    db = dz.sum((0, 1))
+    return dx, dw_input, dw_state, db, db, dh.reshape(hx_.shape), dc.reshape(cx_tmp.shape)
+
+
+def _source(node: object) -> fx.Node | None:
+    """The layer that a node is the first result of."""
+    if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0:
+        source = node.args[0]
+        return source if isinstance(source, fx.Node) else None
+    return None
+
+
+def _shifted(first: jax.Array, values: jax.Array, reverse: bool) -> jax.Array:
+    """What each step found: the values of the step before, ``(time, batch, hidden)``."""
+    if reverse:
+        return jnp.concatenate([values[1:], first[None]])
+    return jnp.concatenate([first[None], values[:-1]])
 
 
 def _bias(input: jax.Array, first: jax.Array, second: jax.Array, is_given: bool) -> jax.Array:
@@ -122,6 +170,23 @@ def _wide(input: jax.Array) -> jnp.dtype:
     return jnp.promote_types(input.dtype, jnp.float32)
 
 
+_State = tuple[jax.Array, jax.Array]
+
+
+class _Run(NamedTuple):
+    """What a layer computes in all steps, in at least float32.
+
+    Attributes:
+        hidden: After each step, (time, batch, hidden).
+        cell: Likewise.
+        gates: i, f, g, o of each step, (time, batch, 4 * hidden).
+    """
+
+    hidden: jax.Array
+    cell: jax.Array
+    gates: jax.Array
+
+
 def _layer(
     ctx: Context,
     reverse: bool,
@@ -131,22 +196,21 @@ def _layer(
     bias: jax.Array,
     hx: jax.Array,
     cx: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Outputs, last hidden and last cell state, in at least float32."""
+) -> tuple[_State, _Run]:
+    """The last hidden and cell state, and all steps."""
     x, w_input, w_state, h, c = (a.astype(_wide(input)) for a in (input, w_input, w_state, hx, cx))
-    gates = jnp.einsum("tbf,gf->tbg", x, w_input, precision=ctx.precision) + bias
+    from_input = jnp.einsum("tbf,gf->tbg", x, w_input, precision=ctx.precision) + bias
     batch, hidden = x.shape[1], w_state.shape[1]
+    transposed = w_state.T  # in the loop it would be transposed in each step
 
-    def step(
-        state: tuple[jax.Array, jax.Array], from_input: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def step(state: _State, from_input: jax.Array) -> tuple[_State, _Run]:
         h, c = state
-        z = from_input + jnp.matmul(h, w_state.T, precision=ctx.precision)
+        z = from_input + jnp.matmul(h, transposed, precision=ctx.precision)
         i, f, g, o = jnp.split(z, 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        c = f * c + i * g
+        h = o * jnp.tanh(c)
+        return (h, c), _Run(h, c, jnp.concatenate([i, f, g, o], axis=-1))
 
     state = (h.reshape(batch, hidden), c.reshape(batch, hidden))
-    (h, c), outputs = jax.lax.scan(step, state, gates, reverse=reverse)
-    return outputs, h.reshape(hx.shape), c.reshape(cx.shape)
+    return jax.lax.scan(step, state, from_input, reverse=reverse)

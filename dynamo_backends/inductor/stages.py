@@ -1,0 +1,180 @@
+"""Cuts what a step computes where a backward pass begins or ends: one program of Inductor's each.
+
+Inductor lets no loop compute again what another has computed, and it merges loops that read the
+same memory. Were forward and backward one program, loops of the forward would also write what only
+the backward reads. So a step is cut where `torch.compile` cuts it, by torch's partitioner, which
+lets the backward compute cheap things again. And convolutions of a forward get the layout that
+suits them, which is that of their gradients only if these are traced afterwards.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.graph import drop_dead
+
+aten = torch.ops.aten
+
+_RECURRENT = aten.mkldnn_rnn_layer.default
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a step.
+
+    Attributes:
+        module: Its graph.
+        reads: Names of its inputs: of inputs of the step, and of what stages before it make.
+        makes: Names of its outputs.
+    """
+
+    module: fx.GraphModule
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def cut(module: fx.GraphModule) -> list[Stage]:
+    """Takes a graph apart; see the module's docstring.
+
+    Args:
+        module: With marks of `mark_backward_pass`; its outputs are nodes. It may be changed.
+
+    Returns:
+        The stages in order: at least one.
+    """
+    stages = []
+    for early in list(_cuts(module.graph)):
+        first, module = _divide(module, early)
+        stages.append(first)
+    return [*stages, _stage(module, (node.name for node in _outputs(module.graph)))]
+
+
+def _cuts(graph: fx.Graph) -> Iterator[frozenset[str]]:
+    """For each cut, the names of all calls before it.
+
+    There are cuts before a backward pass, if products come before it that belong to none, and
+    then also at the end of the pass before these.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    passes: dict[int, list[int]] = {}
+    for i, node in enumerate(calls):
+        if (number := private.backward_pass(node)) is not None:
+            passes.setdefault(number, []).append(i)
+    end = 0
+    for places in sorted(passes.values()):
+        begin = places[0]
+        if any(map(_is_product, calls[end:begin])):
+            for place in (end, begin):
+                if place:
+                    yield frozenset(node.name for node in calls[:place])
+        end = places[-1] + 1
+
+
+def _is_product(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, private.OpOverload):
+        return False
+    return target is _RECURRENT or private.counts_flops(target)
+
+
+def _divide(module: fx.GraphModule, early: frozenset[str]) -> tuple[Stage, fx.GraphModule]:
+    """The stage up to a cut, and the graph of what follows."""
+    graph = module.graph
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    late = {node for node in calls if node.name not in early}
+    # What the forward computes at the end, as the loss: the partitioner starts from that.
+    ends = [
+        node for node in calls
+        if node.name in early and _is_tensor(node) and not any(u.name in early for u in node.users)
+    ]  # fmt: skip
+    outputs = _outputs(graph)
+    given = {node.name for node in graph.find_nodes(op="placeholder")}
+    is_early = [node.name in early or node.name in given for node in outputs]
+    made = list(compress(outputs, is_early))
+    rest = [node for node, before in zip(outputs, is_early, strict=True) if not before]
+    graph.output_node().args = ((*ends, *made, *rest),)
+    graph.output_node().meta.clear()
+    before, after = private.divide_by_min_cut(module, late, len(ends) + len(made))
+    handed = after.graph.find_nodes(op="placeholder")
+    _compute_when_needed(after.graph, early)
+    return _stage(before, (node.name for node in chain(made, handed))), after
+
+
+def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
+    """Moves calls with certain names to where they are first read."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.name in names:
+            reader = min(node.users, key=order.__getitem__)
+            reader.prepend(node)
+            order[node] = order[reader]
+
+
+def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:
+    """A graph that returns calls with certain names, and computes nothing else."""
+    graph = module.graph
+    calls = {node.name: node for node in graph.nodes if node.op == "call_function"}
+    makes = tuple(name for name in dict.fromkeys(names) if name in calls)
+    graph.output_node().args = (tuple(calls[name] for name in makes),)
+    drop_dead(graph)
+    for place in graph.find_nodes(op="placeholder"):
+        if not place.users:
+            graph.erase_node(place)
+    module.recompile()
+    reads = tuple(place.name for place in graph.find_nodes(op="placeholder"))
+    return Stage(module, reads, makes)
+
+
+def keep_strides(graph: fx.Graph, kept: Sequence[int]) -> None:
+    """Lets outputs have the strides that they were traced with, if those of the inputs change.
+
+    torch's kernels for convolutions give gradients the layout of what they are computed from.
+
+    Args:
+        graph: Of a stage.
+        kept: Which outputs.
+    """
+    if not graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        return
+    outputs = list(_outputs(graph))
+    with graph.inserting_before(graph.output_node()):
+        for i in kept:
+            if _may_be_channels_last(outputs[i].meta["val"].shape):
+                outputs[i] = _in_order(graph, outputs[i])
+    graph.output_node().args = (tuple(outputs),)
+
+
+def _may_be_channels_last(shape: Sequence[int]) -> bool:
+    """Whether channels last is another order in memory than torch's own."""
+    return len(shape) > 2 and shape[1] > 1 and max(shape[2:]) > 1
+
+
+def _in_order(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    order = sorted(range(value.ndim), key=value.stride().__getitem__, reverse=True)
+    inverse = sorted(range(value.ndim), key=order.__getitem__)
+    contiguous = {"memory_format": torch.contiguous_format}
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        result = graph.call_function(target, args, kwargs)
+        result.meta = {"val": target(args[0].meta["val"], *args[1:], **kwargs)}
+        return result
+
+    if order == inverse == list(range(value.ndim)):
+        return call(aten.clone.default, node, **contiguous)
+    moved = call(aten.clone.default, call(aten.permute.default, node, order), **contiguous)
+    return call(aten.permute.default, moved, inverse)
+
+
+def _outputs(graph: fx.Graph) -> Sequence[fx.Node]:
+    outputs: Any = graph.output_node().args[0]
+    return tuple(outputs)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)

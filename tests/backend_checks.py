@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -146,6 +147,22 @@ def follows_the_batch(backend: str) -> None:
             x = torch.randn(batch, 8)
             torch.testing.assert_close(compiled(x), module(x))
     assert [r.executables for r in reports] == [3]
+
+
+def threads_agree(function: Callable[..., Any], model: nn.Module, *shape: int) -> None:
+    """Eight threads call a compiled model at once, each with an input of its own."""
+
+    def work(x: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return [function(x) for _ in range(20)]
+
+    inputs = [torch.randn(shape) for _ in range(8)]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        results = list(pool.map(work, inputs))
+    for x, found in zip(inputs, results, strict=True):
+        expected = model(x).detach()
+        for result in found:
+            torch.testing.assert_close(result, expected)
 
 
 def gradients_agree(backend: str) -> None:

@@ -74,14 +74,15 @@ def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionS
     Args:
         model: Serialized; its initializers without data are those in `weights`.
         weights: Row-major tensors by the initializers' names. CPU tensors are not copied before the
-            session prepares them, and those that it does not prepare it goes on reading.
+            session prepares them; it keeps a copy of each, prepared or not.
         settings: How to make it.
 
     Returns:
         ONNX Runtime's own session object (of the Python wrapper's attribute `_sess`).
     """
     options = settings.options()
-    if sum(t.nbytes for t in weights.values()) > _MUCH:
+    much = sum(t.nbytes for t in weights.values()) > _MUCH
+    if much:
         return_free_memory()  # that lowering took: preparing weights is the peak
     if weights:
         options.add_external_initializers(
@@ -96,6 +97,8 @@ def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionS
         model, options, providers=names, provider_options=provider_options
     )
     session.disable_fallback()
+    if much:
+        return_free_memory()  # that weights took between two of the session's optimisations
     return session._sess
 
 

@@ -1,7 +1,6 @@
 """Compiled models and requests: threads, precision, memory, changing weights, shapes, processes."""
 
 import os
-import threading
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from dynamo_backends.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import compile_model, core, passed_through
+from tests.backend_checks import threads_agree
 from tests.checking import check
 
 
@@ -123,22 +123,7 @@ def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
 def test_threads_can_share_a_compiled_model():
     model = net()
     function, _ = compiled(model, torch.randn(4, 6))
-    inputs = [torch.randn(4, 6) for _ in range(8)]
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            expected = model(inputs[i])
-            results = [function(inputs[i]) for _ in range(20)]
-        if not all(torch.allclose(r, expected, atol=1e-5) for r in results):
-            wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert wrong == []
+    threads_agree(function, model, 4, 6)
 
 
 def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,5 @@
 """Sessions and bindings: threads, memory, changing weights, processes and threads."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from dynamo_backends.errors import ForkedProcessError
 from dynamo_backends.ort import runtime
 from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, make_session
+from tests.backend_checks import threads_agree
 from tests.checking import check
 
 CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),))
@@ -114,21 +114,7 @@ def test_threads_can_share_a_compiled_model():
     weights = list(model.parameters())
     order = [executable.graph.inputs[i].name for i in executable.graph.weights]
     assert len(order) == len(weights)
-    inputs = [torch.randn(4, 6) for _ in range(8)]
-    results: dict[int, torch.Tensor] = {}
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            for _ in range(20):
-                results[i] = function(inputs[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for i, x in enumerate(inputs):
-        torch.testing.assert_close(results[i], model(x).detach())
+    threads_agree(function, model, 4, 6)
 
 
 def test_a_forked_process_gets_an_error_instead_of_waiting_for_threads():

@@ -59,6 +59,14 @@ def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:
     return error
 
 
+def backend_is_refused(backend: str, text: str) -> None:
+    """Asserts that it cannot run here, and that the error holds this text."""
+    assert not dynamo_backends.get_backend(backend).availability().usable
+    with pytest.raises(Exception, match="cannot run here") as info:
+        torch.compile(nn.Sigmoid(), backend=dynamo_backends.compiler(backend))(torch.zeros(2))
+    assert text in str(cause(info))
+
+
 def options_are_refused(backend: str, options: dict[str, Any], text: str) -> None:
     """Asserts that an `OptionError` with this text is raised."""
     with pytest.raises(Exception, match=backend) as info:

@@ -71,8 +71,21 @@ FREEZING: dict[str, Callable[[Any], Any]] = {
     "static_runtime": vendor("static_runtime"),
     "onednn_graph": vendor("onednn_graph"),
     "inductor_freezing": vendor("inductor_freezing"),
+    "inductor_max_autotune": vendor("inductor_max_autotune"),
+    "ltc": vendor("ltc"),
+    "ltc_trace": vendor("ltc_trace"),
+    "ts_trace": vendor("ts_trace"),
     "tvm": vendor("tvm"),
 }
+FOR_FULL = {"inductor_max_autotune"}  # each change costs it a contest of kernels
+
+
+@pytest.fixture(autouse=True)
+def _not_for_full(request: pytest.FixtureRequest) -> None:
+    callspec = getattr(request.node, "callspec", None)
+    backend = callspec.params.get("backend") if callspec else None
+    if backend in FOR_FULL and not request.config.getoption("--full"):
+        pytest.skip("takes long; run it with --full")
 
 
 def net() -> nn.Module:
@@ -205,6 +218,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for i, backend in enumerate(FREEZING)
             for j, way in enumerate(WAYS)
             if every or backend in ("copying", "openxla") or (i + j) % 4 == 0
+            if every or backend not in FOR_FULL
         ]
         metafunc.parametrize(("backend", "way"), pairs)
 

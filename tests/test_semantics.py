@@ -5,6 +5,7 @@ Another backend: `DYNAMO_BACKENDS_TEST_BACKEND=ltc python -m pytest tests/test_s
 
 import os
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 import pytest
@@ -225,6 +226,21 @@ def test_autocast_to_bfloat16(subject: Subject):
     assert result.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool])
+def test_queries_that_a_mask_hides_every_key_from(subject: Subject, kind: torch.dtype):
+    visible = torch.rand(2, 1, 5, 5) > 0.3
+    visible[0, 0, :2] = False  # as a batch that is padded to the left has them
+    mask = visible if kind == torch.bool else torch.zeros(2, 1, 5, 5).masked_fill(~visible, -inf)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    q, k, v = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    with torch.no_grad():
+        assert torch.equal(fn(q, k, v, mask)[0, :, :2], torch.zeros(2, 2, 8))
+        subject.check(fn, q, k, v, mask)
+
+
 def test_inference_mode(subject: Subject):
     module = nn.Linear(4, 4).eval()
     x = torch.randn(2, 4)
@@ -262,6 +278,32 @@ def test_gradients_are_right(subject: Subject):
         assert sum(r.ops_in_eager for r in reports) == 0
 
 
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked", "scaled", "shared heads"])
+def test_gradients_of_attention(subject: Subject, kind: str):
+    query, key, value = (torch.randn(2, n, 5, 8) for n in (4, 2, 2))
+    settings: dict[str, Any] = {
+        "causal": {"is_causal": True},
+        "masked": {"attn_mask": torch.zeros(5, 5).masked_fill(torch.rand(5, 5) > 0.6, -inf)},
+        "scaled": {"scale": 0.3},
+        "shared heads": {"enable_gqa": True},
+    }.get(kind, {})
+    inputs = (query, key, value) if kind == "shared heads" else (query, query * 2, query + 1)
+
+    def gradients(function: Any, *inputs: Tensor) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        result = function(*leaves)
+        result.square().sum().backward()
+        return [result.detach(), *(x.grad for x in leaves)]
+
+    def fn(*inputs: Tensor) -> Tensor:
+        mask = settings.get("attn_mask")
+        given = settings if mask is None else {"attn_mask": mask.to(inputs[0].dtype)}
+        return nn.functional.scaled_dot_product_attention(*inputs, **given)
+
+    ours = gradients(torch.compile(fn, backend=subject.compiler), *inputs)
+    same(gradients(fn, *inputs), ours, gradients(fn, *(x.double() for x in inputs)))
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_dynamic_batch(subject: Subject, grad: bool):
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -272,7 +314,8 @@ def test_dynamic_batch(subject: Subject, grad: bool):
             torch.testing.assert_close(compiled(x), module(x))
     graphs = [r for r in reports if r.kind != "backward"]
     assert len(graphs) <= 2, "batch 1 is special to Dynamo; everything else is one graph"
-    assert sum(r.executables for r in graphs) == 16
+    runs = dynamo_backends.get_backend(subject.name).trains or not grad
+    assert sum(r.executables for r in graphs) == (16 if runs else 0)
 
 
 def test_shapes_as_outputs_and_in_arithmetic(subject: Subject):

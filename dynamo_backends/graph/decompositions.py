@@ -7,13 +7,21 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private import OpOverload, core_decompositions
+from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.random import dropout
 
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
+# In the place of torch's rules.
+_INSTEAD: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention_for_cpu,
+}
 
-_core = functools.cache(core_decompositions)
+
+@functools.cache
+def _core() -> dict[OpOverload, Callable[..., Any]]:
+    return core_decompositions() | _INSTEAD
 
 
 def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:

@@ -4,6 +4,9 @@ The settings are in force while these graphs are compiled and at no other time; 
 `inductor` in the same process is as it was.
 """
 
+import os
+import shutil
+import sys
 from collections.abc import Collection
 from typing import Any, ClassVar
 
@@ -15,6 +18,14 @@ from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
+
+_INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is there)"
+
+
+def _cxx() -> str:
+    """The compiler that Inductor looks for (`torch._inductor.config.cpp.cxx`)."""
+    usual = {"darwin": "clang++", "win32": "cl"}
+    return os.environ.get("CXX", usual.get(sys.platform, "g++"))
 
 
 class InductorFreezing(Backend):
@@ -29,7 +40,10 @@ class InductorFreezing(Backend):
     settings: ClassVar[dict[str, Any]] = {}
 
     def availability(self) -> Availability:
-        """See `Backend.availability`."""
+        """See `Backend.availability`. Inductor's programs for CPUs are C++."""
+        if shutil.which(_cxx()) is None and not torch.cuda.is_available():
+            reason = f"Inductor needs a C++ compiler, and {_cxx()!r} is not installed"
+            return Availability(False, reason, _INSTALL)
         return Availability(True, f"Inductor of torch {torch.__version__}")
 
     def keeps(self, options: Any) -> Collection[OpOverload]:

@@ -26,7 +26,7 @@ class LazyTensorCore(Backend):
         """See `Backend.availability`."""
         if not hasattr(torch._C, "_lazy_ts_backend"):
             reason = f"torch {torch.__version__} was built without Lazy Tensor Core"
-            return Availability(False, reason)
+            return Availability(False, reason, "pip install --force-reinstall torch")
         return Availability(True, "Lazy Tensor Core's TorchScript backend", devices=("cpu",))
 
     def prepare(self, graph: Graph, options: Any) -> None:

@@ -6,12 +6,13 @@ kernel, and cut the program in two. A trial of each kind of call finds them.
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
@@ -101,7 +102,7 @@ def record(graph: Graph) -> Recorded:
 
 
 def _record(graph: Graph) -> Recorded:
-    inputs = [_blank(p.meta["val"], i).to(DEVICE) for i, p in enumerate(graph.placeholders)]
+    inputs = [blank.to(DEVICE) for blank in _blanks(graph)]
     outputs, fallen = _watched(lambda: list(on_lazy(graph)(*inputs)))
     if fallen:
         raise CompileError(f"Lazy Tensor Core does not record {', '.join(fallen)}")
@@ -135,11 +136,42 @@ def _mismatch(result: Tensor, promised: Tensor) -> str:
     return f"{found} instead of {wanted}"
 
 
-def _blank(value: Tensor, number: int) -> Tensor:
-    """Data to record with. Equal numbers would be one input to Lazy Tensor Core."""
-    if value.ndim or value.dtype == torch.bool:
-        return torch.zeros(value.shape, dtype=value.dtype)
-    return torch.tensor(number + 2).to(value.dtype)
+def _blanks(graph: Graph) -> list[Tensor]:
+    """Data to record with. To Lazy Tensor Core equal numbers are one value, constants included."""
+    taken = _numbers(graph)
+    unused: dict[torch.dtype, Iterator[Tensor]] = {}
+    blanks = []
+    for place in graph.placeholders:
+        value = place.meta["val"]
+        if value.ndim or value.dtype == torch.bool:
+            blanks.append(torch.zeros(value.shape, dtype=value.dtype))
+            continue
+        candidates = unused.setdefault(value.dtype, _unusual(value.dtype))
+        blank = next((x for x in candidates if x.item() not in taken), None)
+        if blank is None:
+            raise CompileError(f"there are too many numbers of {value.dtype} to tell them apart")
+        taken.add(blank.item())
+        blanks.append(blank)
+    return blanks
+
+
+def _numbers(graph: Graph) -> set[Any]:
+    """The numbers among the arguments of a graph's calls."""
+    leaves = (x for n in graph.calls for x in pytree.tree_leaves((n.args, n.kwargs)))
+    return {x for x in leaves if isinstance(x, int | float | complex)}
+
+
+def _unusual(dtype: torch.dtype) -> Iterator[Tensor]:
+    """Numbers that kernels are unlikely to compute with; integers stay small, as indices are."""
+    first, step = (_STEP, _STEP) if dtype.is_floating_point or dtype.is_complex else (3, 1)
+    for i in range(_NUMBERS):
+        number = torch.tensor(first + i * step).to(dtype)
+        if dtype.is_floating_point or dtype.is_complex or number.item() == first + i:
+            yield number
+
+
+_STEP = 7919 * 2.0**-21
+_NUMBERS = 2000
 
 
 def _watched(run: Callable[[], Any]) -> tuple[Any, list[str]]:

@@ -25,6 +25,7 @@ from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
 from dynamo_backends.onnx.storage import store
+from dynamo_backends.toolkit.attention import guard_hidden_queries
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.toolkit.rewriting import promote
@@ -97,6 +98,7 @@ def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModu
     module.graph.lint()
     module.recompile()
     promote(module)
+    guard_hidden_queries(module)
     return module
 
 

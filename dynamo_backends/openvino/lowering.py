@@ -17,6 +17,7 @@ from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import to_openvino
+from dynamo_backends.toolkit.attention import guard_hidden_queries
 from dynamo_backends.toolkit.layouts import row_major, storage_of
 from dynamo_backends.toolkit.rewriting import input_storage, promoted, store
 
@@ -51,6 +52,7 @@ def lower(graph: Graph) -> Lowered:
         LoweringError: A call cannot be lowered; it names the node.
     """
     module = promoted(graph)
+    guard_hidden_queries(module)
     store(module.graph, graph)
     for node in module.graph.nodes:
         _spell_out(node)

@@ -29,7 +29,6 @@ and minimum do. Without them hardly any network would run whole, so their trials
 operators that lose it are refused by their trial."""
 
 WHOLE = (
-    "_safe_softmax.default",
     "_scaled_dot_product_flash_attention_for_cpu.default",
     "addcmul.default",
     "baddbmm.default",

@@ -101,7 +101,8 @@ def _is_small(value: Tensor | None) -> bool:
 def _digest(values: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for value in values:
-        digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+        line = value.clone(memory_format=torch.contiguous_format).view(-1)
+        digest.update(line.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest() if values else ""
 
 

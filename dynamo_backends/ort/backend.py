@@ -1,6 +1,7 @@
 """The backends `onnxrt`, `onnxrt_cpu` and `onnxrt_cuda`: ONNX Runtime on torch's memory."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Collection, Mapping
@@ -259,7 +260,8 @@ def _why_no_cuda() -> tuple[str, str]:
     return "torch sees no CUDA device", "nvidia-smi"
 
 
+@functools.cache
 def _distribution() -> str:
-    """The name of the wheel that holds onnxruntime."""
+    """The name of the wheel that holds onnxruntime; finding it reads every package's files."""
     found = importlib.metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
     return found[0]

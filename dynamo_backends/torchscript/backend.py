@@ -15,6 +15,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.prologue import with_prologue
 from dynamo_backends.toolkit.results import unknown_shape
 
+# Of PyTorch's own wheels.
+_REINSTALL = "pip install --force-reinstall torch"
+
 # Passes that choose other strides for intermediate results would change what these mean.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
 
@@ -117,7 +120,8 @@ class StaticRuntime(TorchScript):
     def available(self) -> Availability:
         """See `TorchScript.available`."""
         if not hasattr(torch._C, "_jit_to_static_module"):
-            return Availability(False, f"torch {torch.__version__} was built without it")
+            reason = f"torch {torch.__version__} was built without Static Runtime"
+            return Availability(False, reason, _REINSTALL)
         return Availability(True, "Static Runtime, part of torch", devices=self.devices)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
@@ -174,9 +178,8 @@ class OneDNNGraph(TorchScript):
         from dynamo_backends.torchscript.settings import onednn_graph_is_there
 
         if not onednn_graph_is_there():
-            return Availability(
-                False, f"torch {torch.__version__} was built without the fuser for oneDNN Graph"
-            )
+            reason = f"torch {torch.__version__} was built without the fuser for oneDNN Graph"
+            return Availability(False, reason, _REINSTALL)
         return Availability(True, "oneDNN Graph, part of torch", devices=self.devices)
 
     def supports(self, node: fx.Node, options: Any) -> Support:

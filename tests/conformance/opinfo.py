@@ -113,6 +113,13 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
     return outcome
 
 
+def broke_down(op: OpInfo, dtype: torch.dtype, exit_code: int) -> Outcome:
+    """The outcome of an operator during which the process ended."""
+    reason = f"the process ended with exit code {exit_code}"
+    name = str(dtype).removeprefix("torch.")
+    return Outcome(full_name(op), name, 1, "crash", Counter({reason: 1}))
+
+
 def choose(samples: list[Any], limit: int | None) -> list[Any]:
     """At most so many samples, spread over all of them."""
     step = -(-len(samples) // limit) if limit and samples else 1

@@ -6,7 +6,6 @@ in `test_opinfo`.
 """
 
 import functools
-import multiprocessing
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 import torch
 from rich.progress import track
 
-from tests.conformance import gradients, opinfo, table
+from tests.conformance import gradients, opinfo, table, workers
 from tests.conformance.journal import Journal
 
 pytestmark = pytest.mark.conformance
@@ -45,6 +44,10 @@ def _work(index: int, limit: int | None) -> opinfo.Outcome:
     return gradients.run(op, dtype, "openxla", limit=limit)
 
 
+def _broke_down(index: int, exit_code: int) -> opinfo.Outcome:
+    return opinfo.broke_down(*list(gradients.cases())[index], exit_code)
+
+
 def test_the_whole_database(pytestconfig: pytest.Config):
     if not pytestconfig.getoption("--full"):
         pytest.skip("takes hours; run it by: make conformance")
@@ -54,9 +57,8 @@ def test_the_whole_database(pytestconfig: pytest.Config):
     names = [(opinfo.full_name(op), str(dtype)) for op, dtype in gradients.cases()]
     todo = [i for i, name in enumerate(names) if name not in journal.outcomes]
     work = functools.partial(_work, limit=limit)
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=150) as pool:
-        for done in track(pool.imap_unordered(work, todo), "gradients", total=len(todo)):
-            journal.add(done)
+    for done in track(workers.each(work, todo, _broke_down), "gradients", total=len(todo)):
+        journal.add(done)
     outcomes = [journal.outcomes[name] for name in names]
     DOCUMENT.write_text(table.render(outcomes, limit=limit, head=table.GRADIENTS), encoding="utf-8")
     bad = [o for o in outcomes if o.status in ("wrong", "crash")]

@@ -7,6 +7,9 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.inductor.runtime import with_constants
 from tests import backend_checks as checks
+from tests import refusals
+
+NAMES = ["inductor_freezing", "inductor_max_autotune"]
 
 
 def settings() -> dict[str, str]:
@@ -16,7 +19,7 @@ def settings() -> dict[str, str]:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-@pytest.mark.parametrize("name", ["inductor_freezing", "inductor_max_autotune"])
+@pytest.mark.parametrize("name", NAMES)
 def test_changed_weights_are_seen_and_settings_are_put_back(name: str):
     before = settings()
     checks.never_stale(name, ["fused optimizer", "p.data"])
@@ -28,6 +31,21 @@ def test_semantics(what: str):
     fn, inputs = checks.SEMANTICS[what]
     with torch.no_grad():
         checks.agree("inductor_freezing", fn, *inputs())
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_dynamic_batch(name: str, pytestconfig: pytest.Config):
+    if name == "inductor_max_autotune" and not pytestconfig.getoption("--full"):
+        pytest.skip("tries many kernels of each product; run it with --full")
+    checks.follows_the_batch(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for CUDA tensors Inductor needs none")
+def test_without_a_compiler_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-c++")
+    text = "needs a C++ compiler, and 'no-such-c++' is not installed. To mend it: apt-get install"
+    refusals.backend_is_refused("inductor_freezing", text)
 
 
 def test_weights_that_keep_changing_become_inputs():

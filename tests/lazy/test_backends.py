@@ -10,6 +10,7 @@ import dynamo_backends
 from dynamo_backends import _torch_private as private
 from dynamo_backends.lazy import lowering
 from tests import backend_checks as checks
+from tests import refusals
 from tests.conformance import opinfo
 from tests.test_harmless import changes
 
@@ -38,11 +39,6 @@ def test_gradients():
     checks.gradients_agree("ltc")
 
 
-@pytest.mark.parametrize("model", ["resnet18", "bert"])
-def test_models(model: str):
-    checks.model_is_right("ltc", "classic", model)
-
-
 @pytest.mark.parametrize(
     "op", ["div.floor_rounding", "nn.functional.binary_cross_entropy", "where"]
 )
@@ -59,6 +55,26 @@ def test_two_numbers_that_are_equal_at_first_are_two_inputs():
     for x, y in ((1.0, 1.0), (2.0, 5.0)):
         result = compiled(torch.tensor(x), torch.tensor(y))
         assert result.item() == x * 2 - y * 3 + 1
+
+
+def test_an_input_is_not_taken_for_a_number_that_a_kernel_computes_with():
+    compiled = torch.compile(
+        torch.ldexp, backend=dynamo_backends.compiler("ltc", min_block_size=1), fullgraph=True
+    )
+    with dynamo_backends.record() as reports:
+        for x, y in ((3.5, -2.0), (5.0, 1.0)):
+            assert compiled(torch.tensor(x), torch.tensor(y)).item() == x * 2**y
+    assert checks.ran_on_backend(reports)
+
+
+def test_a_hundred_numbers_are_a_hundred_inputs():
+    numbers = [torch.tensor(float(i)) for i in range(100)]
+    compiled = torch.compile(
+        lambda *x: torch.stack(x) * 3, backend=dynamo_backends.compiler("ltc", min_block_size=1)
+    )
+    for _ in range(2):
+        assert torch.equal(compiled(*numbers), torch.stack(numbers) * 3)
+        numbers.reverse()
 
 
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -110,6 +126,13 @@ def test_starting_twice_does_no_harm():
     lowering.start.cache_clear()
     lowering.start()
     assert torch.zeros(2, device="lazy").to("cpu").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_torch_without_it(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C, "_lazy_ts_backend")
+    text = "without Lazy Tensor Core. To mend it: pip install --force-reinstall torch"
+    refusals.backend_is_refused(name, text)
 
 
 def test_importing_starts_nothing():

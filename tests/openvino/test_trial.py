@@ -98,3 +98,10 @@ def test_a_lowering_error_is_raised_for_the_one_call_at_fault():
         compile_graph(graph, Settings())
     assert isinstance(info.value, LoweringError)
     assert info.value.node_name in {n.name for n in graph.calls if "digamma" in str(n.target)}
+
+
+def test_a_known_integer_without_dimensions():
+    def fn(x: Tensor) -> Tensor:
+        return x.sum() / torch.ones((), dtype=torch.int64).expand(4).sum()
+
+    assert "aten.div" not in refusals(fn, torch.rand(4))

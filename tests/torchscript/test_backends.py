@@ -11,7 +11,9 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.registry import get_backend
 from dynamo_backends.torchscript import backend as backends
+from dynamo_backends.torchscript import settings as scripting
 from tests import backend_checks as checks
+from tests import refusals
 from tests.conformance import opinfo
 
 NAMES = ["ts_trace", "ofi", "static_runtime", "onednn_graph"]
@@ -55,14 +57,6 @@ def test_dynamic_batch(name: str):
 
 def test_gradients(name: str):
     checks.gradients_agree(name)
-
-
-@pytest.mark.parametrize("model", ["resnet18", "bert"])
-def test_models(name: str, model: str):
-    # oneDNN Graph takes no integers, and its fuser cannot compile every partition that it makes.
-    picky = name == "onednn_graph"
-    report = checks.model_is_right(name, "classic", model, may_fail=picky)
-    assert picky or report.fallbacks == ()
 
 
 @pytest.mark.parametrize("op", ["softmax", "cholesky", "index_put", "nn.functional.gelu"])
@@ -121,6 +115,34 @@ def test_four_threads_at_once(name: str):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_they_need_no_vendors_package():
+    vendors = ("jax", "jaxlib", "onnx", "onnxruntime", "onnxscript", "openvino", "tvm", "iree")
+    then = (
+        f"for name in {NAMES[1:]}:\n"
+        "    print(name, torch.compile(torch.exp, backend=name)(torch.zeros(2)).tolist())\n"
+    )
+    said = refusals.without("ts_trace", vendors, then).splitlines()[1:]
+    assert said == ["[0.5, 0.5]", *(f"{name} [1.0, 1.0]" for name in NAMES[1:])]
+
+
+def test_a_torch_without_static_runtime(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C, "_jit_to_static_module")
+    text = "was built without Static Runtime. To mend it: pip install --force-reinstall torch"
+    refusals.backend_is_refused("static_runtime", text)
+
+
+def test_a_torch_without_the_fuser(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scripting, "onednn_graph_is_there", lambda: False)
+    text = "the fuser for oneDNN Graph. To mend it: pip install --force-reinstall torch"
+    refusals.backend_is_refused("onednn_graph", text)
+
+
+@pytest.mark.parametrize("name", ["ts_trace", "ofi", "static_runtime", "onednn_graph", "nnc"])
+def test_a_torch_without_torchscript(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C, "_create_function_from_graph")
+    refusals.backend_is_refused(name, "has no TorchScript any more")
 
 
 @pytest.mark.skipif(torch._C._llvm_enabled(), reason="this torch has LLVM, so NNC is usable")

@@ -1,0 +1,46 @@
+"""Classic models and transformers on every backend for CPUs: as accurate as eager itself.
+
+`make test` runs the models named here, `--full` all of both suites: `python -m pytest
+tests/models/test_every_backend.py --full -k ltc`. openxla has all of them in `test_models`.
+"""
+
+import pytest
+
+from dynamo_backends.bench import suite
+from tests import backend_checks as checks
+
+# The models that `make test` runs; the backends without any have some in their own folders.
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "onnxrt": (),
+    "ov": (),
+    "tvm": (),
+    "iree": (),
+    "ts_trace": ("resnet18", "distilbert"),
+    "ofi": ("mobilenet_v2", "bert"),
+    "static_runtime": ("resnet18", "gpt2"),
+    "onednn_graph": ("resnet18", "bert"),
+    "ltc": ("resnet18", "bert"),
+    "ltc_trace": ("squeezenet1_1", "albert"),
+    "inductor_freezing": ("resnet18", "distilbert"),
+    "inductor_max_autotune": ("alexnet",),
+}
+SUITES = {case.name: name for name in ("classic", "transformers") for case in suite(name, "test")}
+
+pytestmark = [
+    # Said by torch about code of transformers, and by Inductor's tuner about itself.
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    every = metafunc.config.getoption("--full")
+    pairs = [(b, m) for b, named in BACKENDS.items() for m in SUITES if every or m in named]
+    metafunc.parametrize(("backend", "model"), pairs)
+
+
+def test_a_model_is_right(backend: str, model: str):
+    # The fuser for oneDNN Graph cannot compile every partition that it makes.
+    picky = backend == "onednn_graph"
+    report = checks.model_is_right(backend, SUITES[model], model, may_fail=picky)
+    assert report.ops_on_backend > report.ops_in_eager, report.fallbacks

@@ -4,11 +4,16 @@ A few small ones always; all of `MODELS`, with both optimizers, in float64 and f
 `--full`.
 """
 
+from typing import Any
+
 import pytest
+from torch import Tensor, nn
 
 from dynamo_backends.bench import ModelCase, find_cases, suite
+from dynamo_backends.bench.suites import call
 from tests.aot import step_checks
-from tests.aot.step_checks import OPTIMIZERS, batches_of
+from tests.aot.step_checks import batches_of
+from tests.training.stepping import OPTIMIZERS, distance_to_targets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
@@ -45,7 +50,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("case", "optimizer", "dtype"), chosen)
 
 
+def distance(model: nn.Module, batch: Any) -> Tensor:
+    """Of the outputs to fixed targets."""
+    return distance_to_targets(call(model, batch))
+
+
 def test_steps_equal_eagers(case: ModelCase, optimizer: str, dtype: str) -> None:
     batches = batches_of(case, STEPS)
-    step = CHECKS[dtype](case.make, OPTIMIZERS[optimizer], batches, "openxla")
+    step = CHECKS[dtype](case.make, OPTIMIZERS[optimizer], batches, "openxla", loss_of=distance)
     assert (step.launches, step.compilations) == (STEPS, 1)

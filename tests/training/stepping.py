@@ -54,7 +54,7 @@ def train(
     steps: int = STEPS,
     before_step: Callable[[], None] = lambda: None,
 ) -> History:
-    """Trains towards fixed random targets.
+    """Trains towards fixed targets.
 
     Args:
         model: Whose parameters to train; in train mode.
@@ -85,10 +85,9 @@ def train(
 
 
 def distance_to_targets(outputs: Any) -> Tensor:
-    """Mean squared distance of all outputs to random targets, the same at every call."""
-    generator = torch.Generator().manual_seed(17)
+    """Mean squared distance of all outputs to numbers from -3 to 3, the same at every call."""
     distances = [
-        nn.functional.mse_loss(x, torch.randn(x.shape, generator=generator).to(x))
+        nn.functional.mse_loss(x, (torch.arange(x.numel()) % 7 - 3).view(x.shape).to(x))
         for x in pytree.tree_leaves(outputs)
         if isinstance(x, Tensor) and x.is_floating_point()
     ]

@@ -192,6 +192,10 @@ def read(model: nn.Module, loss: Tensor) -> Tensor:
     return loss * loss.item()
 
 
+def draw(model: nn.Module, loss: Tensor) -> Tensor:
+    return loss * torch.rand((), generator=torch.Generator().manual_seed(1))
+
+
 def keep(model: Any, loss: Tensor) -> Tensor:
     model.last = loss.detach()
     return loss
@@ -202,6 +206,7 @@ def keep(model: Any, loss: Tensor) -> Tensor:
     [
         (branch, r"bool\) at .*test_step_safety.py:\d+, return loss \* 2 if loss > 1"),
         (read, r"item\) at .*test_step_safety.py:\d+, return loss \* loss.item\(\)"),
+        (draw, r"generator of its own \(rand\) at .*test_step_safety.py:\d+, return loss \* "),
         (keep, "attribute 'last' of Sequential"),
     ],
 )

@@ -85,9 +85,9 @@ def train(
 
 
 def distance_to_targets(outputs: Any) -> Tensor:
-    """Mean squared distance of all outputs to numbers from -3 to 3, the same at every call."""
+    """Mean squared distance of all outputs to numbers below one, the same at every call."""
     distances = [
-        nn.functional.mse_loss(x, (torch.arange(x.numel()) % 7 - 3).view(x.shape).to(x))
+        nn.functional.mse_loss(x, (torch.arange(x.numel()) % 7 - 3).view(x.shape).to(x) / 4)
         for x in pytree.tree_leaves(outputs)
         if isinstance(x, Tensor) and x.is_floating_point()
     ]

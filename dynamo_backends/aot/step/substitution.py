@@ -83,6 +83,8 @@ class Substitution(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Executes a call on the tensors of the trace."""
+        if kwargs and kwargs.get("generator") is not None:
+            _refuse_generator(func)
         args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
         if func is _T.backward:
             return self._backward(*args, **kwargs)
@@ -133,12 +135,11 @@ class Substitution(TorchFunctionMode):
         try:
             return func(*args, **kwargs)  # constants have a value in the trace, too
         except Exception as error:
-            name = getattr(func, "__name__", str(func)).strip("_")
             raise StepCaptureError(
-                f"the step reads a value out of a tensor ({name}) at {user_line()}. One graph "
-                "cannot decide or print in the middle of a step: return the tensor and read it "
-                'afterwards, use torch.where instead of `if`, or pass fallback="split" to compile '
-                "the parts between such places with torch.compile."
+                f"the step reads a value out of a tensor ({name_of(func)}) at {user_line()}. "
+                "One graph cannot decide or print in the middle of a step: return the tensor and "
+                "read it afterwards, use torch.where instead of `if`, or pass "
+                'fallback="split" to compile the parts between such places with torch.compile.'
             ) from error
 
     def _backward(
@@ -172,6 +173,20 @@ def user_line() -> str:
             return describe_line(name, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line"
+
+
+def _refuse_generator(func: Callable[..., Any]) -> None:
+    raise StepCaptureError(
+        f"the step draws from a generator of its own ({name_of(func)}) at {user_line()}. Its state "
+        "cannot be an input of one graph: draw from torch's default generator, which "
+        "torch.manual_seed makes reproducible, draw outside of the step and pass the numbers to "
+        'it, or pass fallback="split" to compile the parts around such places.'
+    )
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Of a torch function or method, for people: "item"."""
+    return getattr(func, "__name__", str(func)).strip("_")
 
 
 def line_of(error: BaseException) -> str:

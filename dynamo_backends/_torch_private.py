@@ -43,6 +43,7 @@ with that version. Code elsewhere imports these names from here and never from t
 | `torch.compiler._is_compiling_flag`, `torch._inductor.compile_fx.compile_fx_inner` | 2.13 run |
 | `torch._subclasses.fake_tensor.FakeTensor`, `FakeTensorMode.from_tensor` | 2.13 run |
 | `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.13 run |
+| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.13 run |
 """
 
 import contextlib
@@ -554,6 +555,13 @@ def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
     return lower, None if bounds.upper == int_oo else int(bounds.upper)
 
 
+def surely(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition holds whatever sizes there will be; asking makes no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
 def onnx_registry(opset: int) -> Any:
     """The lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -852,6 +860,7 @@ __all__ = [
     "static_module",
     "storage_id",
     "storage_users",
+    "surely",
     "to_dlpack",
     "torchscript_fuser",
     "tracing_a_step",

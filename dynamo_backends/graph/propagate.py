@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import FakeTensorMode, HigherOrderOperator, detect_fake_mode
+from dynamo_backends._torch_private import (
+    FakeTensorMode,
+    HigherOrderOperator,
+    detect_fake_mode,
+    surely,
+)
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.specialize import is_symbolic
@@ -98,7 +103,7 @@ def describe(value: Any) -> str:
     """A value's dtype, shape and strides (where they matter), such as "float32[2, 3] (3, 1)"."""
     if isinstance(value, Tensor):
         strides = tuple(
-            s if n != 1 and value.numel() != 0 else 1
+            1 if surely(n == 1) or surely(value.numel() == 0) else s
             for n, s in zip(value.shape, value.stride(), strict=True)
         )
         where = "" if value.device.type == "cpu" else f" on {value.device}"

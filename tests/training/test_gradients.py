@@ -269,3 +269,14 @@ def test_saved_weights_are_the_weights():
     result = torch.compile(module, backend="openxla")(torch.randn(5, 8))
     assert module[2].weight.data_ptr() in [t.data_ptr() for t in saved_tensors(result)]
     assert len(saved_tensors(result)) == 3, "the input, the weight and the activation"
+
+
+def test_a_size_that_depends_on_data_reaches_the_backward():
+    def numbers(x: Tensor) -> Tensor:
+        return torch.combinations(x, 1).exp()
+
+    ours, theirs = (torch.arange(1.0, 6.0).requires_grad_() for _ in range(2))
+    compiled = torch.compile(numbers, backend="openxla", fullgraph=True)
+    (gradient,) = torch.autograd.grad(compiled(ours).sum(), ours)
+    (expected,) = torch.autograd.grad(numbers(theirs).sum(), theirs)
+    torch.testing.assert_close(gradient, expected)

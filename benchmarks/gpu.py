@@ -27,7 +27,7 @@ import torch
 from rich.console import Console
 
 from dynamo_backends import bench
-from dynamo_backends._dynamo_control import torch_backends
+from dynamo_backends._torch_private.control import torch_backends
 from dynamo_backends.bench import cell_tables
 from dynamo_backends.bench.cell_runs import run_cells
 from dynamo_backends.bench.cells import DTYPES, Cell, Measuring, cells

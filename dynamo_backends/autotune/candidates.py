@@ -225,7 +225,7 @@ def check_names(names: Sequence[str], backend: str) -> None:
     """
     if not names:
         return
-    from dynamo_backends._dynamo_control import torch_backends
+    from dynamo_backends._torch_private.control import torch_backends
 
     others = {*torch_backends(debugging=True), *third_party_backends()}
     known = sorted({EAGER, *list_backends(), *others} - {"autotune"})

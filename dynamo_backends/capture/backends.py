@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo_backends._dynamo_control import torch_backends, with_options
+from dynamo_backends._torch_private.control import torch_backends, with_options
 from dynamo_backends.errors import OptionError, UnknownBackendError
 from dynamo_backends.registry import Compiler, compiler, list_backends
 

@@ -10,7 +10,7 @@ from typing import Any, overload
 from rich.console import Console, Group
 from rich.table import Table
 
-from dynamo_backends import _dynamo_control as control
+from dynamo_backends._torch_private import control
 from dynamo_backends.capture.metering import GraphSize, Meter
 from dynamo_backends.capture.optimize import optimize
 from dynamo_backends.capture.quiescence import reset

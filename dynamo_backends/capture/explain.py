@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends import _dynamo_private as private
+from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.backends import resolve
 from dynamo_backends.capture.breaks import merge
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation

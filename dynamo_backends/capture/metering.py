@@ -23,8 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends import _dynamo_control as control
-from dynamo_backends._torch_private import detect_fake_mode
+from dynamo_backends._torch_private import control, detect_fake_mode
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_backends import _dynamo_control as control
+from dynamo_backends._torch_private import control
 from dynamo_backends.capture.scopes import (
     Callback,
     Hook,

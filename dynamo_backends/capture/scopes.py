@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from dynamo_backends import stance
-from dynamo_backends._dynamo_control import (
+from dynamo_backends._torch_private.control import (
     current_callback,
     not_traced,
     set_callback,

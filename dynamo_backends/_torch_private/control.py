@@ -1,6 +1,6 @@
 """Dynamo's own private APIs, for steering it and for counting what it captures.
 
-`_dynamo_private` has those for watching one compilation, `_torch_private` all others.
+`watching` has those for watching one compilation.
 
 | what | checked |
 |---|---|

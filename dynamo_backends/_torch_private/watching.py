@@ -1,4 +1,4 @@
-"""Dynamo's own private APIs, for watching it at work; the others are in `_torch_private`.
+"""Dynamo's own private APIs, for watching it at work.
 
 | what | checked |
 |---|---|

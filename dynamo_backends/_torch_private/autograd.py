@@ -1,0 +1,132 @@
+"""AOT Autograd and the autograd engine.
+
+| what | checked |
+|---|---|
+| `torch._dynamo.backends.common.aot_autograd` | 2.13 run |
+| `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.13 run |
+| `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.13 run |
+| `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.13 run |
+| `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.13 run |
+| `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.13 run |
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+_PASS = "dynamo_backends.backward_pass"
+
+
+def aot_autograd(**compilers: Any) -> Callable[..., Any]:
+    """torch's own adapter from AOT Autograd to a Dynamo backend function."""
+    from torch._dynamo.backends.common import aot_autograd as adapter
+
+    return adapter(**compilers)
+
+
+def static_input_indices() -> Collection[int]:
+    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
+
+
+def keep_saved_tensors() -> None:
+    """Inside an AOT Autograd callback: says that the backward graph overwrites no saved tensor.
+
+    AOT Autograd offers saved tensors to the compiler as scratch memory, and forbids
+    `retain_graph=True` because of it.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # one list, that several records of the graph share
+
+
+def running_backward() -> Any:
+    """The autograd node whose backward is running in this thread; None if none keeps its graph.
+
+    A graph is kept with `retain_graph=True`, and with `create_graph=True` unless that is off.
+    """
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        return None
+    return torch._C._current_autograd_node()
+
+
+def partition_function(name: str) -> Callable[..., Any]:
+    """AOT Autograd's splitting of a joint graph: "default" or "min_cut"."""
+    from torch._functorch import partitioners
+
+    functions: dict[str, Callable[..., Any]] = {
+        "default": partitioners.default_partition,
+        "min_cut": partitioners.min_cut_rematerialization_partition,
+    }
+    return functions[name]
+
+
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward pass."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def mark_as_backward(node: fx.Node) -> None:
+    """Says that a node of a joint graph belongs to the backward pass."""
+    node.meta = {**node.meta, "partitioner_tag": "is_backward"}
+
+
+def checkpoint_draws() -> tuple[Any, Any]:
+    """The operators with which a checkpoint draws and saves the generator's state; and redraws."""
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    return run_and_save_rng_state, run_with_rng_state
+
+
+def divide_by_min_cut(
+    joint: fx.GraphModule, late: Collection[fx.Node], early_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """torch's division of a graph in two, which chooses what the second part computes again.
+
+    Args:
+        joint: The graph; its nodes get marks.
+        late: Calls that belong to the second part, and with each all calls after it.
+        early_outputs: How many of its first outputs the first part has to compute.
+
+    Returns:
+        The parts. Placeholders of the second have the names of nodes of the graph, and the first
+        also returns those of them that are calls.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    for node in joint.graph.nodes:
+        node.meta.pop("recompute", None)  # a checkpoint: the second run is in the graph already
+        node.meta.pop("partitioner_tag", None)
+        if node in late:
+            node.meta["partitioner_tag"] = "must_be_in_backward"
+    count = len(joint.graph.find_nodes(op="placeholder", sort=False))
+    with config.patch(cse=False):  # which would undo a checkpoint
+        return min_cut_rematerialization_partition(
+            joint,
+            (),
+            num_fwd_outputs=early_outputs,
+            static_lifetime_input_indices=list(range(count)),
+        )
+
+
+def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
+    """Says which backward pass of a step nodes belong to; tracing the graph again keeps that."""
+    for node in nodes:
+        node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), _PASS: number}}
+
+
+def backward_pass(node: fx.Node) -> int | None:
+    """Which backward pass a node belongs to; None: to none."""
+    number: int | None = (node.meta.get("custom") or {}).get(_PASS)
+    return number

@@ -1,0 +1,31 @@
+"""Dynamo's registry, counters and accuracy rule.
+
+| what | checked |
+|---|---|
+| `torch._dynamo.lookup_backend` | 2.13 run |
+| `torch._dynamo.utils`: `same`, `counters` | 2.13 run |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The function that `torch.compile(backend=name)` calls."""
+    from torch._dynamo import lookup_backend as look_up
+
+    return look_up(name)
+
+
+def dynamo_counters() -> Any:
+    """Dynamo's own counts of graphs, breaks and frames."""
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:
+    """The accuracy rule of PyTorch's own benchmark runners."""
+    from torch._dynamo.utils import same as rule
+
+    return rule(reference, result, fp64_reference, **settings)

@@ -1,0 +1,126 @@
+"""What Dynamo and AOT Autograd note in the graphs that they make.
+
+| what | checked |
+|---|---|
+| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.13 run |
+| `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.13 run |
+| `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.13 run |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch.fx.node import has_side_effect
+
+
+def dynamo_input_index(placeholder: fx.Node) -> int | None:
+    """Which of Dynamo's inputs a placeholder of an AOT graph is; None if it is none of them."""
+    return getattr(placeholder.meta.get("desc"), "idx", None) if is_plain(placeholder) else None
+
+
+def described_input_index(placeholder: fx.Node) -> int | None:
+    """As `dynamo_input_index`; for a base that replaced several views of it, the first of these."""
+    return _index(placeholder.meta.get("desc"))
+
+
+def _index(desc: Any) -> int | None:
+    while (base := getattr(desc, "base_of", None)) is not None:
+        desc = base
+    return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTInput" else None
+
+
+def dynamo_source_name(placeholder: fx.Node) -> str | None:
+    """Where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    return source.name if source is not None else None
+
+
+def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph of Dynamo's, with what AOT Autograd knows of its inputs."""
+    nodes: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(captured.graph, nodes))
+    graph.output_node().meta = dict(captured.graph.output_node().meta)
+    for node, copied in nodes.items():
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source
+    result = fx.GraphModule(captured, graph)
+    for name, value in vars(captured).items():
+        if name not in vars(result):
+            setattr(result, name, value)
+    result.meta.update(captured.meta)
+    return result
+
+
+def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
+    """Which inputs of a graph of Dynamo's are parameters and buffers."""
+    return frozenset(
+        i
+        for i, node in enumerate(captured.graph.find_nodes(op="placeholder"))
+        if node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    )
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Under which name a function that a graph calls can be imported: "torch.conv2d"."""
+    from torch.fx.node import _get_qualified_name
+
+    return _get_qualified_name(function)
+
+
+def is_plain(placeholder: fx.Node) -> bool:
+    """Whether a placeholder of an AOT graph is one of Dynamo's inputs."""
+    return type(placeholder.meta.get("desc")).__name__ == "PlainAOTInput"
+
+
+def is_tangent(placeholder: fx.Node) -> bool:
+    """Whether a placeholder of an AOT backward graph is an incoming gradient."""
+    return type(placeholder.meta.get("desc")).__name__ == "TangentAOTInput"
+
+
+def mutated_input_indices(graph: fx.Graph) -> frozenset[int]:
+    """Which of Dynamo's inputs an AOT graph updates."""
+    descs = graph.output_node().meta.get("desc") or ()
+    return frozenset(i for i in map(mutated_input_index, descs) if i is not None)
+
+
+def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
+    """The new content of each of Dynamo's inputs that an AOT graph updates.
+
+    A base that several views have in common counts as the first of these.
+    """
+    output = graph.output_node()
+    descs = output.meta.get("desc") or ()
+    updated = [_index(getattr(desc, "mutated_input", None)) for desc in descs]
+    values: Any = output.args[0]
+    return {i: v for i, v in zip(updated, values, strict=False) if i is not None}
+
+
+def mutated_input_index(desc: Any) -> int | None:
+    """Which of Dynamo's inputs an output of an AOT graph is the new content of, by its `desc`."""
+    if type(desc).__name__ != "InputMutationAOTOutput":
+        return None
+    return getattr(desc.mutated_input, "idx", None)
+
+
+def output_index(desc: Any) -> int | None:
+    """Which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
+    return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None
+
+
+__all__ = [
+    "captured_static_inputs",
+    "copy_captured",
+    "described_input_index",
+    "dynamo_input_index",
+    "dynamo_source_name",
+    "function_name",
+    "has_side_effect",
+    "is_plain",
+    "is_tangent",
+    "mutated_input_index",
+    "mutated_input_indices",
+    "output_index",
+    "updated_inputs",
+]

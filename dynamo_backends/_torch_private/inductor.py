@@ -1,0 +1,100 @@
+"""Inductor, called by hand.
+
+| what | checked |
+|---|---|
+| `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.13 run |
+| `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.13 run |
+| `torch._inductor.decomposition.select_decomp_table` | 2.13 run |
+| `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.13 run |
+| `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.13 run |
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
+
+from dynamo_backends._torch_private.tracing import keep_unused_draws
+
+
+def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
+    from torch._inductor import standalone_compile
+
+    with torch.no_grad():
+        return standalone_compile(gm, list(inputs), dynamic_shapes="from_graph")
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """What Inductor wants decomposed while a graph is traced; calls that draw stay as they are."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with keep_unused_draws():
+        return select_decomp_table()
+
+
+def compile_step_with_inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any], kept: Collection[int]
+) -> tuple[Callable[[list[Tensor]], Sequence[Any]], Sequence[tuple[int, ...] | None]]:
+    """Compiles a functional graph that is part of a step, decomposed as Inductor wants it.
+
+    Args:
+        gm: The graph.
+        inputs: One fake tensor per placeholder, all of one mode.
+        kept: Which outputs have the strides that the graph gives them; Inductor chooses those of
+            the others.
+
+    Returns:
+        A function that takes a list of inputs, and clears it; and the strides of its outputs.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import (
+        compile_fx_inner,
+        fake_tensor_prop,
+        view_to_reshape,
+    )
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    mode = detect_fake_mode(list(inputs))
+    # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
+    aten = torch.ops.aten
+    layers = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
+    lstm = any(node.target in layers for node in gm.graph.nodes)
+    asserts = config.patch(size_asserts=config.size_asserts and not lstm)
+    context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
+    gm.graph.output_node().meta["user_visible_output_idxs"] = sorted(kept)
+    places = gm.graph.find_nodes(op="placeholder")
+    strides_changed = any(
+        p.meta["val"].stride() != x.stride() for p, x in zip(places, inputs, strict=True)
+    )
+    with torch.no_grad(), asserts, context[0], context[1], context[2]:
+        if strides_changed:
+            view_to_reshape(gm)
+            fake_tensor_prop(gm, list(inputs))
+        joint_graph_passes(gm)
+        with TracingContext.report_output_strides() as strides:
+            compiled: Any = compile_fx_inner(gm, list(inputs))
+    return (lambda args: compiled(args)), list(strides or ())
+
+
+def compile_frozen_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Tensor], settings: dict[str, Any]
+) -> Callable[..., Any]:
+    """Compiles a functional graph with Inductor, which may freeze the module's buffers.
+
+    Args:
+        module: The graph; weights are buffers that `get_attr` nodes read.
+        inputs: One fake tensor per placeholder, all of one mode.
+        settings: Of `torch._inductor.config`, in force for this compilation alone.
+    """
+    from torch import _inductor
+    from torch._guards import TracingContext, tracing
+
+    mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), tracing(TracingContext(mode)):
+        return _inductor.compile(module, list(inputs), options=settings)

@@ -1,0 +1,64 @@
+"""Lazy Tensor Core.
+
+| what | checked |
+|---|---|
+| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.13 run |
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def start_lazy_backend() -> None:
+    """Makes the device "lazy" usable, by torch's own backend on TorchScript."""
+    from torch._lazy import ts_backend
+
+    ts_backend.init()
+
+
+def lazy_fallbacks() -> dict[str, int]:
+    """How often each operator has been run on the device "lazy" by torch's CPU kernel so far."""
+    from torch._lazy import metrics
+
+    names = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    return {name: metrics.counter_value(name) for name in names}
+
+
+def lazy_id(tensor: Tensor) -> int:
+    """What identifies a lazy tensor."""
+    from torch._lazy import get_tensor_id
+
+    return get_tensor_id(tensor)
+
+
+def lazy_graph(tensors: Sequence[Tensor]) -> tuple[str, list[int], list[Any]]:
+    """The pending computation of lazy tensors.
+
+    Returns:
+        The hash under which it is kept once it is compiled, and the lazy ids and the values of the
+        data that it reads.
+    """
+    from torch._lazy import computation
+
+    ids, values = computation.get_tensors_ts_device_data_node(list(tensors))
+    return computation.get_graph_hash(list(tensors)), ids, values
+
+
+def lazy_sync(tensors: Sequence[Tensor]) -> None:
+    """Compiles and runs the pending computation of lazy tensors."""
+    from torch._lazy import sync_multi
+
+    sync_multi(list(tensors), [])
+
+
+def lazy_run(hash: str, inputs: Sequence[Any]) -> list[Tensor]:
+    """Runs a compiled computation on CPU tensors.
+
+    Raises:
+        RuntimeError: There is none under that hash (any more).
+    """
+    from torch._lazy import computation
+
+    return computation.run_cached_graph(hash, inputs)

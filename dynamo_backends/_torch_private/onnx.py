@@ -1,0 +1,89 @@
+"""The lowerings of torch's own exporter to ONNX.
+
+| what | checked |
+|---|---|
+| `torch.onnx._internal.exporter`: `_core`, `_registration`, `_ir_passes` | 2.13 run |
+| `torch.onnx._internal.fx.passes.type_promotion` | 2.13 run |
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+from torch._subclasses import FakeTensorMode
+
+
+def onnx_registry(opset: int) -> Any:
+    """The lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return ONNXRegistry.from_torchlib(opset)
+
+
+def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry: Any) -> None:
+    """Adds a graph input to an ONNX model; `values` gets the value for the node's name."""
+    from torch.onnx._internal.exporter import _core
+
+    opset = _core._get_onnxscript_opset(registry.opset_version)
+    _core._handle_placeholder_node(
+        node, values, graph_like=model.graph, lower="at_conversion", opset=opset
+    )
+
+
+def onnx_call(
+    node: fx.Node, model: Any, values: dict[str, Any], constants: dict[Any, Any], registry: Any
+) -> None:
+    """Adds the lowering of one ATen call to an ONNX model.
+
+    Args:
+        node: The call.
+        model: The `onnx_ir.Model` to extend.
+        values: ONNX values by node name; gets the results of the call.
+        constants: Constants made so far, to be shared.
+        registry: From `onnx_registry`.
+    """
+    from torch.onnx._internal.exporter import _core
+
+    node.meta.setdefault("nn_module_stack", {})  # its absence is logged, one line per node
+    _core._handle_call_function_node_with_lowering(
+        model,
+        node,
+        values,
+        graph_like=model.graph,
+        constant_farm=constants,
+        registry=registry,
+        opset=_core._get_onnxscript_opset(registry.opset_version),
+        node_name_to_local_functions={},
+    )
+
+
+def onnx_opset_imports(model: Any) -> None:
+    """Declares every operator set that an ONNX model uses."""
+    from torch.onnx._internal.exporter._ir_passes import add_opset_imports
+
+    add_opset_imports(model)
+
+
+def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Makes torch's type promotion explicit, in place, with casts before the calls that need them.
+
+    Args:
+        module: An ATen graph.
+        fakes: One fake tensor of `mode` per placeholder.
+        mode: Under which the graph is run.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch.fx.traceback import preserve_node_meta
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    interpreter = type_promotion._TypePromotionInterpreter(module, _promotion_table())
+    with mode, enable_python_dispatcher(), preserve_node_meta():
+        interpreter.run(*fakes)
+
+
+@functools.cache
+def _promotion_table() -> Any:
+    from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
+
+    return TypePromotionTable()

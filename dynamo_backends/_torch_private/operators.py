@@ -1,0 +1,97 @@
+"""Tables of operators: decompositions, kinds, type promotion.
+
+| what | checked |
+|---|---|
+| `torch._prims_common.elementwise_dtypes`, `ELEMENTWISE_TYPE_PROMOTION_KIND` | 2.13 run |
+| `torch._ops`: `OpOverload`, `HigherOrderOperator` | 2.13 run |
+| `OpOverload.has_kernel_for_dispatch_key` | 2.13 run |
+| `torch._C._dispatch_get_all_op_names`, `_dispatch_has_kernel_for_dispatch_key` | 2.13 run |
+| `torch._decomp`: `core_aten_decompositions`, `decomposition_table` | 2.13 run |
+| `torch._decomp._core_aten_decompositions_post_autograd` | 2.13 run |
+| `torch.utils.flop_counter.flop_registry` | 2.13 run |
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
+from torch._prims_common import elementwise_dtypes
+
+ELEMENTWISE_PROMOTION = {
+    "default": _KIND.DEFAULT,
+    "int_to_float": _KIND.INT_TO_FLOAT,
+    "to_bool": _KIND.ALWAYS_BOOL,
+    "complex_to_float": _KIND.COMPLEX_TO_FLOAT,
+}
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether torch always replaces an operator by others while tracing.
+
+    Not one that devices have kernels of their own for, as for silu_backward.
+    """
+    keys = torch._C.DispatchKey
+    has = op.has_kernel_for_dispatch_key
+    return bool(has(keys.CompositeImplicitAutograd) and not has(keys.CPU))
+
+
+def all_operator_names() -> tuple[str, ...]:
+    """Every operator that torch knows by now, such as "aten::softmax.int"."""
+    return tuple(torch._C._dispatch_get_all_op_names())
+
+
+def composite_names() -> frozenset[str]:
+    """Those that torch always replaces by others: "aten.softmax", "aten.softmax.int"."""
+    kind = "CompositeImplicitAutograd"
+    names = set()
+    for name in all_operator_names():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, kind):
+            namespace, _, rest = name.partition("::")
+            packet, _, overload = rest.partition(".")
+            names |= {f"{namespace}.{packet}", f"{namespace}.{packet}.{overload or 'default'}"}
+    return frozenset(names)
+
+
+def counts_flops(op: OpOverload) -> bool:
+    """Whether torch counts an operator's floating-point operations: products and such."""
+    from torch.utils.flop_counter import flop_registry
+
+    return op.overloadpacket in flop_registry
+
+
+@functools.cache
+def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """torch's core ATen decompositions, but for composite operators.
+
+    Tracing replaces those anyway; looking for them among all operators takes 0.3 seconds.
+    """
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    table: Any = _core_aten_decompositions_post_autograd()
+    return dict(table)
+
+
+def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Every decomposition that torch has, the core ones first."""
+    from torch._decomp import decomposition_table
+
+    core = core_aten_decompositions()
+    return {**{k: v for k, v in decomposition_table.items() if isinstance(k, OpOverload)}, **core}
+
+
+__all__ = [
+    "ELEMENTWISE_PROMOTION",
+    "HigherOrderOperator",
+    "OpOverload",
+    "all_decompositions",
+    "all_operator_names",
+    "composite_names",
+    "core_decompositions",
+    "counts_flops",
+    "elementwise_dtypes",
+    "is_composite",
+]

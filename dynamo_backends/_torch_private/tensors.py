@@ -1,0 +1,82 @@
+"""Tensors and their memory, and numbers that are symbolic.
+
+| what | checked |
+|---|---|
+| `torch._C._to_dlpack`, `_from_dlpack`, `_has_storage`, `_storage_Use_Count` | 2.13 run |
+| `UntypedStorage._cdata`, `torch.SymInt.node.hint` | 2.13 run |
+| `torch._subclasses.fake_tensor.FakeTensor` | 2.13 run |
+| `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.13 run |
+| `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.13 run |
+| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.13 run |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
+
+
+from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
+
+
+def concrete(value: Any) -> Any:
+    """A symbolic number as it is in the call that is compiled; anything else as it is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    return value
+
+
+def storage_id(tensor: Tensor) -> int | None:
+    """What two tensors have in common that share memory, also fake ones, which have no address.
+
+    None for tensors without a storage, such as sparse ones.
+    """
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors share a storage; `storage` itself, a Python object, is not counted."""
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own kind, which wrappers and fakes have not."""
+    return bool(torch._C._has_storage(tensor))
+
+
+def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and the largest value that a symbolic size can have; None: there is no bound."""
+    from torch.utils._sympy.numbers import int_oo
+
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    lower = 0 if bounds.lower in (-int_oo, int_oo) else max(int(bounds.lower), 0)
+    return lower, None if bounds.upper == int_oo else int(bounds.upper)
+
+
+def surely(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition holds whatever sizes there will be; asking makes no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
+__all__ = [
+    "FakeTensor",
+    "concrete",
+    "from_dlpack",
+    "has_storage",
+    "is_traceable_wrapper_subclass",
+    "size_bounds",
+    "storage_id",
+    "storage_users",
+    "surely",
+    "to_dlpack",
+]

@@ -1,0 +1,132 @@
+"""Tracing functions to graphs.
+
+| what | checked |
+|---|---|
+| `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
+| `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.13 run |
+| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.13 run |
+| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.13 run |
+| `torch._dispatch.python.enable_python_dispatcher` | 2.13 run |
+| `torch.compiler._is_compiling_flag` | 2.13 run |
+| `torch._dynamo.utils._metrics_context_tls` | 2.13 run |
+| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.13 run |
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+
+@contextlib.contextmanager
+def apart_from_compilation() -> Iterator[None]:
+    """Inside a backend called by Dynamo: as if no compilation were going on in this thread.
+
+    Dynamo counts a compilation's metrics; a backward graph that is compiled meanwhile, which is a
+    compilation of its own, would overwrite them, and torch forbids that.
+    """
+    from torch._dynamo import utils
+
+    local: Any = getattr(utils, "_metrics_context_tls", None)
+    current: Any = getattr(local, "metrics_context", None)
+    if current is None:
+        yield
+        return
+    local.metrics_context = type(current)(on_exit=lambda *_: None)
+    try:
+        yield
+    finally:
+        local.metrics_context = current
+
+
+def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
+    """While it is active, tracing in this thread keeps calls that draw numbers nobody reads.
+
+    Without them the draws that follow would differ from eager's.
+    """
+    from torch._inductor import config
+
+    manager: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
+    return manager
+
+
+def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.GraphModule]:
+    """Traces a function on fake tensors to an ATen graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx as trace
+
+    return trace(fn, decomposition_table=decompositions)
+
+
+@contextlib.contextmanager
+def compiling(answer: bool) -> Iterator[None]:
+    """Inside: what `torch.compiler.is_compiling()` says, in all threads."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = answer
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside: calls run on fake tensors, and `torch.compiler.is_compiling()`."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    with compiling(True), mode, enable_python_dispatcher(), keep_unused_draws():
+        yield
+
+
+def functionalized(
+    gm: fx.GraphModule, fakes: Sequence[Any], decompositions: Any
+) -> tuple[fx.GraphModule, dict[int, int]]:
+    """A graph without writes to memory, out of one that writes to its inputs.
+
+    Args:
+        gm: An ATen graph.
+        fakes: One fake tensor per placeholder.
+        decompositions: Applied while tracing.
+
+    Returns:
+        The graph, whose first outputs are new contents of inputs, and for each of these the
+        position of the input.
+    """
+    from torch._functorch.aot_autograd import aot_export_module
+
+    exported: Any = aot_export_module(
+        gm, list(fakes), trace_joint=False, decompositions=decompositions
+    )
+    traced, signature = exported
+    places = {name: i for i, name in enumerate(signature.user_inputs)}
+    updates = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    outputs: Any = traced.graph.output_node().args[0]
+    order = {node.name: i for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
+    return traced, {order[out]: places[target] for out, target in updates.items()}
+
+
+def graph_being_traced() -> fx.Graph:
+    """What `make_fx` records in this thread."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer.graph
+
+
+__all__ = [
+    "FakeTensorMode",
+    "apart_from_compilation",
+    "compiling",
+    "detect_fake_mode",
+    "disable_current_modes",
+    "functionalized",
+    "graph_being_traced",
+    "keep_unused_draws",
+    "make_fx",
+    "tracing_a_step",
+]

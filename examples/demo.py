@@ -36,7 +36,7 @@ SENTENCES = (
 NEAREST = (0, 3)
 """The two sentences that mean the same: what a working encoder finds."""
 
-BUDGET_S = 25.0
+BUDGET_S = 10.0
 """Seconds of timing per model; a slow machine makes fewer rounds."""
 
 CANDIDATES = ("onnxrt", "ov", "openxla", "inductor", "ofi")

@@ -90,6 +90,7 @@ __all__ = [
     "all_decompositions",
     "all_operator_names",
     "composite_names",
+    "core_aten_decompositions",
     "core_decompositions",
     "counts_flops",
     "elementwise_dtypes",

@@ -103,7 +103,9 @@ def test_engines_are_limited_in_bytes_the_oldest_go_first(
     again()
     (first,) = entries()
     os.utime(first, (1, 1))
-    monkeypatch.setattr(DiskCache.__init__, "__defaults__", (int(1.5 * first.stat().st_size),))
+    limit = int(1.5 * first.stat().st_size)
+    others = DiskCache.__init__.__defaults__[1:]
+    monkeypatch.setattr(DiskCache.__init__, "__defaults__", (limit, *others))
     again(optimization_level=4)
     assert first not in entries()
     assert len(entries()) == 1

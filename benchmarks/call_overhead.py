@@ -10,7 +10,6 @@ Autograd's wrapper come on top of it and are shown apart.
 import argparse
 import gc
 import time
-import unittest.mock
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,17 +88,8 @@ def graph_alone(
         Two functions: one calls the graph as AOT Autograd does, the other only executes XLA's
         program on buffers that were imported beforehand.
     """
-    graph = report.executable
-    program = graph.static_program
-    arguments: list[Any] = []
-
-    def watch(given: list[Any]) -> Any:
-        arguments.extend(given)
-        return program(given)
-
-    with unittest.mock.patch.object(graph, "_static", watch):
-        call()
-    (block,) = program.blocks
+    graph, arguments = report.executable, bench.graph_arguments(report, call)
+    (block,) = graph.static_program.blocks
     weights, activations = block.split(arguments)
     return lambda: graph(list(arguments)), block.executable.alone(weights, activations)
 

@@ -14,7 +14,6 @@ call.
 import argparse
 import gc
 import tempfile
-import unittest.mock
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,16 +100,7 @@ def without_dynamo(report: GraphReport, call: Run) -> Run:
         report: Of the graph, which must be the only one.
         call: A call of the compiled model, watched once for the graph's arguments.
     """
-    graph = report.executable
-    program = graph.static_program
-    arguments: list[Any] = []
-
-    def watch(given: list[Any]) -> Any:
-        arguments.extend(given)
-        return program(given)
-
-    with unittest.mock.patch.object(graph, "_static", watch):
-        call()
+    graph, arguments = report.executable, bench.graph_arguments(report, call)
     return lambda: graph(list(arguments))
 
 

@@ -20,7 +20,14 @@ from dynamo_backends.bench.report import (
     save_json,
     summarize,
 )
-from dynamo_backends.bench.runner import Compiled, Result, compile_model, measure, measure_case
+from dynamo_backends.bench.runner import (
+    Compiled,
+    Result,
+    compile_model,
+    graph_arguments,
+    measure,
+    measure_case,
+)
 from dynamo_backends.bench.statistics import Ratio, Timing, compare, geometric_mean, speedup
 from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_cases, suite
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
@@ -48,6 +55,7 @@ __all__ = [
     "find_cases",
     "format_ratio",
     "geometric_mean",
+    "graph_arguments",
     "hand_back",
     "import_torchvision",
     "import_transformers",

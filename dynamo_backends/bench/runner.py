@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import time
+import unittest.mock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,26 @@ class Result:
 
 def _released(*_: Any, **__: Any) -> Any:
     raise RuntimeError("this result was kept without its model")
+
+
+def graph_arguments(report: GraphReport, run: Callable[[], Any]) -> list[Any]:
+    """What AOT Autograd gives a compiled graph.
+
+    Args:
+        report: Of the graph, which has static shapes.
+        run: A call of the compiled model.
+    """
+    graph = report.executable
+    program = graph.static_program
+    arguments: list[Any] = []
+
+    def watch(given: list[Any]) -> Any:
+        arguments.extend(given)
+        return program(given)
+
+    with unittest.mock.patch.object(graph, "_static", watch):
+        run()
+    return arguments
 
 
 def compile_model(

@@ -25,7 +25,14 @@ from rich.table import Table
 
 from dynamo_backends import bench
 from dynamo_backends.bench.cell_runs import run_cells
-from dynamo_backends.bench.cell_tables import AUTOTUNE, fastest, mean_ratio, problems
+from dynamo_backends.bench.cell_tables import (
+    AUTOTUNE,
+    AUTOTUNE_OF_BEST,
+    cell_text,
+    fastest,
+    mean_ratio,
+    problems,
+)
 from dynamo_backends.bench.cells import EAGER, Cell, Measuring, Row, cells
 from dynamo_backends.bench.ledger import Ledger, LedgerError
 
@@ -33,7 +40,6 @@ SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("ov", "openxla")  # single candidates that can be told to compute in bfloat16
 OF_EACH_SUITE = 10
 LEAST_OF_EAGER = 0.98
-LEAST_OF_BEST = 0.97
 TOLERANCE = {"float32": None, "bf16": 1e-2}  # for bf16 that of PyTorch's runners
 
 Results = Mapping[str, Sequence[Row]]
@@ -137,12 +143,12 @@ def best_single(rows: Sequence[Row]) -> tuple[str, float]:
 def passed(rows: Sequence[Row]) -> bool:
     """Whether autotune is right, no slower than eager, and as fast as the best."""
     ours = ratio_of(rows, AUTOTUNE)
-    return ours is not None and ours >= max(LEAST_OF_EAGER, LEAST_OF_BEST * best_single(rows)[1])
+    return ours is not None and ours >= max(LEAST_OF_EAGER, AUTOTUNE_OF_BEST * best_single(rows)[1])
 
 
 def line(model: str, rows: Sequence[Row]) -> str:
     """What is shown as soon as a model has been measured."""
-    shown = ", ".join(f"{r.backend} {_cell(r)}" for r in rows if r.backend != EAGER)
+    shown = ", ".join(f"{r.backend} {cell_text(r)}" for r in rows if r.backend != EAGER)
     return f"[dim]{model}: {shown}[/]"
 
 
@@ -161,7 +167,7 @@ def table(results: Results, backends: Sequence[str], settings: argparse.Namespac
         best, ratio = best_single(rows)
         eager, tuned = of.get(EAGER), of.get(AUTOTUNE)
         ours = tuned.ratio if tuned else None
-        cells_of = [_cell(of.get(n)) for n in backends]
+        cells_of = [cell_text(of.get(n)) for n in backends]
         found.add_row(
             model,
             f"{eager.ms:.1f}" if eager and eager.ms is not None else "-",
@@ -176,12 +182,6 @@ def table(results: Results, backends: Sequence[str], settings: argparse.Namespac
     shown = ["-" if m is None else f"{m:.2f}" for m in means]
     found.add_row("geometric mean", "", *shown, "", "", "")
     return found
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    return row.status if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

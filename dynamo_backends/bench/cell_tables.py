@@ -62,7 +62,7 @@ def lines(models: Mapping[str, Sequence[Row]]) -> list[list[str]]:
         eager = found.get(EAGER)
         base = f"{eager.ms:.2f}" if eager is not None and eager.ms is not None else "-"
         best = fastest(rows)
-        cells = [_cell(found.get(name)) for name in backends]
+        cells = [cell_text(found.get(name)) for name in backends]
         table.append([model, base, *cells, best.backend if best else "-"])
     means = [mean_ratio(models.values(), name) for name in backends]
     shown = ["-" if m is None else f"{m:.2f}" for m in means]
@@ -70,7 +70,8 @@ def lines(models: Mapping[str, Sequence[Row]]) -> list[list[str]]:
     return table
 
 
-def _cell(row: Row | None) -> str:
+def cell_text(row: Row | None) -> str:
+    """What a table shows of a row: its ratio, or what became of it."""
     if row is None:
         return "-"
     return row.status if row.ratio is None else f"{row.ratio:.2f}"

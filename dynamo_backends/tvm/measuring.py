@@ -57,6 +57,8 @@ class Bench:
         self._default = self.compiled(scheduled(function, threads, vector_lanes()))
         self._given = self._sample(0)
         self._expected = [self._results(self._default, self._sample(n)) for n in range(_SAMPLES)]
+        self.refused: list[str] = []
+        """Why schedules took no part in the last decision."""
         self._best = math.inf
         args = self._arguments()
         self.seconds = self._best = self._time(self._default, args, _seconds(self._default, args))
@@ -88,13 +90,15 @@ class Bench:
         """
         runs: dict[str, Run] = {DEFAULT: self._default}
         marks = {}
+        self.refused.clear()
         for place, trace in enumerate(traces):
             try:
                 found = replayed(self._function, trace, self._threads)
                 run = self.compiled(found.function)
                 for number in range(_SAMPLES):
                     self._compare(self._results(run, self._sample(number)), number)
-            except Exception:  # what is wrong, or cannot be made again, is not used
+            except Exception as error:  # what is wrong, or cannot be made again, is not used
+                self.refused.append(f"schedule {place}: {type(error).__name__}: {error}")
                 continue
             runs[str(place)], marks[str(place)] = run, found.mark
         if len(runs) == 1:

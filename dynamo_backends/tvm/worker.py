@@ -41,11 +41,13 @@ class Worker:
             proposal, seconds = made
             return {"seconds": seconds, "trace": proposal.trace}
         decision = self._bench.decide(given["traces"])
+        refused = self._bench.refused
+        told = {"problem": "; ".join(refused)} if refused else {}
         if decision is None:
-            return {"winner": None}
+            return {"winner": None, **told}
         winner, found, gain = decision
         speedup = [gain.value, gain.low, gain.high]
-        return {"winner": winner, "mark": found, "speedup": speedup}
+        return {"winner": winner, "mark": found, "speedup": speedup, **told}
 
     def _open(
         self, function: str, expected: str, inputs: int, threads: int, seed: int

@@ -99,7 +99,10 @@ def test_a_wrong_one_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(bench, "compiled", lambda function: spoil(original(function)))
     with pytest.raises(ValueError, match="its results are not those of the default schedule"):
         bench.attempt()
+    assert bench.refused == []
     assert bench.decide([trace]) is None
+    (reason,) = bench.refused
+    assert "schedule 0: ValueError: its results are not those of the default schedule" in reason
 
 
 def test_in_the_end_results_are_compared_on_other_inputs_too(

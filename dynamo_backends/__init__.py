@@ -37,6 +37,7 @@ _PUBLIC = {
     "LoweringError": "errors",
     "NormalFormError": "errors",
     "OptionError": "errors",
+    "SaveError": "errors",
     "StepCaptureError": "errors",
     "UnknownBackendError": "errors",
     "VerificationError": "errors",

@@ -43,6 +43,10 @@ class CompileError(DynamoBackendsError):
     """The vendor's compiler refused a graph whose operators were all lowered."""
 
 
+class SaveError(DynamoBackendsError):
+    """A compiled graph cannot be saved to a file, and torch was asked to."""
+
+
 class FallbackRefusedError(DynamoBackendsError):
     """Something would have run in eager, and the option `fallback="error"` forbids that."""
 

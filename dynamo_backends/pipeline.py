@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import logging
 import operator
+import pickle
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +18,13 @@ from torch import Tensor, fx
 from dynamo_backends import report as reporting
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
-from dynamo_backends.aot.inputs import describe_inputs, inspect_captured, without_subclasses
+from dynamo_backends.aot.inputs import (
+    Captured,
+    describe_inputs,
+    inspect_captured,
+    subclass_inputs,
+    without_subclasses,
+)
 from dynamo_backends.backend import Backend, Executable, Options, Support
 from dynamo_backends.cudagraphs.wrapper import require_device, with_cudagraphs
 from dynamo_backends.description import describe_fallbacks, describe_parts, describe_shapes
@@ -43,6 +50,7 @@ from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
 from dynamo_backends.inductor.blocks import InductorBlocks
 from dynamo_backends.program import Block, Literal, Program, Step, pick
+from dynamo_backends.registry import get_backend
 from dynamo_backends.report import Compilation, GraphReport, Kind
 from dynamo_backends.stance import compiles_nothing
 from dynamo_backends.verify import run_verified
@@ -85,22 +93,47 @@ def compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
-    facts = inspect_captured(captured)
+    compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number)
+    table = decompositions(keep=frozenset(backend.keeps(options)))
+    places = subclass_inputs(example_inputs)
+    compiled = compile_functional(
+        captured, example_inputs, compile_graph, table, options.partitioner, complete=not places
+    )
+    return without_subclasses(compiled, places) if places else compiled
 
-    def compile_graph(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
-        normalized = normalize(gm, kind, freeze=options.freezing != "off")
+
+@dataclasses.dataclass(frozen=True)
+class _GraphCompiler:
+    """Compiles the functional graphs of one captured graph.
+
+    Its pickle is for a process that loads what was compiled instead of capturing it anew.
+    """
+
+    backend: Backend
+    options: Options
+    facts: Captured
+    number: int
+
+    def __call__(self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]) -> "CompiledGraph":
+        backend, options = self.backend, self.options
+        normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         backend.prepare(normalized.graph, options)
         require_device(normalized.graph, options, backend.name)
-        report = GraphReport(backend.name, kind, number)
-        report.inputs = describe_inputs(normalized.graph, facts, options)
-        report.output_aliases = facts.output_aliases if kind != "backward" else ()
+        report = GraphReport(backend.name, kind, self.number)
+        report.inputs = describe_inputs(normalized.graph, self.facts, options)
+        report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         return CompiledGraph(backend, normalized, options, report)
 
-    table = decompositions(keep=frozenset(backend.keeps(options)))
-    compiled = compile_functional(
-        captured, example_inputs, compile_graph, table, options.partitioner
-    )
-    return without_subclasses(compiled, example_inputs)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_backend(self.backend.name) is not self.backend:
+            raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
+        return _graph_compiler, (self.backend.name, self.options, self.facts)
+
+
+def _graph_compiler(name: str, options: Options, facts: Captured) -> _GraphCompiler:
+    backend = get_backend(name)
+    require_available(backend)
+    return _GraphCompiler(backend, options, facts, next(_captures))
 
 
 def require_available(backend: Backend) -> None:

@@ -7,10 +7,16 @@
 | `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.13 run |
 | `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.13 run |
 | `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.13 run |
+| `torch._dynamo.config.caching_precompile` | 2.13 run |
+| `torch._functorch.config`: `bundled_autograd_cache`, `force_autograd_cache` | 2.13 run |
+| `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.13 run |
+| `torch.compiler.config.cache_key_tag` (public) | 2.13 run |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.13 run |
 """
 
-from collections.abc import Callable, Collection, Iterable
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +30,42 @@ def aot_autograd(**compilers: Any) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd as adapter
 
     return adapter(**compilers)
+
+
+def keeps_compiled() -> bool:
+    """Whether torch keeps what AOT Autograd makes now for later processes."""
+    from torch._functorch import config
+
+    kept: bool = torch._dynamo.config.caching_precompile or config.bundled_autograd_cache
+    return kept
+
+
+def must_keep_compiled() -> bool:
+    """Whether torch fails if it cannot keep what AOT Autograd makes now: inside `aot_compile`."""
+    from torch._functorch import config
+
+    required: bool = config.force_autograd_cache
+    return required
+
+
+def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> Callable[..., Any]:
+    """Tells AOT Autograd that a graph compiler returns `precompile.KeptCode`."""
+    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+    from torch._inductor.output_code import OutputCode
+
+    return SerializableAOTDispatchCompiler(OutputCode, compiler)
+
+
+def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
+    """While AOT Autograd runs: what it keeps is found again for this compiler alone."""
+    if compiler is None:
+        return nullcontext()
+    config = torch.compiler.config
+    mark = hashlib.sha256(compiler).hexdigest()
+    patched: AbstractContextManager[None] = config.patch(
+        cache_key_tag=f"{config.cache_key_tag} dynamo_backends {mark}"
+    )
+    return patched
 
 
 def static_input_indices() -> Collection[int]:

@@ -8,16 +8,14 @@ restores them around the compiled graphs.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.double import refuse_double_backward
+from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
+from dynamo_backends.aot.kept import compile_kept, pickled_if_kept
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_dropout
 from dynamo_backends.report import Kind
-
-GraphCompiler = Callable[[fx.GraphModule, Kind], Callable[[list[Any]], Sequence[Any]]]
 
 
 def compile_functional(
@@ -26,6 +24,7 @@ def compile_functional(
     compile_graph: GraphCompiler,
     decompositions: dict[Any, Callable[..., Any]],
     partitioner: str = "default",
+    complete: bool = True,
 ) -> Callable[..., Any]:
     """Splits a captured graph and compiles each functional graph of it.
 
@@ -37,26 +36,21 @@ def compile_functional(
         partitioner: How forward and backward are told apart: "default" or "min_cut" (see
             `Options.partitioner`). Where `torch.utils.checkpoint` was used, both compute again
             what it names.
+        complete: Whether Dynamo gets the result as it is, so that torch may keep it for other
+            processes.
 
     Returns:
         What Dynamo calls in place of the captured graph.
     """
+    pickled = pickled_if_kept(compile_graph, complete)
+    compile_one = compile_boxed if pickled is None else compile_kept
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
             private.keep_saved_tensors()
-            with torch.no_grad():
-                run = compile_graph(gm, kind)
+            return compile_one(compile_graph, gm, kind, frozenset(private.static_input_indices()))
 
-            def boxed(args: list[Any]) -> Sequence[Any]:
-                if kind == "backward":
-                    refuse_double_backward()
-                return run(args)
-
-            boxed._boxed_call = True  # type: ignore[attr-defined]
-            return boxed
-
-        return compile_kind
+        return compile_kind if pickled is None else private.returning_kept(compile_kind)
 
     backend = private.aot_autograd(
         fw_compiler=compiler("forward"),
@@ -65,5 +59,5 @@ def compile_functional(
         decompositions=decompositions,
         partition_fn=partition_with(partitioner),
     )
-    with private.keep_unused_draws(), recurrent_dropout(captured):
+    with private.kept_under(pickled), private.keep_unused_draws(), recurrent_dropout(captured):
         return backend(captured, example_inputs)

@@ -201,21 +201,21 @@ def _output_aliases(
     return tuple(texts)
 
 
-def without_subclasses(
-    compiled: Callable[..., Any], example_inputs: Sequence[Any]
-) -> Callable[..., Any]:
-    """A compiled graph whose inputs may be of subclasses of Tensor that AOT Autograd leaves alone.
+def subclass_inputs(example_inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of inputs that are of subclasses of Tensor which AOT Autograd leaves alone."""
+    return tuple(i for i, x in enumerate(example_inputs) if _is_of_subclass(x))
+
+
+def without_subclasses(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """A compiled graph some of whose inputs are of subclasses of Tensor.
 
     Dynamo guards the inputs' types, so those of the first call are those of all calls. Runtimes are
     given plain tensors of the same memory.
 
     Args:
         compiled: The graph.
-        example_inputs: Its inputs, real tensors.
+        places: See `subclass_inputs`.
     """
-    places = [i for i, x in enumerate(example_inputs) if _is_of_subclass(x)]
-    if not places:
-        return compiled
 
     def call(*args: Any) -> Any:
         given = list(args)

@@ -27,7 +27,7 @@ class Compiled:
     Attributes:
         function: Call it like the model.
         backend: Name of the backend.
-        first_call_s: Seconds of the first call: capture, compilation and one run.
+        first_call_s: Seconds of `torch.compile` and the first call: capture, compilation, one run.
         graphs: How many graphs Dynamo captured.
         reports: What became of them; empty for a backend of another package.
     """
@@ -136,13 +136,13 @@ def compile_model(
         options: The backend's options.
         **settings: Further arguments of `torch.compile`, such as `fullgraph`.
     """
-    function = torch.compile(
-        model, backend=backend, options=dict(options) if options else None, **settings
-    )
     before = _captured()
     arguments = copy.deepcopy(inputs)
-    with record() as reports:
+    with record() as reports:  # what torch has kept of another process is loaded by `compile`
         start = time.perf_counter()
+        function = torch.compile(
+            model, backend=backend, options=dict(options) if options else None, **settings
+        )
         call(function, arguments)
         seconds = time.perf_counter() - start
     return Compiled(function, backend, seconds, _captured() - before, reports)

@@ -1,6 +1,6 @@
 """Brings a functional ATen graph from AOT Autograd into normal form (see `graph.graph`)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -28,16 +28,19 @@ class Normalized:
     effects: Effects = field(default_factory=Effects)
 
 
-def normalize(gm: fx.GraphModule, kind: Kind, freeze: bool) -> Normalized:
+def normalize(
+    gm: fx.GraphModule, kind: Kind, freeze: bool, static: Collection[int] = ()
+) -> Normalized:
     """Makes a graph in normal form out of one from AOT Autograd; `gm` itself is not changed.
 
     Args:
         gm: A functional graph from AOT Autograd.
         kind: Which of AOT Autograd's graphs it is.
         freeze: Whether parameters, buffers and constants are to be bound once.
+        static: Which of the captured graph's inputs are parameters and buffers.
     """
     module = fx.GraphModule(gm, copy_graph(gm.graph))
-    inputs = [Input(p.name, _role(p, kind, gm.graph)) for p in _placeholders(module.graph)]
+    inputs = [Input(p.name, _role(p, kind, gm.graph, static)) for p in _placeholders(module.graph)]
     constants = lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
     drop_dead(module.graph)
@@ -54,14 +57,14 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph) -> Role:
+def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[int]) -> Role:
     value = placeholder.meta.get("val")
     if not isinstance(value, Tensor):
         return Role.SYMBOL
     if kind == "backward":
         return Role.TANGENT if private.is_tangent(placeholder) else Role.SAVED
     index = private.dynamo_input_index(placeholder)
-    if index is None or index not in private.static_input_indices():
+    if index is None or index not in static:
         return Role.ACTIVATION
     if index in private.mutated_input_indices(graph):
         return Role.MUTATED

@@ -99,7 +99,7 @@ class _Recorder:
         self._add(CAPTURE, format_graph(captured.graph))
         functional: list[str] = []
 
-        def keep_text(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
+        def keep_text(gm: fx.GraphModule, *_: Any) -> Callable[[list[Any]], Sequence[Any]]:
             functional.append(format_graph(gm.graph))
             return lambda args: gm(*args)
 
@@ -107,11 +107,13 @@ class _Recorder:
         self._add(FUNCTIONALIZE.name, functional[0])
         return compile_functional(captured, inputs, self._compile, decompositions(self._keep))
 
-    def _compile(self, gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Sequence[Any]]:
+    def _compile(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    ) -> Callable[[list[Any]], Sequence[Any]]:
         if kind == "backward":
             return lambda args: gm(*args)
         self._add(DECOMPOSE.name, format_graph(gm.graph))
-        normalized = normalize(gm, kind, freeze=True)
+        normalized = normalize(gm, kind, freeze=True, static=static)
         self._add(NORMALIZE.name, normalized.graph.text())
 
         def run(args: list[Any]) -> Sequence[Any]:

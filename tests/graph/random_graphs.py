@@ -94,7 +94,7 @@ def through_passes(decomposed: bool) -> Route:
     return route
 
 
-def _compile_stages(gm: fx.GraphModule, kind: Any) -> Callable[[list[Any]], Sequence[Any]]:
+def _compile_stages(gm: fx.GraphModule, kind: Any, _: Any) -> Callable[[list[Any]], Sequence[Any]]:
     normalized = normalize(gm, kind, freeze=True)
     stages = [("normalize", normalized.graph.copy())]
     PASSES(normalized.graph, lambda p, graph, _: stages.append((p.name, graph.copy())))

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def normalized(fn: Callable[..., object], *inputs: Tensor) -> Normalized:
     found: list[Normalized] = []
 
-    def keep(gm: fx.GraphModule, kind: object) -> Callable[..., object]:
+    def keep(gm: fx.GraphModule, *_: object) -> Callable[..., object]:
         found.append(normalize(gm, "inference", freeze=True))
         return lambda args: gm(*args)
 

@@ -1,0 +1,75 @@
+"""What torch keeps of a compiled function for later processes ("precompilation").
+
+Imported apart, and only where torch is going to keep something: it loads Inductor's output types.
+
+| what | checked |
+|---|---|
+| `torch._inductor.output_code.OutputCode` | 2.13 run |
+| `torch._guards.TracingContext.fake_mode` | 2.13 run |
+| `torch.fx._graph_pickler.GraphPickler` | 2.13 run |
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch._guards import TracingContext
+from torch._inductor.output_code import OutputCode
+from torch._subclasses import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_KEPT = frozenset(
+    {"val", "desc", "stack_trace", "original_aten", "partitioner_tag", "custom"}
+    | {"user_visible_output_idxs"}
+)
+
+
+class KeptCode(OutputCode):
+    """A compiled functional graph in the form that AOT Autograd can keep.
+
+    Pickled are the instructions alone; a copy from another process follows them when AOT Autograd
+    has loaded it.
+
+    Args:
+        run: The compiled graph: list in, sequence out.
+        remake: Makes such a function anew; can be pickled.
+    """
+
+    def __init__(self, run: Callable[[list[Any]], Any], remake: Callable[[], Any]):
+        super().__init__()
+        self._boxed_call = True  # of the object: torch copies its attributes
+        self._run: Callable[[list[Any]], Any] | None = run
+        self._remake = remake
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Runs the graph; clears the list of inputs."""
+        assert self._run is not None
+        return self._run(inputs)  # type: ignore[arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        """Called on a copy that is going to be pickled."""
+        self._run = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Called on a copy that was loaded."""
+        if self._run is None:
+            self._run = self._remake()
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Called with Inductor's kernels, which are not ours to keep."""
+
+
+def pack(gm: fx.GraphModule) -> bytes:
+    """A functional graph with its fake tensors, as bytes, without the user's modules."""
+    return GraphPickler.dumps(gm, Options(None, _KEPT.__contains__))
+
+
+def unpack(data: bytes) -> fx.GraphModule:
+    """The graph that was packed, with fake tensors of the mode in which torch loads it."""
+    context = TracingContext.try_get()
+    mode = context.fake_mode if context is not None else None
+    gm = GraphPickler.loads(data, mode or FakeTensorMode(shape_env=ShapeEnv()))
+    assert isinstance(gm, fx.GraphModule)
+    gm.recompile()
+    return gm

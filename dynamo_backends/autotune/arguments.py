@@ -1,6 +1,6 @@
 """Inputs to try candidates on: copies that nobody else sees, and what became of them.
 
-Weights are not copied, because candidates prepare them once and know them by their address. They
+Weights are not copied, because candidates prepare them once and know them by their identity. They
 are compared with a copy after each trial instead, and put right if a candidate wrote to them.
 """
 
@@ -30,7 +30,7 @@ def copies(values: Sequence[Any], keep: Collection[int] = ()) -> list[Any]:
 
     Args:
         values: Tensors and other values.
-        keep: Positions of tensors that are detached and not copied.
+        keep: Positions of tensors that are not copied; where gradients flow to them, detached.
     """
     memories: dict[int, Any] = {}
     return [_copy(v, memories, i in keep) for i, v in enumerate(values)]
@@ -41,7 +41,9 @@ def _copy(value: Any, memories: dict[int, Any], keep: bool) -> Any:
         return value
     place = memory_of(value)
     if keep:
-        result = value.detach()
+        if not (value.requires_grad and torch.is_grad_enabled()):
+            return value
+        result = value.detach()  # gradients of a trial are nobody else's
     elif place is None or value.is_conj() or value.is_neg():
         result = value.detach().clone()
     else:

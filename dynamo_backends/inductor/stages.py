@@ -106,10 +106,11 @@ def _divide(module: fx.GraphModule, early: frozenset[str]) -> tuple[Stage, fx.Gr
 
 
 def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
-    """Moves calls with certain names to where they are first read."""
+    """Moves calls with certain names to where they are first read; drops calls nobody reads."""
+    drop_dead(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and node.name in names:
+        if node.op == "call_function" and node.name in names and node.users:
             reader = min(node.users, key=order.__getitem__)
             reader.prepend(node)
             order[node] = order[reader]

@@ -51,6 +51,22 @@ def test_one_choice_for_all_batch_sizes(counts: Counts):
     assert [r.chosen for r in reports] == ["ts_trace"]
 
 
+def test_frozen_weights_are_prepared_once():
+    """Trials and the user's calls are given the same tensors, so that what is timed is real."""
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    compiled = torch.compile(
+        module, backend=dynamo_backends.compiler("autotune", candidates=("ov",))
+    )
+    x = torch.randn(3, 8)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), module(x))
+    (report,) = reports
+    assert report.chosen == "ov"
+    assert any(i.frozen for i in report.inputs)
+    assert report.rebinds == 0
+
+
 @pytest.mark.parametrize("objective", ["throughput", "memory"])
 def test_other_objectives(objective: str):
     module = nn.Linear(8, 16).eval()

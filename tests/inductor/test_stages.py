@@ -172,3 +172,23 @@ def test_gradients_of_convolutions_are_computed_channels_last(
         gradient = call.args[0].meta["val"]
         assert gradient.is_contiguous(memory_format=torch.channels_last)
     assert all(x.is_contiguous() for x in compiled[2][1])
+
+
+class Attention(nn.Module):
+    """Its gradient reads the logarithms of the sums, which nothing in the forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (h.unflatten(-1, (2, 4)).mT for h in self.heads(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.out(nn.functional.gelu(mixed.mT.flatten(-2)))
+
+
+def test_calls_that_nothing_reads_are_dropped() -> None:
+    generator = torch.Generator().manual_seed(1)
+    batch = torch.randn(2, 4, 8, generator=generator, dtype=torch.float64)
+    assert_equal_to_eager(Attention, OPTIMIZERS["adamw"], [(batch,)] * 2, "inductor")

@@ -106,14 +106,20 @@ def _divide(module: fx.GraphModule, early: frozenset[str]) -> tuple[Stage, fx.Gr
 
 
 def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
-    """Moves calls with certain names to where they are first read; drops calls nobody reads."""
-    drop_dead(graph)
+    """Moves calls that an earlier stage made too to where they are first read.
+
+    Those that nobody reads go, draws of random numbers among them: they must happen once.
+    """
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and node.name in names and node.users:
-            reader = min(node.users, key=order.__getitem__)
-            reader.prepend(node)
-            order[node] = order[reader]
+        if node.op != "call_function" or node.name not in names:
+            continue
+        if not node.users:
+            graph.erase_node(node)
+            continue
+        reader = min(node.users, key=order.__getitem__)
+        reader.prepend(node)
+        order[node] = order[reader]
 
 
 def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:

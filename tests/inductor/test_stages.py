@@ -14,6 +14,7 @@ from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.phases import separate
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.random import is_random
 from dynamo_backends.inductor import steps
 from dynamo_backends.inductor.stages import Stage, cut
 from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager
@@ -175,7 +176,7 @@ def test_gradients_of_convolutions_are_computed_channels_last(
 
 
 class Attention(nn.Module):
-    """Its gradient reads the logarithms of the sums, which nothing in the forward reads."""
+    """Drops weights of attention: the partitioner leaves the draw in the backward, unread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,11 +185,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (h.unflatten(-1, (2, 4)).mT for h in self.heads(x).chunk(3, -1))
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
         return self.out(nn.functional.gelu(mixed.mT.flatten(-2)))
 
 
-def test_calls_that_nothing_reads_are_dropped() -> None:
+def test_random_numbers_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = torch.randn(2, 4, 8, dtype=torch.float64)
+    graph = graph_of(monkeypatch, Attention().double(), one_step, batch)
+    counts = [sum(map(is_random, stage.module.graph.nodes)) for stage in stages_of(graph)]
+    assert counts == [1, 0]
+
+
+def test_draws_of_later_steps_are_eagers() -> None:
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(2, 4, 8, generator=generator, dtype=torch.float64)
-    assert_equal_to_eager(Attention, OPTIMIZERS["adamw"], [(batch,)] * 2, "inductor")
+    assert_equal_to_eager(Attention, OPTIMIZERS["adamw"], [(batch,)] * 3, "inductor")

@@ -4,16 +4,14 @@ Weights are not copied, because candidates prepare them once and know them by th
 are compared with a copy after each trial instead, and put right if a candidate wrote to them.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-
-Run = Callable[[list[Any]], Sequence[Any]]
-"""From a list of inputs to outputs."""
+from dynamo_backends.tuning.race import Run
 
 
 def memory_of(tensor: Any) -> int | None:

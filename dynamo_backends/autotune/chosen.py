@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.autotune.counts import COUNTS
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.report import GraphReport
+from dynamo_backends.tuning.counts import COUNTS
 
 log = logging.getLogger("dynamo_backends")
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dynamo_backends.autotune import memory
-from dynamo_backends.autotune.arguments import Arguments, Run
-from dynamo_backends.autotune.budget import Budget
+from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.counts import COUNTS
-from dynamo_backends.autotune.measure import EQUAL, Measured, Race
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.progress import Progress
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.report import CandidateReport
+from dynamo_backends.tuning.budget import Budget
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.tuning.race import EQUAL, Measured, Race, Run
 from dynamo_backends.verify import restore_rng, snapshot_rng
 
 _SETS = 3  # of inputs, to be rotated

@@ -11,21 +11,22 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
-from dynamo_backends.autotune import budget as budgets
-from dynamo_backends.autotune.arguments import Arguments, Run, find_mutated
+from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.counts import COUNTS
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.progress import showing
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.report import CandidateReport, GraphReport, Kind
+from dynamo_backends.tuning import budget as budgets
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import showing
+from dynamo_backends.tuning.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

@@ -16,16 +16,13 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
-from dynamo_backends.autotune import budget as budgets
-from dynamo_backends.autotune.arguments import Arguments, Run
+from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
 from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.counts import COUNTS
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.progress import showing
 from dynamo_backends.backend import Backend, Bound, Executable
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.graph.decompositions import decompositions
@@ -38,6 +35,10 @@ from dynamo_backends.stance import compiles_nothing
 from dynamo_backends.toolkit.expansion import decompose
 from dynamo_backends.toolkit.preparation import in_order
 from dynamo_backends.toolkit.results import Results
+from dynamo_backends.tuning import budget as budgets
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import showing
+from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import in_float64
 
 log = logging.getLogger("dynamo_backends")

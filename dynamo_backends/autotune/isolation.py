@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dynamo_backends.autotune import wire
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import SPLIT, Candidate
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.tuning.children import environment, kill
 
 TASK, RESULT = "task.json", "result.json"
 
@@ -87,18 +87,3 @@ def _explain(folder: Path, status: int) -> str:
         last = f": {lines[-1]}" if lines else ""
         return f"ended with exit status {status} in a process of its own{last}"
     return str(result["problem"])
-
-
-def kill(child: "subprocess.Popen[Any]") -> None:
-    """Ends the process and those that it started."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (AttributeError, OSError):
-        child.kill()
-    child.wait()
-
-
-def environment() -> dict[str, str]:
-    """For another process: the same modules and packages as here."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path}

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from dynamo_backends.autotune import wire
-from dynamo_backends.autotune.arguments import Arguments, Run
+from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.contest import Subject
 from dynamo_backends.autotune.isolation import RESULT, TASK
@@ -22,6 +22,7 @@ from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.training import differentiated
 from dynamo_backends.autotune.verify import judge
 from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.tuning.race import Run
 
 
 class _Rebuilt(nn.Module):

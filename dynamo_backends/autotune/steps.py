@@ -19,7 +19,6 @@ from dynamo_backends.aot.step.backends import compile_whole
 from dynamo_backends.aot.step.duel import Duel, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.candidates import EAGER, Candidate
-from dynamo_backends.autotune.counts import COUNTS
 from dynamo_backends.autotune.functional import (
     FUNCTION,
     NOT_COMPILED,
@@ -34,6 +33,7 @@ from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.toolkit.expansion import retrace
+from dynamo_backends.tuning.counts import COUNTS
 
 log = logging.getLogger("dynamo_backends")
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune.arguments import Run
 from dynamo_backends.autotune.candidates import SPLIT, Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.report import CandidateReport, GraphReport
+from dynamo_backends.tuning.race import Run
 
 
 class TrainingEnsemble(Ensemble):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune.arguments import Arguments, Run, Watch, memory_of
+from dynamo_backends.autotune.arguments import Arguments, Watch, memory_of
 from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
 
 REDUCED_TOLERANCE = 0.02

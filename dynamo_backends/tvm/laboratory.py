@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from dynamo_backends.autotune.isolation import environment, kill
+from dynamo_backends.tuning.children import environment, kill
 
 START_S = 300
 """For the process's imports and a function's default schedule."""

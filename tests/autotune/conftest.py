@@ -7,9 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from dynamo_backends.autotune.arguments import Run
-from dynamo_backends.autotune.counts import COUNTS, Counts
-from dynamo_backends.autotune.measure import Race
+from dynamo_backends.tuning.counts import COUNTS, Counts
+from dynamo_backends.tuning.race import Race, Run
 from tests.autotune import planted
 
 METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from dynamo_backends.autotune.budget import Budget
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.report import CandidateReport
+from dynamo_backends.tuning.budget import Budget
 from tests.autotune.test_decisions import decision
 
 

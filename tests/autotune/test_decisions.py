@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.autotune.counts import Counts
 from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
 from dynamo_backends.cli.main import main
 from dynamo_backends.report import CandidateReport
+from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow
 
 PROGRAM = """
 import json
 import torch
 import dynamo_backends
-from dynamo_backends.autotune.counts import COUNTS
+from dynamo_backends.tuning.counts import COUNTS
 from tests.autotune.planted import Slow
 
 torch.manual_seed(0)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.autotune.counts import Counts
-from dynamo_backends.autotune.progress import showing
 from dynamo_backends.errors import OptionError
 from dynamo_backends.program import Block
+from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tuning.progress import showing
 from tests.backend_checks import SEMANTICS, agree
 
 pytestmark = pytest.mark.usefixtures("eager_seems_slow")

@@ -13,9 +13,9 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.chosen import Chosen
-from dynamo_backends.autotune.counts import Counts
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import try_out
+from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow, slow
 
 REASONS = {

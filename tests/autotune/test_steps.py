@@ -8,10 +8,10 @@ import dynamo_backends
 from dynamo_backends import GraphReport, Step
 from dynamo_backends.aot.step.duel import ROUNDS, WARMUP, Duel
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.autotune.counts import Counts
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
 from dynamo_backends.inductor.steps import InductorStep
+from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.xla.step_runtime import XlaStep
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager

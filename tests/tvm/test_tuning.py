@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.autotune import budget
 from dynamo_backends.report import GraphReport
+from dynamo_backends.tuning import budget
 from dynamo_backends.tvm import tuning
 from dynamo_backends.tvm.laboratory import Lost
 from dynamo_backends.tvm.records import Record, Records

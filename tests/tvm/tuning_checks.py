@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.autotune import budget
 from dynamo_backends.backend import SUPPORTED
 from dynamo_backends.toolkit.trials import Answers
+from dynamo_backends.tuning import budget
 from dynamo_backends.tvm import records, search, trial, tuning
 from dynamo_backends.tvm.laboratory import Lost
 

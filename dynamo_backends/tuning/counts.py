@@ -1,4 +1,4 @@
-"""What autotune has done in this process, counted."""
+"""What tuning has done in this process, counted."""
 
 from dataclasses import dataclass
 

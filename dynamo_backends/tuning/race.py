@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.autotune.arguments import Run
-from dynamo_backends.autotune.counts import COUNTS
 from dynamo_backends.bench.statistics import Ratio, Timing, speedup
+from dynamo_backends.tuning.counts import COUNTS
+
+Run = Callable[[list[Any]], Sequence[Any]]
+"""From a list of inputs to outputs."""
 
 EQUAL = 0.01
 """Candidates whose times differ by less than this part are equal."""

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="the candidates of one decision")
     show.add_argument("key", metavar="KEY", help="the first characters of its key, as ls shows it")
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    clear = actions.add_parser("clear", help="forget decisions, so that graphs are tuned anew")
+    clear = actions.add_parser(
+        "clear", help="forget decisions, and tvm's schedules, so that graphs are tuned anew"
+    )
     clear.add_argument(
         "--executables", action="store_true", help="remove compiled code from the disk, too"
     )
@@ -114,14 +117,23 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
 
 
 def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
+    from dynamo_backends.tvm.records import FOLDER
+
+    folder = decisions.folder.parent
     print(f"removed {decisions.clear()} decisions from {decisions.folder}")
+    schedules = folder / FOLDER
+    if removed := _remove(schedules.glob("*/*.bin")):
+        print(f"removed {removed} tuned schedules from {schedules}")
     if args.executables:
-        folder = decisions.folder.parent
-        files = list(folder.glob("*.bin"))
-        for path in files:
-            path.unlink(missing_ok=True)
-        print(f"removed {len(files)} compiled graphs from {folder}")
+        print(f"removed {_remove(folder.glob('*.bin'))} compiled graphs from {folder}")
     return 0
+
+
+def _remove(files: Iterable[Path]) -> int:
+    paths = list(files)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return len(paths)
 
 
 def _export(args: argparse.Namespace, decisions: "Decisions") -> int:

@@ -16,8 +16,10 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
 from dynamo_backends.cli.main import main
+from dynamo_backends.graph.cache import DiskCache, cache_folder
 from dynamo_backends.report import CandidateReport
 from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tvm.records import Record, Records
 from tests.autotune.planted import Slow
 
 PROGRAM = """
@@ -182,6 +184,21 @@ def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.Captur
     assert main(["cache", "import", str(file)]) == 0
     assert "took over 1 decisions, not 1 that are older" in capsys.readouterr().out
     assert Decisions().all() == [newer, decision()]
+
+
+def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.CaptureFixture[str]):
+    compiled = DiskCache(cache_folder())
+    Decisions().put(decision())
+    compiled.put("graph", {"code": b"1"})
+    records = Records("this machine")
+    records.put("function", Record(None, ""))
+    assert main(["cache", "clear"]) == 0
+    assert "removed 1 tuned schedules" in capsys.readouterr().out
+    assert (Decisions().all(), records.get("function")) == ([], None)
+    assert compiled.get("graph") is not None
+    assert main(["cache", "clear", "--executables"]) == 0
+    assert "removed 1 compiled graphs" in capsys.readouterr().out
+    assert compiled.get("graph") is None
 
 
 def test_ls_and_show(capsys: pytest.CaptureFixture[str]):

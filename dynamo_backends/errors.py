@@ -44,7 +44,7 @@ class CompileError(DynamoBackendsError):
 
 
 class SaveError(DynamoBackendsError):
-    """A compiled graph cannot be saved to a file, and torch was asked to."""
+    """A compiled graph cannot be saved to a file, or loaded from one of another version."""
 
 
 class FallbackRefusedError(DynamoBackendsError):

@@ -34,10 +34,11 @@ from dynamo_backends.errors import (
     DynamoBackendsError,
     FallbackRefusedError,
     LoweringError,
+    SaveError,
     VerificationError,
 )
 from dynamo_backends.graph.aliasing import is_replayed
-from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.graph.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.fragments import fragmentation
@@ -127,10 +128,15 @@ class _GraphCompiler:
     def __reduce__(self) -> tuple[Any, ...]:
         if get_backend(self.backend.name) is not self.backend:
             raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
-        return _graph_compiler, (self.backend.name, self.options, self.facts)
+        return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
 
 
-def _graph_compiler(name: str, options: Options, facts: Captured) -> _GraphCompiler:
+def _graph_compiler(version: str, name: str, options: Options, facts: Captured) -> _GraphCompiler:
+    if version != source_digest():
+        raise SaveError(
+            "this graph was kept by another version of dynamo_backends, which may have traced it "
+            "differently. Compile it anew."
+        )
     backend = get_backend(name)
     require_available(backend)
     return _GraphCompiler(backend, options, facts, next(_captures))

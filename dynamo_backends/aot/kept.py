@@ -89,7 +89,7 @@ def compile_kept(
     packed: bytes | Exception
     try:
         packed = pack(gm)
-    except Exception as error:  # whatever a node's target or constant answers to pickling
+    except Exception as error:  # whatever a target or a constant answers to pickling
         packed = error
     run = compile_boxed(compile_graph, gm, kind, static)
     return KeptCode(run, Remaking(compile_graph, packed, kind, static))

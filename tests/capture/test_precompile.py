@@ -197,14 +197,27 @@ def test_a_function_is_saved_to_a_file(backend: str, tmp_path: Path) -> None:
     assert [r.backend for r in reports] == [backend]
 
 
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch._dynamo.config.patch(enable_aot_compile=True)
+def test_what_another_version_kept_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = torch.compile(doubled, backend="openxla", fullgraph=True)
+    path = tmp_path / "doubled"
+    compiled.aot_compile(((torch.ones(2),), {})).save_compiled_function(str(path))
+    monkeypatch.setattr("dynamo_backends.pipeline.source_digest", lambda: "of another version")
+    with path.open("rb") as file, pytest.raises(SaveError, match="by another version"):
+        torch.compiler.load_compiled_function(file)
+
+
 @torch._dynamo.config.patch(enable_aot_compile=True)
 def test_what_cannot_be_saved_says_why() -> None:
-    def double(x: Tensor) -> Tensor:
-        return x * 2
-
-    compiled = torch.compile(double, backend=as_unregistered, fullgraph=True)
+    compiled = torch.compile(doubled, backend=as_unregistered, fullgraph=True)
     with pytest.raises(SaveError, match="cannot be saved to a file: its compiler cannot be"):
         compiled.aot_compile(((torch.ones(2),), {}))
-    compiled = torch.compile(double, backend="openxla", fullgraph=True)
+    compiled = torch.compile(doubled, backend="openxla", fullgraph=True)
     with pytest.raises(SaveError, match="cannot be saved to a file: an input is of a subclass"):
         compiled.aot_compile(((torch.ones(2).as_subclass(Labelled),), {}))

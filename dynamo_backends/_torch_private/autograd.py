@@ -60,7 +60,7 @@ def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
     """While AOT Autograd runs: what it keeps is found again for this compiler alone."""
     if compiler is None:
         return nullcontext()
-    config = torch.compiler.config
+    config: Any = torch.compiler.config
     mark = hashlib.sha256(compiler).hexdigest()
     patched: AbstractContextManager[None] = config.patch(
         cache_key_tag=f"{config.cache_key_tag} dynamo_backends {mark}"

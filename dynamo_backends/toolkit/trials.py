@@ -100,10 +100,10 @@ def judge(
     except Exception as error:
         raise EagerRefused(type(error).__name__) from error
     results = run(list(args))
-    compared = expected, results, precise
+    compared: Sequence[Sequence[Any]] = (expected, results, precise)
     if not _is_elementwise(graph) and len(expected) == len(results):
         scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
-        compared = tuple(zip(*scaled, strict=True))
+        compared = list(zip(*scaled, strict=True))
     with silenced("torch._dynamo"):  # which says that a reference has NaN
         wrong = difference(*compared)
     return _imprecise(graph, expected, results, precise) if wrong is None else wrong

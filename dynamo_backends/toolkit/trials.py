@@ -119,8 +119,10 @@ def _of_size_one(e: Tensor, r: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tenso
     The accuracy rule allows an absolute error besides eager's own, which for sums of thousands of
     numbers, as in a trial's convolution, would be a smaller and smaller part of the results.
     """
-    largest = p.nan_to_num(0, 0, 0).abs().max().item() if p.numel() else 0.0
-    if not p.is_floating_point() or e.dtype != r.dtype or largest <= 1:
+    if not p.is_floating_point() or e.dtype != r.dtype or not p.numel():
+        return e, r, p
+    largest = p.nan_to_num(0, 0, 0).abs().max().item()
+    if largest <= 1:
         return e, r, p
     part = 2.0 ** -math.floor(math.log2(largest))
     return e * part, r * part, p * part

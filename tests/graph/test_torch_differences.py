@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.aot.autograd import compile_functional
-from dynamo_backends.report import Kind
 from tests.graph.programs import Call, Input, Program, Ref
 
 Made = Callable[[], list[Tensor]]
@@ -84,5 +83,5 @@ def test_aot_autograd_itself_fails_for_inputs_that_share_memory_with_an_offset()
         compile_functional(program.module(), values, _as_it_is, {})(*values)
 
 
-def _as_it_is(gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Any]:
+def _as_it_is(gm: fx.GraphModule, *_: Any) -> Callable[[list[Any]], Any]:
     return lambda args: gm(*args)

@@ -46,6 +46,7 @@ def test_infinities_and_other_types_are_compared_as_they_are() -> None:
     assert judge(graph, lambda args: [args[0].t()], [x]) is None
     assert judge(graph, lambda args: [args[0].t().nan_to_num(0.0)], [x]) is not None
     assert judge(graph, lambda args: [args[0].t().half()], [x]) is not None
-    count = torch.tensor([[3, 100]])
-    graph = call_of(aten.t.default, count)
-    assert judge(graph, lambda args: [args[0].t() + 1], [count]) is not None
+    for other in (torch.tensor([[3, 100]]), torch.tensor([[True, False]])):
+        graph = call_of(aten.t.default, other)
+        assert judge(graph, lambda args: [args[0].t()], [other]) is None
+        assert judge(graph, lambda args: [args[0].t() ^ 1], [other]) is not None

@@ -1,7 +1,6 @@
 """How much faster a process starts that finds its compiled executables on disk.
 
     python benchmarks/cache_start.py
-
     python benchmarks/cache_start.py --precompile
 
 Each start is a fresh process; counted are `torch.compile` and its first call. A cold start has

@@ -35,6 +35,7 @@ from dynamo_backends.errors import (
     FallbackRefusedError,
     LoweringError,
     SaveError,
+    UnknownBackendError,
     VerificationError,
 )
 from dynamo_backends.graph.aliasing import is_replayed
@@ -126,7 +127,11 @@ class _GraphCompiler:
         return CompiledGraph(backend, normalized, options, report)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_backend(self.backend.name) is not self.backend:
+        try:
+            found = get_backend(self.backend.name)
+        except UnknownBackendError as error:
+            raise pickle.PicklingError(f"{error} See register_backend.") from error
+        if found is not self.backend:
             raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
         return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
 

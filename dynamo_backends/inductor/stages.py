@@ -101,25 +101,26 @@ def _divide(module: fx.GraphModule, early: frozenset[str]) -> tuple[Stage, fx.Gr
     graph.output_node().meta.clear()
     before, after = private.divide_by_min_cut(module, late, len(ends) + len(made))
     handed = after.graph.find_nodes(op="placeholder")
+    _drop_unread(after.graph, early)  # the partitioner leaves draws, which happen in the first part
     _compute_when_needed(after.graph, early)
     return _stage(before, (node.name for node in chain(made, handed))), after
 
 
-def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
-    """Moves calls that an earlier stage made too to where they are first read.
+def _drop_unread(graph: fx.Graph, names: frozenset[str]) -> None:
+    """Erases calls with certain names that nobody reads, draws of random numbers among them."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.name in names and not node.users:
+            graph.erase_node(node)
 
-    Those that nobody reads go, draws of random numbers among them: they must happen once.
-    """
+
+def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
+    """Moves calls with certain names to where they are first read."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in reversed(list(graph.nodes)):
-        if node.op != "call_function" or node.name not in names:
-            continue
-        if not node.users:
-            graph.erase_node(node)
-            continue
-        reader = min(node.users, key=order.__getitem__)
-        reader.prepend(node)
-        order[node] = order[reader]
+        if node.op == "call_function" and node.name in names:
+            reader = min(node.users, key=order.__getitem__)
+            reader.prepend(node)
+            order[node] = order[reader]
 
 
 def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:

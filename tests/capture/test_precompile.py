@@ -1,8 +1,5 @@
 """Torch keeps what was compiled: the next process captures nothing."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,22 +10,22 @@ from torch import Tensor, fx, nn
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends import bench
 from dynamo_backends.errors import SaveError
 from dynamo_backends.pipeline import compile_captured
 from dynamo_backends.registry import get_backend
-
-ROOT = Path(__file__).parents[2]
+from dynamo_backends.tuning.children import environment
 
 
 class Net(nn.Module):
-    """Weights, buffers that change, a constant, views and a draw."""
+    """Weights, buffers that change, a constant, a view and, in training, draws."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)
         )
-        self.head = nn.Linear(8, 5)
+        self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, 5))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.layers(x).mean((2, 3)) + torch.tensor([1.0] * 8)
@@ -88,25 +85,23 @@ def process(program: str, backend: str, results: str) -> None:
         outcome = PROGRAMS[program](backend)
     torch.compiler.save_cache_artifacts()
     torch.save(outcome, results)
-    captured = private.dynamo_counters()["stats"]["unique_graphs"]
-    executables = sum(r.executables for r in reports)
-    print(captured, executables, sum(r.cache_hits for r in reports))
+    bench.hand_back(
+        captured=private.dynamo_counters()["stats"]["unique_graphs"],
+        executables=sum(r.executables for r in reports),
+        hits=sum(r.cache_hits for r in reports),
+    )
 
 
 def run(program: str, backend: str, folder: Path) -> tuple[int, int, int, Any]:
-    results = folder / "results.pt"
-    call = f"process({program!r}, {backend!r}, {str(results)!r})"
-    environment = {
-        **os.environ,
+    results = str(folder / "results.pt")
+    code = f"from {__name__} import process; process{program, backend, results}"
+    variables = {
         "TORCH_CACHING_PRECOMPILE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
         "DYNAMO_BACKENDS_CACHE": str(folder / "executables"),
     }
-    command = [sys.executable, "-c", f"from {__name__} import process; {call}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    captured, executables, hits = map(int, done.stdout.split())
-    return captured, executables, hits, torch.load(results)
+    had_to = bench.run_child(["-c", code], {**environment(), **variables})
+    return had_to["captured"], had_to["executables"], had_to["hits"], torch.load(results)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +143,25 @@ class Labelled(Tensor):
 
 
 def as_unregistered(captured: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """Compiles with a backend that no name leads to."""
+    """Compiles with a backend to which its name does not lead."""
     backend = type(get_backend("openxla"))()
+    return compile_captured(backend, captured, inputs, backend.Options())
+
+
+def as_unknown(captured: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compiles with a backend whose name leads nowhere."""
+    backend = type(get_backend("openxla"))()
+    backend.name = "unheard of"
     return compile_captured(backend, captured, inputs, backend.Options())
 
 
 @torch._dynamo.config.patch(caching_precompile=True)
 @torch.no_grad()
-def test_a_compiler_that_cannot_be_pickled_keeps_nothing() -> None:
+@pytest.mark.parametrize("backend", [as_unregistered, as_unknown])
+def test_a_compiler_that_cannot_be_pickled_keeps_nothing(backend: Any) -> None:
     model, x = make()
     model.eval()
-    results = torch.compile(model, backend=as_unregistered)(x)
+    results = torch.compile(model, backend=backend)(x)
     torch.testing.assert_close(results, model(x))
 
 
@@ -167,7 +170,6 @@ def test_a_compiler_that_cannot_be_pickled_keeps_nothing() -> None:
 def test_a_graph_that_cannot_be_packed_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     def refuse(_: fx.GraphModule) -> bytes:
         raise TypeError("no bytes today")
 

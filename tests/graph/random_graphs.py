@@ -94,8 +94,10 @@ def through_passes(decomposed: bool) -> Route:
     return route
 
 
-def _compile_stages(gm: fx.GraphModule, kind: Any, _: Any) -> Callable[[list[Any]], Sequence[Any]]:
-    normalized = normalize(gm, kind, freeze=True)
+def _compile_stages(
+    gm: fx.GraphModule, kind: Any, static: Any
+) -> Callable[[list[Any]], Sequence[Any]]:
+    normalized = normalize(gm, kind, freeze=True, static=static)
     stages = [("normalize", normalized.graph.copy())]
     PASSES(normalized.graph, lambda p, graph, _: stages.append((p.name, graph.copy())))
 

@@ -153,13 +153,7 @@ def scatter(
         reach = [d * (m - 1) for d, m in zip(dilation, taps, strict=True)]
         low = [r - a for r, a in zip(reach, first, strict=True)]
         high = [b - size + 1 for b, size in zip(last, x.shape[1:-1], strict=True)]
-        # Padding that is equal on both sides is left to the program, which may have it for free.
-        equal = [max(0, min(pair)) for pair in zip(low, high, strict=True)]
-        padded = pad_spatial(
-            x,
-            [a - e for a, e in zip(low, equal, strict=True)],
-            [b - e for b, e in zip(high, equal, strict=True)],
-        )
+        padded, equal = _pad_unequal(x, low, high)
         y = convolve(
             padded,
             kernel,
@@ -176,10 +170,7 @@ def scatter(
 
     n = len(out_spatial)
     y = _assemble(rows, [_segments(k, s) for k, s in zip(w.shape[3:], stride, strict=True)], n)
-    # (N, q1…qn, s1…sn, g, C) -> (N, q1, s1, …, qn, sn, g, C) -> (N, q1·s1, …, qn·sn, g·C)
-    order = [0, *itertools.chain.from_iterable((1 + d, 1 + n + d) for d in range(n))]
-    y = y.transpose(*order, 2 * n + 1, 2 * n + 2)
-    y = y.reshape(y.shape[0], *(y.shape[i] * y.shape[i + 1] for i in range(1, 2 * n, 2)), -1)
+    y = _interleave(y, n)
     start = [p - a * s for p, a, s in zip(padding, first, stride, strict=True)]
     limit = [a + o for a, o in zip(start, out_spatial, strict=True)]
     return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, out_channels))
@@ -233,6 +224,29 @@ def _assemble(
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1 + n + depth)
 
     return join(())
+
+
+def _interleave(y: jax.Array, n: int) -> jax.Array:
+    """(N, q1…qn, s1…sn, g, C) -> (N, q1, s1, …, qn, sn, g, C) -> (N, q1·s1, …, qn·sn, g·C)."""
+    order = [0, *itertools.chain.from_iterable((1 + d, 1 + n + d) for d in range(n))]
+    y = y.transpose(*order, 2 * n + 1, 2 * n + 2)
+    return y.reshape(y.shape[0], *(y.shape[i] * y.shape[i + 1] for i in range(1, 2 * n, 2)), -1)
+
+
+def _pad_unequal(
+    x: jax.Array, low: Sequence[int], high: Sequence[int]
+) -> tuple[jax.Array, list[int]]:
+    """Pad by what one side has more; returns also what is left, equal on both sides.
+
+    That is left to the program, which may have it for free.
+    """
+    equal = [max(0, min(pair)) for pair in zip(low, high, strict=True)]
+    padded = pad_spatial(
+        x,
+        [a - e for a, e in zip(low, equal, strict=True)],
+        [b - e for b, e in zip(high, equal, strict=True)],
+    )
+    return padded, equal
 
 
 def _spread(x: jax.Array, factors: Sequence[int]) -> jax.Array:

@@ -130,9 +130,10 @@ class StepEnsemble(StepProgram):
 
     def _written_over(self, candidate: Candidate) -> StepProgram:
         if candidate.owner != "ours":
+            from dynamo_backends.inductor.decompositions import decompositions as inductors
             from dynamo_backends.inductor.steps import compile_step_graph
 
-            return compile_step_graph(retrace(self._graph, private.inductor_decompositions()))
+            return compile_step_graph(retrace(self._graph, inductors()))
         backend, options = self._ensemble.compiler(candidate)
         return compile_whole(backend, options, decomposed(self._graph, dialect(backend, options)))
 

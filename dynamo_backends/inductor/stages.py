@@ -3,8 +3,7 @@
 Inductor lets no loop compute again what another has computed, and it merges loops that read the
 same memory. Were forward and backward one program, loops of the forward would also write what only
 the backward reads. So a step is cut where `torch.compile` cuts it, by torch's partitioner, which
-lets the backward compute cheap things again. And convolutions of a forward get the layout that
-suits them, which is that of their gradients only if these are traced afterwards.
+lets the backward compute cheap things again.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,47 +135,6 @@ def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:
     module.recompile()
     reads = tuple(place.name for place in graph.find_nodes(op="placeholder"))
     return Stage(module, reads, makes)
-
-
-def keep_strides(graph: fx.Graph, kept: Sequence[int]) -> None:
-    """Lets outputs have the strides that they were traced with, if those of the inputs change.
-
-    torch's kernels for convolutions give gradients the layout of what they are computed from.
-
-    Args:
-        graph: Of a stage.
-        kept: Which outputs.
-    """
-    if not graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        return
-    outputs = list(_outputs(graph))
-    with graph.inserting_before(graph.output_node()):
-        for i in kept:
-            if _may_be_channels_last(outputs[i].meta["val"].shape):
-                outputs[i] = _in_order(graph, outputs[i])
-    graph.output_node().args = (tuple(outputs),)
-
-
-def _may_be_channels_last(shape: Sequence[int]) -> bool:
-    """Whether channels last is another order in memory than torch's own."""
-    return len(shape) > 2 and shape[1] > 1 and max(shape[2:]) > 1
-
-
-def _in_order(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    value = node.meta["val"]
-    order = sorted(range(value.ndim), key=value.stride().__getitem__, reverse=True)
-    inverse = sorted(range(value.ndim), key=order.__getitem__)
-    contiguous = {"memory_format": torch.contiguous_format}
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        result = graph.call_function(target, args, kwargs)
-        result.meta = {"val": target(args[0].meta["val"], *args[1:], **kwargs)}
-        return result
-
-    if order == inverse == list(range(value.ndim)):
-        return call(aten.clone.default, node, **contiguous)
-    moved = call(aten.clone.default, call(aten.permute.default, node, order), **contiguous)
-    return call(aten.permute.default, moved, inverse)
 
 
 def _outputs(graph: fx.Graph) -> Sequence[fx.Node]:

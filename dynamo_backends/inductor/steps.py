@@ -19,7 +19,10 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.whole import give_up, signals_held
 from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.inductor.stages import Stage, cut, keep_strides
+from dynamo_backends.graph.random import draw
+from dynamo_backends.inductor.convolutions import choose_kernels
+from dynamo_backends.inductor.layouts import make_channels_last
+from dynamo_backends.inductor.stages import Stage, cut
 
 
 def compile_step_graph(graph: Graph) -> StepProgram:
@@ -35,15 +38,16 @@ class InductorStep(StepProgram):
     """
 
     def __init__(self, graph: Graph):
+        _check_draws(graph)
         phases = separate(graph)
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self._handed = phases.handed
         self._rest = phases.rest
-        self._compute = Chain(phases.compute)
+        self._compute = Chain(phases.compute, phases.handed)
         places = phases.write.graph.find_nodes(op="placeholder")
-        self._write, _ = compile_step_with_inductor(
-            phases.write, [p.meta["val"] for p in places], ()
-        )
+        given = [p.meta["val"] for p in places]
+        given[: phases.handed] = self._compute.made[: phases.handed]
+        self._write, _ = compile_step_with_inductor(phases.write, given, ())
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
@@ -76,6 +80,16 @@ class InductorStep(StepProgram):
         return results
 
 
+def _check_draws(graph: Graph) -> None:
+    """Refuses draws that are no operators; they remain where another draw depends on data."""
+    if any(node.target is draw for node in graph.calls):
+        raise StepCaptureError(
+            "the step draws random numbers, and some draw depends on what the step computes; "
+            'Inductor would not keep their order. Use another backend ("aot_eager"), or pass '
+            'fallback="split" to compile forward and backward by themselves.'
+        )
+
+
 @dataclass(frozen=True)
 class _Link:
     """A compiled stage.
@@ -98,11 +112,20 @@ class Chain:
 
     Args:
         module: Its graph; its outputs are nodes.
+        free: How many outputs, the first ones, may have other strides than they were traced with.
+
+    Attributes:
+        links: Its programs.
+        made: The outputs as fake tensors.
     """
 
-    def __init__(self, module: fx.GraphModule):
+    def __init__(self, module: fx.GraphModule, free: int):
+        results: Any = module.graph.output_node().args[0]
+        make_channels_last(module, range(free, len(results)))
+        choose_kernels(module)
         outputs: Any = module.graph.output_node().args[0]
         returned = [node.name for node in outputs]
+        fixed = set(returned[free:])
         values = {p.name: p.meta["val"] for p in module.graph.find_nodes(op="placeholder")}
         stages = cut(module)
         names = dict.fromkeys([*values, *chain.from_iterable(s.makes for s in stages)])
@@ -114,7 +137,8 @@ class Chain:
             wanted = set(returned).union(*(s.reads for s in stages[number + 1 :]))
             last = [name for name in stage.reads if name not in wanted]
             used = [tuple(places[n] for n in names) for names in (stage.reads, stage.makes, last)]
-            self.links.append(_Link(_compiled(stage, values, set(returned)), *used))
+            self.links.append(_Link(_compiled(stage, values, fixed), *used))
+        self.made = [values[name] for name in returned]
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         """The outputs; the list of inputs becomes empty."""
@@ -129,13 +153,12 @@ class Chain:
         return [values[i] for i in self._outputs]
 
 
-def _compiled(stage: Stage, values: dict[str, Any], returned: set[str]) -> Any:
+def _compiled(stage: Stage, values: dict[str, Any], fixed: set[str]) -> Any:
     """Compiles a stage; `values` has what it reads, and gets what it makes, as fake tensors.
 
-    What the step returns keeps its strides; those of all else are Inductor's choice.
+    What is fixed keeps its strides; those of all else are Inductor's choice.
     """
-    kept = [i for i, name in enumerate(stage.makes) if name in returned]
-    keep_strides(stage.module.graph, kept)
+    kept = [i for i, name in enumerate(stage.makes) if name in fixed]
     outputs: Any = stage.module.graph.output_node().args[0]
     made = [node.meta["val"] for node in outputs]
     inputs = [values[name] for name in stage.reads]

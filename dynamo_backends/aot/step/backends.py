@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.cached import load_or_compile
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.backend import Backend, Options
@@ -64,9 +63,10 @@ def _eager() -> StepBackend:
 
 
 def _inductor() -> StepBackend:
+    from dynamo_backends.inductor.decompositions import decompositions as inductors
     from dynamo_backends.inductor.steps import compile_step_graph
 
-    return StepBackend("inductor", private.inductor_decompositions(), compile_step_graph)
+    return StepBackend("inductor", inductors(), compile_step_graph)
 
 
 _TORCHS: dict[str, Callable[[], StepBackend]] = {

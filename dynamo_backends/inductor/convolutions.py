@@ -1,0 +1,108 @@
+"""Gradients of convolutions: by oneDNN, or that of the weight as a product, whatever is faster.
+
+oneDNN's kernel shares its work out badly where images are small and channels many, as at the end
+of a ResNet, and for convolutions of single pixels. There a product of the gradient with a matrix of
+all patches of the image takes half the time. It depends on the processor, so it is measured, once
+for each kind of convolution in a process; equal settings give equal choices afterwards.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, declare
+from dynamo_backends.tuning.race import Race
+
+aten = torch.ops.aten
+
+_BUDGET_S = 0.2  # for each kind of convolution
+_known: dict[Any, Any] = {}
+_lock = threading.Lock()
+
+
+def _by_product(
+    gradient: Tensor, image: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *rest: Any
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    stride, padding, *_, (of_image, _, of_bias) = rest
+    found = None
+    if of_image:
+        settings = (*rest[:-1], [True, False, False])
+        found, _, _ = aten.convolution_backward(gradient, image, weight, bias_sizes, *settings)
+    rows = gradient.permute(1, 0, 2, 3).flatten(1)
+    product = rows @ _patches(image, weight.shape[2:], stride, padding).mT
+    return found, product.view(weight.shape), gradient.sum((0, 2, 3)) if of_bias else None
+
+
+def _patches(
+    image: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """One column for each place of the window, one row for each number that it shows there."""
+    if max(window) == 1 and max(stride) == 1 and not any(padding):
+        return image.permute(1, 0, 2, 3).flatten(1)
+    (top, left) = padding
+    padded = torch.nn.functional.pad(image, (left, left, top, top))
+    height, width = (
+        (n - w) // s + 1 for n, w, s in zip(padded.shape[2:], window, stride, strict=True)
+    )
+    n, c, y, x = padded.stride()
+    sizes = (image.shape[1], *window, len(image), height, width)
+    strides = (c, y, x, n, y * stride[0], x * stride[1])
+    return padded.as_strided(sizes, strides).reshape(-1, len(image) * height * width)
+
+
+BY_PRODUCT = declare(
+    "convolution_backward_by_product", aten.convolution_backward.default, _by_product
+)
+
+
+def choose_kernels(module: fx.GraphModule) -> None:
+    """Lets gradients of weights be computed as products where that is faster on this machine.
+
+    Where torch is told to be deterministic nothing is measured and nothing changes.
+
+    Args:
+        module: Functional, its nodes with values.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return
+    for node in module.graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
+        if _is_possible(node):
+            node.target = _faster(node)
+    module.recompile()
+
+
+def _is_possible(node: fx.Node) -> bool:
+    sizes = [n.meta["val"].shape for n in node.all_input_nodes]
+    settings: Any = node.args[4:]
+    _, _, dilation, transposed, _, groups, mask = settings
+    plain = not transposed and groups == 1 and all(d == 1 for d in dilation)
+    return bool(mask[1] and plain and all(map(math.prod, sizes)))
+
+
+def _faster(node: fx.Node) -> Any:
+    nodes: Any = node.args[:3]
+    tensors = [n.meta["val"] for n in nodes]
+    kinds = [(x.shape, x.stride(), x.dtype) for x in tensors]
+    settings = node.args[3:]
+    key = str((kinds, settings, torch.get_num_threads()))
+    with _lock:
+        if key not in _known:
+            with private.disable_current_modes(), torch.no_grad():
+                _known[key] = _race(kinds, settings)
+        return _known[key]
+
+
+def _race(kinds: Sequence[tuple[Any, Any, Any]], settings: Sequence[Any]) -> Any:
+    def inputs() -> list[Tensor]:
+        return [torch.empty_strided(*shape, dtype=dtype).fill_(1.0) for *shape, dtype in kinds]
+
+    candidates = {"aten": CONVOLUTION_BACKWARD, "product": BY_PRODUCT}
+    runs = {name: lambda given, op=op: op(*given, *settings) for name, op in candidates.items()}
+    race = Race(runs, inputs, sets=2, pauses=False, budget_s=_BUDGET_S)
+    measured = race.run("aten")
+    return candidates["aten" if "aten" in measured.equal else measured.order[0]]

@@ -1,0 +1,77 @@
+"""What is decomposed while a step for Inductor is traced, and how: Inductor's way, but for images.
+
+On CPUs some operators on images are kept whole (`native`), and batch norm is taken apart in a way
+of our own (`norms`), because Inductor's loops for them are slow. Of dropout only the mask is drawn,
+so that it can be drawn before the step runs, where all other draws are made (see `aot.step.draws`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.random import dropout
+from dynamo_backends.inductor import norms
+from dynamo_backends.inductor.native import NATIVE, in_order
+
+aten = torch.ops.aten
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """For each operator, a function of its arguments that may answer `NotImplemented`."""
+    table = private.inductor_decompositions()
+    ways = {**NATIVE, **_NORMS}
+    images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
+    return table | images | _DRAWS
+
+
+def _choice(way: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        found = way(*args, **kwargs) if _is_image_on_cpu(args[0]) else NotImplemented
+        if found is not NotImplemented or otherwise is None:
+            return found
+        return otherwise(*args, **kwargs)
+
+    return choose
+
+
+def _is_image_on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
+
+
+def _batch_norm(
+    image: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *settings: Any
+) -> Any:
+    if not training:
+        return NotImplemented
+    return norms.functional(image, weight, bias, mean, var, *settings)
+
+
+def _batch_norm_without_running(
+    image: Tensor, weight: Any, bias: Any, training: bool, *settings: Any
+) -> Any:
+    return norms.functional(image, weight, bias, None, None, *settings)[:3]
+
+
+def _batch_norm_backward(
+    gradient: Tensor, image: Tensor, weight: Any, _running_mean: Any, _running_var: Any,
+    mean: Any, invstd: Any, training: bool, _eps: float, mask: Any,
+) -> Any:  # fmt: skip
+    if not training:
+        return NotImplemented
+    return norms.backward(gradient, image, weight, mean, invstd, mask)
+
+
+_NORMS = {
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}
+
+_DRAWS = {
+    aten.native_dropout.default: dropout,
+    # Inductor would compare uniform numbers, which are others than eager draws.
+    aten.bernoulli.default: in_order(aten.bernoulli.default),
+}

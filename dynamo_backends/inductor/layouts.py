@@ -1,0 +1,140 @@
+"""Images of a step are kept channels last on CPUs, where kernels of convolutions are faster so.
+
+A step is traced with the layouts of eager. Here the operators that gain by it get what they read
+channels last, and what follows from that is computed again for all calls after them. What depends
+on the order of memory gets eager's: operators that read strides or draw random numbers, those of
+other libraries, and results that leave the step.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.inductor.native import NATIVE, in_order
+
+aten = torch.ops.aten
+
+_FASTER = {aten.convolution.default, *NATIVE.values()}
+_READ_STRIDES = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten.view.dtype,
+    aten.view_as_complex.default,
+    aten.view_as_real.default,
+}
+_NAMESPACES = {"aten", "prims", *(native.namespace for native in NATIVE.values())}
+
+
+def make_channels_last(module: fx.GraphModule, kept: Collection[int]) -> None:
+    """Changes a graph as the module's docstring says.
+
+    Args:
+        module: Functional, its nodes with values; its outputs are nodes.
+        kept: Which outputs have the strides that they were traced with.
+    """
+    graph = module.graph
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if not any(map(_gains, calls)):
+        return
+    layouts = _Layouts(graph)
+    for node in calls:
+        layouts.visit(node)
+    output = graph.output_node()
+    results: Any = output.args[0]
+    with graph.inserting_before(output):
+        found = [layouts.traced(x) if i in kept else x for i, x in enumerate(results)]
+    output.args = (tuple(found),)
+    module.recompile()
+
+
+def _gains(node: fx.Node) -> bool:
+    """Whether a call is faster channels last."""
+    if node.target not in _FASTER:
+        return False
+    value = node.all_input_nodes[0].meta["val"]
+    return bool(value.ndim == 4 and value.device.type == "cpu")
+
+
+def _depends_on_order(node: fx.Node) -> bool:
+    """Whether a call gives something else where its arguments have other strides."""
+    if not isinstance(node.target, private.OpOverload):
+        return False  # items of tuples
+    foreign = node.target.namespace not in _NAMESPACES
+    return foreign or node.target in _READ_STRIDES or is_random(node)
+
+
+class _Layouts:
+    """What became of the layouts in a graph.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: fx.Graph):
+        self._graph = graph
+        self._infer = Inference()
+        self._traced: dict[fx.Node, Any] = {}
+        self._converted: dict[fx.Node, fx.Node] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        """Gives a call the layouts that suit it, and its value anew if these are others."""
+        with self._graph.inserting_before(node):
+            if _gains(node):
+                node.args = fx.map_arg(node.args, self._channels_last)
+            elif _depends_on_order(node):
+                node.args = fx.map_arg(node.args, self.traced)
+                if is_random(node):
+                    node.target = in_order(node.target)
+        if not any(source in self._traced for source in node.all_input_nodes):
+            return
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        before = node.meta["val"]
+        self._infer(node)
+        if _strides(node.meta["val"]) != _strides(before):
+            self._traced[node] = before
+
+    def _channels_last(self, node: fx.Node) -> fx.Node:
+        value = node.meta["val"]
+        layout = torch.channels_last
+        if value.ndim != 4 or value.is_contiguous(memory_format=layout):
+            return node
+        if node not in self._converted:
+            self._converted[node] = self._clone(node, memory_format=layout)
+            self._traced[self._converted[node]] = value
+        return self._converted[node]
+
+    def traced(self, node: fx.Node) -> fx.Node:
+        """A tensor with the strides that it was traced with."""
+        if node not in self._traced:
+            return node
+        strides = self._traced[node].stride()
+        order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+        inverse = sorted(range(len(strides)), key=order.__getitem__)
+        if order == inverse == list(range(len(strides))):
+            return self._clone(node, memory_format=torch.contiguous_format)
+        moved = self._clone(self._permute(node, order), memory_format=torch.contiguous_format)
+        return self._permute(moved, inverse)
+
+    def _clone(self, node: fx.Node, **settings: Any) -> fx.Node:
+        return self._call(aten.clone.default, (node,), settings)
+
+    def _permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
+        return self._call(aten.permute.default, (node, list(order)), {})
+
+    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        self._infer(node)
+        return node
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.stride()
+    return [_strides(x) for x in value] if isinstance(value, (tuple, list)) else None

@@ -1,0 +1,76 @@
+"""ATen's kernels where they are faster on CPUs than the loops that Inductor writes instead.
+
+This is max pooling of images: ATen's kernels, in memory that is channels last (see `layouts`), work
+on many channels at a time, where Inductor's loops scatter gradients of maxima one by one. Gradients
+of convolutions are ATen's in any case, but so they get the layout that suits them.
+
+Inductor decomposes these operators, so a graph calls them by other names: each is an operator of
+the library `dynamo_backends` with the schema of ATen's, which runs ATen's.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_NAMESPACE = "dynamo_backends"
+_TAGS = {torch.Tag.needs_fixed_stride_order, torch.Tag.nondeterministic_seeded}
+_library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+
+
+def declare(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
+    """Declares an operator of the library `dynamo_backends`, for CPUs and for fake tensors.
+
+    Args:
+        name: Of the operator.
+        like: An operator of ATen's that has the schema.
+        kernel: Computes it, by calling other operators.
+    """
+    _, _, signature = str(like._schema).partition("(")
+    # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
+    tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
+    _library.define(f"{name}({signature}", tags=tuple(tags))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
+def _convolution_backward(*args: Any) -> tuple[Any, ...]:
+    """ATen's, but gradients of weights have the layout of parameters."""
+    gradient, of_weight, of_bias = aten.convolution_backward.default(*args)
+    return gradient, None if of_weight is None else of_weight.contiguous(), of_bias
+
+
+_in_order: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def in_order(operator: Any) -> Any:
+    """The same operator, but Inductor gives it the strides that the graph gives it.
+
+    Args:
+        operator: One of ATen's, or what this function returned.
+    """
+    namespace, _, name = operator.name().partition("::")
+    if namespace == _NAMESPACE:
+        return operator
+    with _lock:
+        if name not in _in_order:
+            _in_order[name] = declare(name.replace(".", "_"), operator, operator)
+        return _in_order[name]
+
+
+_WHOLE = (
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+)
+CONVOLUTION_BACKWARD = declare(
+    "convolution_backward", aten.convolution_backward.default, _convolution_backward
+)
+NATIVE: Mapping[Any, Any] = {
+    **{kernel: in_order(kernel) for kernel in _WHOLE},
+    aten.convolution_backward.default: CONVOLUTION_BACKWARD,
+}
+"""From ATen's operators to those that Inductor does not decompose."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
-from dynamo_backends.inductor.native import NATIVE, in_order
+from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, NATIVE, in_order
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For each operator, a function of its arguments that may answer `NotImplemented`."""
     table = private.inductor_decompositions()
-    ways = {**NATIVE, **_NORMS}
+    ways = {**NATIVE, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
     return table | images | _DRAWS
 
@@ -39,6 +39,12 @@ def _choice(way: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Ca
 
 def _is_image_on_cpu(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
+
+
+def _convolution_backward(gradient: Tensor, image: Tensor, weight: Tensor, *settings: Any) -> Any:
+    if not weight.is_contiguous():
+        return NotImplemented  # its gradient has its layout, which is not that of our kernels
+    return CONVOLUTION_BACKWARD(gradient, image, weight, *settings)
 
 
 def _batch_norm(

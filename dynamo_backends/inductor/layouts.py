@@ -19,7 +19,7 @@ from dynamo_backends.inductor.native import NATIVE, in_order
 
 aten = torch.ops.aten
 
-_FASTER = {aten.convolution.default, *NATIVE.values()}
+_FASTER = {*NATIVE, *NATIVE.values(), aten.convolution.default}
 _READ_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,

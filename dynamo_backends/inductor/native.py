@@ -38,7 +38,7 @@ def declare(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
 
 
 def _convolution_backward(*args: Any) -> tuple[Any, ...]:
-    """ATen's, but gradients of weights have the layout of parameters."""
+    """ATen's, but gradients of weights are contiguous, as parameters are."""
     gradient, of_weight, of_bias = aten.convolution_backward.default(*args)
     return gradient, None if of_weight is None else of_weight.contiguous(), of_bias
 

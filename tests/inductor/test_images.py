@@ -190,6 +190,42 @@ def test_images_that_a_step_returns_have_eagers_strides() -> None:
     assert all(p.is_contiguous() for p in model.parameters())
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_that_a_step_leaves_have_the_layout_of_parameters(
+    layout: torch.memory_format,
+) -> None:
+    def trained(compiled: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)).double()
+        model.to(memory_format=layout)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+        def function(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step: Any = function
+        if compiled:
+            step = dynamo_backends.compile_step(
+                function, model=model, optimizer=optimizer, backend="inductor"
+            )
+        for seed in range(3):
+            step(draw(2, 3, 8, 9, seed=seed).contiguous(memory_format=layout))
+        return model
+
+    for expected, found in zip(
+        trained(False).parameters(), trained(True).parameters(), strict=True
+    ):
+        assert expected.grad is not None
+        assert found.grad is not None
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-12)
+        assert (found.stride(), found.grad.stride()) == (expected.stride(), expected.grad.stride())
+
+
 @pytest.fixture
 def races(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Kinds of convolutions that were measured; a product always wins."""

@@ -4,12 +4,13 @@
 |---|---|
 | `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.13 run |
 | `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.13 run |
-| `torch._inductor.decomposition.select_decomp_table` | 2.13 run |
+| `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.13 run |
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.13 run |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.13 run |
 """
 
 from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """What Inductor wants decomposed while a graph is traced; calls that draw stay as they are."""
     from torch._inductor.decomposition import select_decomp_table
 
+    import_module("torch._inductor.lowering")  # which a decomposition reads without importing it
     with keep_unused_draws():
         return select_decomp_table()
 

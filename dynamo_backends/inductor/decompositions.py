@@ -14,7 +14,12 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
-from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, NATIVE, in_order
+from dynamo_backends.inductor.native import (
+    CONVOLUTION_BACKWARD,
+    POOLS,
+    in_order,
+    is_image_on_cpu,
+)
 
 aten = torch.ops.aten
 
@@ -22,23 +27,19 @@ aten = torch.ops.aten
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For each operator, a function of its arguments that may answer `NotImplemented`."""
     table = private.inductor_decompositions()
-    ways = {**NATIVE, **_NORMS, aten.convolution_backward.default: _convolution_backward}
+    ways = {**POOLS, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
     return table | images | _DRAWS
 
 
 def _choice(way: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
-        found = way(*args, **kwargs) if _is_image_on_cpu(args[0]) else NotImplemented
+        found = way(*args, **kwargs) if is_image_on_cpu(args[0]) else NotImplemented
         if found is not NotImplemented or otherwise is None:
             return found
         return otherwise(*args, **kwargs)
 
     return choose
-
-
-def _is_image_on_cpu(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
 
 
 def _convolution_backward(gradient: Tensor, image: Tensor, weight: Tensor, *settings: Any) -> Any:

@@ -15,11 +15,21 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.inductor.native import NATIVE, in_order
+from dynamo_backends.inductor.native import (
+    CONVOLUTION_BACKWARD,
+    POOLS,
+    in_order,
+    is_image_on_cpu,
+)
 
 aten = torch.ops.aten
 
-_FASTER = {*NATIVE, *NATIVE.values(), aten.convolution.default}
+_FASTER = {
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    CONVOLUTION_BACKWARD,
+    *POOLS.values(),
+}
 _READ_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
@@ -28,7 +38,7 @@ _READ_STRIDES = {
     aten.view_as_complex.default,
     aten.view_as_real.default,
 }
-_NAMESPACES = {"aten", "prims", *(native.namespace for native in NATIVE.values())}
+_NAMESPACES = {"aten", "prims", CONVOLUTION_BACKWARD.namespace}
 
 
 def make_channels_last(module: fx.GraphModule, kept: Collection[int]) -> None:
@@ -55,10 +65,7 @@ def make_channels_last(module: fx.GraphModule, kept: Collection[int]) -> None:
 
 def _gains(node: fx.Node) -> bool:
     """Whether a call is faster channels last."""
-    if node.target not in _FASTER:
-        return False
-    value = node.all_input_nodes[0].meta["val"]
-    return bool(value.ndim == 4 and value.device.type == "cpu")
+    return node.target in _FASTER and is_image_on_cpu(node.all_input_nodes[0].meta["val"])
 
 
 def _depends_on_order(node: fx.Node) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 aten = torch.ops.aten
 
@@ -62,15 +63,19 @@ def in_order(operator: Any) -> Any:
         return _in_order[name]
 
 
-_WHOLE = (
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool2d_with_indices_backward.default,
-)
 CONVOLUTION_BACKWARD = declare(
     "convolution_backward", aten.convolution_backward.default, _convolution_backward
 )
-NATIVE: Mapping[Any, Any] = {
-    **{kernel: in_order(kernel) for kernel in _WHOLE},
-    aten.convolution_backward.default: CONVOLUTION_BACKWARD,
+POOLS: Mapping[Any, Any] = {
+    pool: in_order(pool)
+    for pool in (
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+    )
 }
 """From ATen's operators to those that Inductor does not decompose."""
+
+
+def is_image_on_cpu(value: Any) -> bool:
+    """Whether a value is a tensor of four dimensions in the memory of the CPU."""
+    return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"

@@ -89,6 +89,3 @@ def _moved(running: Tensor | None, value: Tensor, momentum: float) -> Tensor | N
     if running is None:
         return None
     return (momentum * value + (1 - momentum) * running).to(running.dtype)
-
-
-__all__ = ["backward", "functional"]

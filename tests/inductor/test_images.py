@@ -1,6 +1,8 @@
 """Steps for Inductor on CPUs treat images in ways of their own, and compute what eager computes."""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -314,3 +316,25 @@ def test_measuring_draws_no_random_numbers() -> None:
     torch.manual_seed(3)
     step(draw(2, 3, 12, 16))
     assert torch.equal(torch.get_rng_state(), first)
+
+
+_POOL = """
+import torch
+from dynamo_backends import compile_step
+
+layer = torch.nn.Conv2d(3, 4, 3)
+optimizer = torch.optim.SGD(layer.parameters(), lr=1e-2)
+
+def train(x):
+    loss = torch.nn.functional.max_pool2d(layer(x)[0], 2).square().mean()
+    loss.backward()
+    optimizer.step()
+
+compile_step(train, model=layer, optimizer=optimizer, backend="inductor")(torch.randn(1, 3, 8, 8))
+"""
+
+
+def test_a_pool_is_the_first_thing_that_a_process_compiles() -> None:
+    """One of three dimensions, which Inductor decomposes by a module that it has not loaded."""
+    done = subprocess.run([sys.executable, "-c", _POOL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

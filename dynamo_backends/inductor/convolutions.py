@@ -21,6 +21,7 @@ from dynamo_backends.tuning.race import Race
 aten = torch.ops.aten
 
 _BUDGET_S = 0.2  # for each kind of convolution
+_LARGEST = 32 * 2**20  # bytes of patches; more would raise the peak of a step's memory
 _known: dict[Any, Any] = {}
 _lock = threading.Lock()
 
@@ -81,7 +82,13 @@ def _is_possible(node: fx.Node) -> bool:
     settings: Any = node.args[4:]
     _, _, dilation, transposed, _, groups, mask = settings
     plain = not transposed and groups == 1 and all(d == 1 for d in dilation)
-    return bool(mask[1] and plain and all(map(math.prod, sizes)))
+    return bool(mask[1] and plain and all(map(math.prod, sizes)) and _patches_fit(node))
+
+
+def _patches_fit(node: fx.Node) -> bool:
+    gradient, image, weight = (n.meta["val"] for n in node.all_input_nodes)
+    rows, columns = math.prod(weight.shape[1:]), gradient.numel() // gradient.shape[1]
+    return bool(rows * columns * image.element_size() <= _LARGEST)
 
 
 def _faster(node: fx.Node) -> Any:

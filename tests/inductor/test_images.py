@@ -272,6 +272,21 @@ def test_each_kind_of_convolution_is_measured_once(
     assert len(races) == 2
 
 
+def test_patches_that_are_large_are_not_made(
+    races: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = used(monkeypatch)
+    patches = 3 * 3 * 3 * (2 * 12 * 16) * 8  # bytes of those of the first convolution
+    monkeypatch.setattr(convolutions, "_LARGEST", patches - 1)
+    step, _ = compiled_step()
+    step(draw(2, 3, 12, 16))
+    assert races == []
+    monkeypatch.setattr(convolutions, "_LARGEST", patches)
+    step, _ = compiled_step()
+    step(draw(2, 3, 12, 16))
+    assert len(races) == targets().count(BY_PRODUCT) == 1
+
+
 def test_a_deterministic_step_measures_nothing(
     races: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ _MOVES: dict[str, Callable[..., Tensor]] = {
     "broadcast_in_dim": _broadcast,
     "slice": _slice,
     "concatenate": lambda *parts, dim: torch.cat(parts, dim),
+    "stack": lambda *parts, dim: torch.stack(parts, dim),
 }
 _RUN = _ARITHMETIC | _MOVES
 
@@ -97,6 +98,8 @@ def _settings(eqn: Any) -> dict[str, Any]:
         return {"bounds": _lists(bounds)}
     if name == "concatenate":
         return {"dim": params["dimension"]}
+    if name == "stack":
+        return {"dim": params["axis"]}
     return {}
 
 

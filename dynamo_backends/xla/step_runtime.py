@@ -7,6 +7,7 @@ report an error, but for calls of libraries. Programs with such calls are run wi
 `steps.compile_step`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, compress
@@ -26,6 +27,15 @@ from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.homes import Home, find_home, move_in
 from dynamo_backends.xla.runtime import Device, check_process
+
+
+def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """What a step is given, and returns, of an array that it updates; for matrices and the like.
+
+    XLA's loops use vectors along the last dimension only, and an update needs no other.
+    """
+    shape = (math.prod(array.shape),) if len(array.shape) > 1 else array.shape
+    return jax.ShapeDtypeStruct(shape, array.dtype)
 
 
 class _Interface:
@@ -54,21 +64,24 @@ class _Interface:
         self.exporters = [Exporter(v) for v in promised]
         storages = [self.importers[i].storage for i in self.updated]
         storages += [e.storage for e in self.exporters[len(storages) :]]
-        self.results = [
-            jax.ShapeDtypeStruct(
-                [1 if d in s.expanded else v.shape[d] for d in s.order], to_jax(v.dtype)
-            )
+        self._shapes = [
+            [1 if d in s.expanded else v.shape[d] for d in s.order]
             for v, s in zip(promised, storages, strict=True)
         ]
+        dtypes = [to_jax(v.dtype) for v in promised]
+        self.results = list(map(jax.ShapeDtypeStruct, self._shapes, dtypes))
+        for k in range(len(self.updated)):
+            self.results[k] = in_one_dimension(self.results[k])
 
     def take_in(self, place: int, tensor: Tensor) -> Any:
-        """A buffer on an input, or on a copy of it."""
+        """A buffer on an input, or on a copy of it; XLA compares sizes, not shapes."""
         return self._device.import_tensor(self.importers[place](tensor).detach())
 
     def hand_out(self, buffers: Sequence[Any], first: int = 0) -> list[Tensor]:
         """The results from `first` on as tensors."""
-        tensors = [from_dlpack(_jaxlib.export_dlpack(b)) for b in buffers[first:]]
-        return [e(t) for e, t in zip(self.exporters[first:], tensors, strict=True)]
+        tensors = map(from_dlpack, map(_jaxlib.export_dlpack, buffers[first:]))
+        dense = map(Tensor.view, tensors, self._shapes[first:])
+        return [e(t) for e, t in zip(self.exporters[first:], dense, strict=True)]
 
 
 class XlaStep(StepProgram):
@@ -188,7 +201,8 @@ class _Launch:
         if self._guests:
             arrived = compress(chain.from_iterable(found), self._is_guest)
             exported = map(from_dlpack, map(_jaxlib.export_dlpack, arrived))
-            actions.append(partial(contents.extend, exported))
+            shaped = map(Tensor.view, exported, [guest.shape for guest in self._guests])
+            actions.append(partial(contents.extend, shaped))
             actions.append(partial(torch._foreach_copy_, self._guests, contents))
         try:
             at_once([*actions, partial(self._taken.extend, chain(found))])
@@ -205,7 +219,7 @@ class _Launch:
         if not self._taken:
             arrived = compress(found[0], self._is_guest)
             for guest, result in zip(self._guests, arrived, strict=True):
-                guest.copy_(from_dlpack(_jaxlib.export_dlpack(result)))
+                guest.copy_(from_dlpack(_jaxlib.export_dlpack(result)).view(guest.shape))
             self._taken.extend(found)
         for _, home, _ in self._residents:
             home.settle()

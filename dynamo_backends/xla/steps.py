@@ -14,8 +14,9 @@ from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
+from dynamo_backends.xla.lowering.values import Flat, Value, flat
 from dynamo_backends.xla.runtime import Device
-from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep
+from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
 from dynamo_backends.xla.transposes import fold_transposes
 
 # Calls in StableHLO that XLA makes loops of, or that say something of a value.
@@ -80,18 +81,33 @@ def _targets(operation: Any) -> Iterator[str]:
 def _trace(graph: Graph, options: LoweringOptions) -> Any:
     values = [p.meta["val"] for p in graph.placeholders]
     storages = [Importer(v).storage for v in values]
+    updated = donated(graph)
     # What is updated keeps its layout; the updates are the first outputs, in the inputs' order.
-    results = [s for s, x in zip(storages, graph.inputs, strict=True) if x.updated_by is not None]
-    results += [Exporter(n.meta["val"]).storage for n in graph.outputs[len(results) :]]
+    exported = [Exporter(n.meta["val"]).storage for n in graph.outputs[len(updated) :]]
     lowering = GraphLowering(graph.module.graph, options)
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
-        inputs = [from_storage(a, s) for a, s in zip(arrays, storages, strict=True)]
+        inputs: list[Value | Flat] = [
+            from_storage(a, s) for a, s in zip(arrays, storages, strict=True)
+        ]
+        for i in updated:
+            if arrays[i].ndim != values[i].ndim:
+                inputs[i] = Flat(arrays[i], tuple(values[i].shape), storages[i].order)
         outputs = lowering(inputs)
-        return [to_storage(r, s) for r, s in zip(outputs, results, strict=True)]
+        results = [
+            flat(r, storages[i].order)
+            if isinstance(inputs[i], Flat)
+            else to_storage(r, storages[i])
+            for i, r in zip(updated, outputs, strict=False)
+        ]
+        others = zip(outputs[len(updated) :], exported, strict=True)
+        return results + [to_storage(r, s) for r, s in others]
 
     try:
-        return jax.make_jaxpr(program)(*map(abstract, values, storages))
+        shapes = list(map(abstract, values, storages))
+        for i in updated:
+            shapes[i] = in_one_dimension(shapes[i])
+        return jax.make_jaxpr(program)(*shapes)
     except LoweringError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_backends.xla.lowering import convolution_programs as programs
+from dynamo_backends.xla.lowering import convolution_weight_gradient
 from dynamo_backends.xla.lowering import pooling_programs as pooling
 from dynamo_backends.xla.lowering.convolution_programs import PROGRAMS, RULES, ConvShape
 
@@ -216,6 +217,25 @@ def test_gradients_match_autograd(case, dtype, platform):
     assert_close(got_x, want_x, dtype, 2e-5 if dtype == torch.float32 else None)
     got_w = jax.numpy.moveaxis(got_w, 1, -1)  # `assert_close` expects channels last
     assert_close(got_w, want_w, dtype, 2e-5 if dtype == torch.float32 else None)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "largest"),
+    [(1 << 30, 1 << 30), (2 * 7000, 1 << 30), (0, 1 << 30), (0, 0)],
+    ids=["all images", "two images", "one image", "XLA's convolution"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weight_gradient_in_parts(monkeypatch, at_once, largest, dtype):
+    monkeypatch.setattr(convolution_weight_gradient, "_COLUMNS", at_once)
+    monkeypatch.setattr(convolution_weight_gradient, "_LARGEST_IMAGE", largest)
+    generator = torch.Generator().manual_seed(0)
+    x = random_tensor((6, 5, 9, 8), dtype, generator)
+    dy = random_tensor((6, 7, 5, 7), dtype, generator)
+    options = {"stride": (2, 1), "padding": (1, 0), "dilation": (1, 1), "groups": 1}
+    want = torch.nn.grad.conv2d_weight(x.double(), (7, 5, 3, 2), dy.double(), **options)
+    got = run(programs.grad_weight, to_jax(x), to_jax(dy), kernel=(3, 2), **options)
+    tolerance = 2e-5 if dtype == torch.float32 else None
+    assert_close(jax.numpy.moveaxis(got, 1, -1), want, dtype, tolerance)
 
 
 def test_other_platforms_take_the_plain_program():

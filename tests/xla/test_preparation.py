@@ -16,6 +16,7 @@ PROLOGUES = {
     "arithmetic": lambda a, b: [(a + 2) * b - a / (b * b + 1), -jnp.sqrt(jnp.exp(a))],
     "scale": lambda a, b: [a * jax.lax.rsqrt(b[0] * b[0] + 1e-5), b[1]],
     "shapes": lambda a, b: [a.T.reshape(2, -1), a[None, :, 1], jnp.broadcast_to(a[0], (5, 3))],
+    "stacks": lambda a, b: [jnp.stack([a, b], 1), jnp.stack([a[0], b[1], a[2]])],
     "slices": lambda a, b: [a[1:4:2, :2], jnp.concatenate([a, b], 1)],
     "one base, many views": lambda a, b: list((a @ b.T).T[:, :, None].transpose(2, 1, 0)[0]),
     "constants": lambda a, b: [jnp.einsum("ij,kj->ik", TABLE, a), b * TABLE[1]],

@@ -72,9 +72,11 @@ def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
 
 def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> list[jax.Array]:
     """G g Gᵀ for every pair of channels: for each column j of the tile, (row i, I, O)."""
-    g = jnp.asarray(f.weight, w.dtype)
-    u = jnp.einsum("ai,bj,ocij->baco", g, g, w, precision=lax.Precision.HIGHEST)
-    return list(u)
+    # As additions of whole (I, O) matrices, like the other transforms: a product with a matrix of
+    # three rows takes four times as long, and where weights change it is part of every call.
+    g = jnp.transpose(w, (2, 3, 1, 0))
+    columns = _combine(f.weight, [g[:, j] for j in range(3)])
+    return [jnp.stack(_combine(f.weight, list(column))) for column in columns]
 
 
 def _apply(x: jax.Array, u: list[jax.Array], shape: ConvShape, f: _Transforms) -> jax.Array:

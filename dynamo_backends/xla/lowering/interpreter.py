@@ -2,11 +2,14 @@
 
 Convolutions leave their result stored channels last, and pointwise operators, pooling,
 normalisation and concatenation keep it so: the layout is chosen once for a whole chain, and
-transposes appear only where an operator needs torch's dimension order.
+transposes appear only where an operator needs torch's dimension order. What a training step updates
+comes with one dimension, and pointwise operators keep it so: XLA's loops use vectors along the last
+dimension only, which for the kernels of convolutions is three elements long.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,7 +27,14 @@ from dynamo_backends.xla.lowering.registry import (
     computation_dtype,
     lookup,
 )
-from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last, logical
+from dynamo_backends.xla.lowering.values import (
+    ChannelsLast,
+    Flat,
+    Value,
+    channels_last,
+    flat,
+    logical,
+)
 
 
 class GraphLowering:
@@ -37,14 +47,14 @@ class GraphLowering:
         self._logical: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, Any] = {}
 
-    def __call__(self, inputs: Sequence[Value]) -> list[Any]:
+    def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:
         """Traces the graph.
 
         Args:
             inputs: One value per placeholder, in order.
 
         Returns:
-            The graph's outputs, some of them `ChannelsLast`; non-tensor outputs as they are.
+            The graph's outputs, in any way of storing; non-tensor outputs as they are.
 
         Raises:
             LoweringError: An operator cannot be lowered; it names the node.
@@ -83,7 +93,7 @@ class GraphLowering:
         node = context.node
         prefix = (context,) if lowering.wants_context else ()
         if lowering.layout is Layout.RAW:
-            read = self._values.__getitem__
+            read = self._read_raw
         elif lowering.layout is Layout.POINTWISE:
             return self._apply_pointwise(lowering, context, prefix)
         else:
@@ -96,24 +106,7 @@ class GraphLowering:
         self, lowering: Lowering, context: Context, prefix: tuple[Context, ...]
     ) -> Any:
         node = context.node
-        ndim = context.out.ndim
-        permuted = any(
-            isinstance(self._values[n], ChannelsLast) and self._values[n].ndim == ndim
-            for n in node.all_input_nodes
-        )
-
-        def read(n: fx.Node) -> Any:
-            value = self._values[n]
-            if not permuted:
-                return self._read_logical(n)
-            if isinstance(value, ChannelsLast):
-                if value.ndim == ndim:
-                    return value.array
-                value = self._read_logical(n)
-            if not isinstance(value, jax.Array) or value.ndim == 0:
-                return value
-            return channels_last(value.reshape((1,) * (ndim - value.ndim) + value.shape))
-
+        read, wrap = self._storage_of_pointwise(node)
         args: list[Any] = list(fx.map_arg(node.args, read))
         kwargs = fx.map_arg(node.kwargs, read)
         if lowering.promotion is not Promotion.NONE:
@@ -122,12 +115,47 @@ class GraphLowering:
             for i in range(*lowering.operands.indices(len(args))):
                 if args[i] is not None:
                     args[i] = jnp.asarray(args[i]).astype(dtype)
-        result = lowering.fn(*prefix, *args, **kwargs)
-        return ChannelsLast(result) if permuted else result
+        return wrap(lowering.fn(*prefix, *args, **kwargs))
+
+    def _storage_of_pointwise(
+        self, node: fx.Node
+    ) -> tuple[Callable[[fx.Node], Any], Callable[[Any], Any]]:
+        """How to read the operands of a pointwise call so that they agree, and what to make of it.
+
+        Operands of one dimension win if none has to be broadcast, then those stored channels last.
+        """
+        shape = tuple(node.meta["val"].shape)
+        values = {n: self._values[n] for n in node.all_input_nodes}
+        large = [v for v in values.values() if getattr(v, "ndim", 0)]
+        first = next((v for v in large if isinstance(v, Flat)), None)
+        if first is not None and all(tuple(v.shape) == shape for v in large):
+            order = first.order
+            return (
+                lambda n: flat(values[n], order) if getattr(values[n], "ndim", 0) else values[n],
+                lambda result: Flat(result, shape, order),
+            )
+        if any(isinstance(v, ChannelsLast) and v.ndim == len(shape) for v in large):
+            return lambda n: self._read_channels_last(n, len(shape)), ChannelsLast
+        return self._read_logical, lambda result: result
+
+    def _read_channels_last(self, node: fx.Node, ndim: int) -> Any:
+        """An operand as it is broadcast to `ndim` dimensions that are stored channels last."""
+        value = self._values[node]
+        if isinstance(value, ChannelsLast) and value.ndim == ndim:
+            return value.array
+        value = self._read_logical(node)
+        if not isinstance(value, jax.Array) or value.ndim == 0:
+            return value
+        return channels_last(value.reshape((1,) * (ndim - value.ndim) + value.shape))
+
+    def _read_raw(self, node: fx.Node) -> Any:
+        """What lowerings get that deal with `ChannelsLast` values themselves."""
+        value = self._values[node]
+        return self._read_logical(node) if isinstance(value, Flat) else value
 
     def _read_logical(self, node: fx.Node) -> Any:
         value = self._values[node]
-        if not isinstance(value, ChannelsLast):
+        if not isinstance(value, ChannelsLast | Flat):
             return value
         if node not in self._logical:
             self._logical[node] = logical(value)
@@ -141,8 +169,8 @@ def _conform(result: Any, expected: Any) -> Any:
         if shape != tuple(expected.shape):
             raise ValueError(f"lowered to shape {shape}, torch says {tuple(expected.shape)}")
         dtype = to_jax(expected.dtype)
-        if isinstance(result, ChannelsLast):
-            return ChannelsLast(result.array.astype(dtype))
+        if isinstance(result, ChannelsLast | Flat):
+            return replace(result, array=result.array.astype(dtype))
         return jnp.asarray(result).astype(dtype)
     if isinstance(expected, list | tuple):
         return tuple(_conform(r, e) for r, e in zip(result, expected, strict=True))

@@ -5,12 +5,16 @@
 
 Measured interleaved: eager; torch.compile with Inductor; torch.compile with openxla, which makes a
 forward and a backward graph and leaves the update to eager; and `compile_step` with openxla and
-with Inductor, which make one graph of all of it. The optimizer is AdamW in float32.
+with Inductor, which make one graph of all of it. The optimizer is AdamW in float32. Training takes
+step after step, so a sample is as many steps as take eager a quarter of a second: the first after a
+pause wait for threads to wake.
 """
 
 import argparse
 import gc
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +40,7 @@ MODELS = {
 EAGER = "eager"
 SPLIT = {"inductor": "torch.compile inductor", "openxla": "torch.compile openxla"}
 WHOLE = {"inductor": "compile_step inductor", "openxla": "compile_step openxla"}
+SAMPLE_S = 0.25
 COLUMNS = (EAGER, *SPLIT.values(), *WHOLE.values())
 
 
@@ -114,12 +119,20 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
         steps,
         baseline=EAGER,
         rounds=settings.rounds,
+        repeat=steps_per_sample(steps[EAGER]),
         warmup=1,
         on_round=lambda: note("measuring"),
     )
     for column, timing in timings.items():
         row.milliseconds[column] = timing.median * 1e3
     return row
+
+
+def steps_per_sample(step: Callable[[], Any]) -> int:
+    """How many steps take at least `SAMPLE_S`."""
+    start = time.perf_counter()
+    step()
+    return math.ceil(SAMPLE_S / (time.perf_counter() - start))
 
 
 def make_step(case: bench.ModelCase, column: str) -> Callable[[], Tensor]:

@@ -102,6 +102,11 @@ def executor(
     return lambda buffers: map(consume, map(execute, (buffers,)))
 
 
+def temporary_bytes(executable: Any) -> int:
+    """How much memory each execution takes beside inputs and outputs."""
+    return executable.get_compiled_memory_stats().temp_size_in_bytes
+
+
 import_dlpack: Callable[..., Any] = _jax.dlpack_managed_tensor_to_buffer
 export_dlpack: Callable[..., Any] = _jax.buffer_to_dlpack_managed_tensor
 

@@ -1,0 +1,150 @@
+"""Memory that runs find without page faults; in processes with a heap of their own."""
+
+import platform
+from typing import Any
+
+import pytest
+
+from dynamo_backends import bench
+from dynamo_backends.toolkit import reserve
+from dynamo_backends.toolkit.reserve import Reserve, shared_reserve
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc's malloc")
+
+SETUP = """
+import gc, resource, threading
+import torch
+from dynamo_backends import bench
+from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.toolkit.reserve import Reserve, shared_reserve
+
+MiB = 1 << 20
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def run(reserve, size=100 * MiB, kept=0):
+    '''Page faults of a run that needs `size` bytes, and leaves some small blocks behind.'''
+    before = faults()
+    with reserve:
+        left = [torch.ones(4096) for _ in range(kept)]
+        torch.ones(size // 4)
+    return faults() - before, left
+"""
+
+
+def measured(program: str) -> dict[str, Any]:
+    return bench.run_child(["-c", SETUP + program])
+
+
+def faulting(runs: list[int]) -> int:
+    """How many runs had to map their memory."""
+    return sum(faults > 10_000 for faults in runs)
+
+
+def test_runs_find_their_memory_again() -> None:
+    found = measured("""
+reserve = Reserve()
+without = [run(reserve)[0] for _ in range(3)]
+reserve.grow(100 * MiB)
+within = [run(reserve)[0] for _ in range(40)]
+bench.hand_back(without=without, within=within, size=reserve.size)
+""")
+    assert found["size"] == 100 << 20
+    assert min(found["without"]) > 25_000, "else this test shows nothing"
+    assert faulting(found["within"]) <= 10
+
+
+def test_small_blocks_that_stay_are_avoided() -> None:
+    found = measured("""
+reserve = Reserve()
+reserve.grow(100 * MiB)
+results = [run(reserve, kept=5) for _ in range(100)]
+bench.hand_back(faults=[faults for faults, _ in results], rss=bench.rss_bytes())
+""")
+    assert faulting(found["faults"]) <= 25
+    assert found["rss"] < 1 << 30, "one block, not one for each of the runs"
+
+
+def test_it_grows_and_goes() -> None:
+    found = measured("""
+first, second = shared_reserve(40 * MiB), shared_reserve(100 * MiB)
+assert first is second
+runs = [run(second)[0] for _ in range(10)]
+grown = bench.rss_bytes()
+smaller = shared_reserve(MiB).size
+del first, second
+gc.collect()
+return_free_memory()
+bench.hand_back(runs=runs, smaller=smaller, freed=grown - bench.rss_bytes())
+""")
+    assert faulting(found["runs"]) <= 5
+    assert found["smaller"] == 100 << 20
+    assert found["freed"] > 95 << 20
+
+
+def test_other_threads_run_without_it() -> None:
+    found = measured("""
+reserve = Reserve()
+reserve.grow(100 * MiB)
+there = []
+thread = threading.Thread(target=lambda: there.extend(run(reserve)[0] for _ in range(3)))
+thread.start()
+thread.join()
+bench.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
+""")
+    assert faulting(found["there"]) == 3
+    assert faulting(found["here"]) <= 5
+
+
+def test_nobody_else_gets_it() -> None:
+    found = measured("""
+reserve = Reserve()
+reserve.grow(100 * MiB)
+runs = [run(reserve)[0]]
+for _ in range(20):
+    try:
+        with reserve:
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    others = [torch.ones(12 * MiB) for _ in range(3)]
+    runs.append(run(reserve)[0])
+bench.hand_back(runs=runs)
+""")
+    assert faulting(found["runs"]) <= 5
+
+
+def test_steps_of_xla_use_it() -> None:
+    found = measured("""
+import dynamo_backends
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)), torch.nn.Tanh())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(x):
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, backend="openxla")
+x = torch.randn(8192, 512)
+runs = []
+for _ in range(20):
+    before = faults()
+    step(x)
+    runs.append(faults() - before)
+bench.hand_back(runs=runs)
+""")
+    assert faulting(found["runs"][1:]) <= 5
+
+
+def test_without_glibc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve, "_glibc", lambda: None)
+    held = Reserve()
+    held.grow(1 << 30)
+    with held:
+        assert held.size == 0
+
+
+def test_small_programs_need_none() -> None:
+    assert shared_reserve(1000).size == 0

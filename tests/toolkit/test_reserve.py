@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dynamo_backends import bench
-from dynamo_backends.toolkit import reserve
-from dynamo_backends.toolkit.reserve import Reserve, shared_reserve
+from dynamo_backends.toolkit import reserve as reserve_module
+from dynamo_backends.toolkit.reserve import Reserve
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc's malloc")
 
@@ -139,12 +139,14 @@ bench.hand_back(runs=runs)
 
 
 def test_without_glibc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve, "_glibc", lambda: None)
-    held = Reserve()
-    held.grow(1 << 30)
-    with held:
-        assert held.size == 0
+    monkeypatch.setattr(reserve_module, "_glibc", lambda: None)
+    reserve = Reserve()
+    reserve.grow(1 << 30)
+    with reserve:
+        assert reserve.size == 0
 
 
 def test_small_programs_need_none() -> None:
-    assert shared_reserve(1000).size == 0
+    reserve = Reserve()
+    reserve.grow(1000)
+    assert reserve.size == 0

@@ -91,7 +91,7 @@ def _trace(graph: Graph, options: LoweringOptions) -> Any:
             from_storage(a, s) for a, s in zip(arrays, storages, strict=True)
         ]
         for i in updated:
-            if arrays[i].ndim != values[i].ndim:
+            if arrays[i].ndim != values[i].ndim:  # see `in_one_dimension`
                 inputs[i] = Flat(arrays[i], tuple(values[i].shape), storages[i].order)
         outputs = lowering(inputs)
         results = [

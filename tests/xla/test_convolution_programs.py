@@ -222,7 +222,7 @@ def test_gradients_match_autograd(case, dtype, platform):
 @pytest.mark.parametrize(
     ("at_once", "largest"),
     [(1 << 30, 1 << 30), (2 * 7000, 1 << 30), (0, 1 << 30), (0, 0)],
-    ids=["all images", "two images", "one image", "XLA's convolution"],
+    ids=["all images", "some images", "one image", "XLA's convolution"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_gradient_in_parts(monkeypatch, at_once, largest, dtype):

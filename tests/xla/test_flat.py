@@ -83,7 +83,6 @@ def test_a_step_keeps_the_layout_of_what_it_updates() -> None:
             self.scale = nn.Parameter(torch.tensor(1.5))
             self.nothing = nn.Parameter(torch.zeros(0, 3))
             self.shared = nn.Parameter(torch.randn(6, 4))
-            self.view = self.shared.detach()[1:]  # so its memory cannot be XLA's
 
         def forward(self, x: Tensor) -> Tensor:
             features = self.convolution(x).relu().mean((2, 3)) @ self.matrix
@@ -92,7 +91,7 @@ def test_a_step_keeps_the_layout_of_what_it_updates() -> None:
     def train(compiled: bool) -> nn.Module:
         torch.manual_seed(0)
         model = Net().double()
-        model.view = model.shared.detach()[1:]
+        model.view = model.shared.detach()[1:]  # so its memory cannot be XLA's
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
         def step(x: Tensor) -> Tensor:

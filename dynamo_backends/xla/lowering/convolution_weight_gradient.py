@@ -104,8 +104,8 @@ def _product(dy: jax.Array, rows: jax.Array, shape: ConvShape) -> jax.Array:
     return dot(dy, rows) if dy.shape[1] <= rows.shape[1] else dot(rows, dy).T
 
 
-# All taps side by side of so much of the input at once, which caches hold; of a larger image XLA's
-# own convolution is faster.
+# Bytes of all taps side by side: of the images that are taken at once, which caches are to hold,
+# and of the largest image that is taken so at all.
 _COLUMNS = 8 << 20
 _LARGEST_IMAGE = 32 << 20
 

@@ -42,29 +42,41 @@ def scores_of(
     mask: jax.Array | None,
     is_causal: bool,
     scale: float | None,
+    by_key: bool = False,
 ) -> jax.Array:
-    """QKᵀ·scale + mask of (B, H, L, E) and (B, H, S, E), in the accumulation dtype."""
+    """QKᵀ·scale + mask of (B, H, L, E) and (B, H, S, E), in the accumulation dtype.
+
+    A row per query (B, H, L, S), or with `by_key` one per key (B, H, S, L).
+    """
     dtype = accumulation_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     batch = tuple(range(query.ndim - 2))
     scores = lax.dot_general(
-        query,
-        key,
-        (((query.ndim - 1,), (key.ndim - 1,)), (batch, batch)),
+        *((key, query) if by_key else (query, key)),
+        (((query.ndim - 1,), (query.ndim - 1,)), (batch, batch)),
         precision=ctx.precision,
         preferred_element_type=dtype,
     )
     scores = scores * dtype.type(scale)
+    visible = None
     if is_causal:
-        length, size = scores.shape[-2:]
+        length, size = query.shape[-2], key.shape[-2]
         visible = lax.iota(jnp.int32, length)[:, None] >= lax.iota(jnp.int32, size)
-        scores = jnp.where(visible, scores, -jnp.inf)
-    if mask is not None:
-        if mask.dtype == jnp.bool_:
-            scores = jnp.where(mask, scores, -jnp.inf)
+    for condition in (visible, mask):
+        if condition is None:
+            continue
+        if by_key:
+            condition = _transposed(condition)
+        if condition.dtype == jnp.bool_:
+            scores = jnp.where(condition, scores, -jnp.inf)
         else:
-            scores = scores + mask.astype(dtype)
+            scores = scores + condition.astype(dtype)
     return scores
+
+
+def _transposed(mask: jax.Array) -> jax.Array:
+    """A mask broadcastable to (…, L, S) as one for (…, S, L)."""
+    return jnp.swapaxes(jnp.atleast_2d(mask), -1, -2)
 
 
 def _logsumexp(scores: jax.Array) -> tuple[jax.Array, jax.Array]:

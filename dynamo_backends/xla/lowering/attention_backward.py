@@ -28,7 +28,9 @@ def attend_backward(
     """Gradients of `attend` for query, key, value and the scores before masking.
 
     The weights are rebuilt from the saved log-sum-exp, as in the flash attention paper
-    (arXiv:2205.14135): dS = P · (dP − rowsum(dO · O)).
+    (arXiv:2205.14135): dS = P · (dP − rowsum(dO · O)). They are rebuilt with a row per key: the
+    same product as in the forward pass would be kept from there, which takes more memory than
+    all else that an attention saves.
     """
     dtype = accumulation_dtype(query.dtype)
     factor = dtype.type(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -41,19 +43,18 @@ def attend_backward(
         dims = (((over_x,), (over_y,)), (batch, batch))
         return lax.dot_general(x, y, dims, precision=ctx.precision, preferred_element_type=dtype)
 
-    scores = scores_of(ctx, query, key, mask, is_causal, scale)
-    total = logsumexp.astype(dtype)[..., None]
+    scores = scores_of(ctx, query, key, mask, is_causal, scale, by_key=True)
+    total = logsumexp.astype(dtype)[..., None, :]
     weights = jnp.exp(scores - jnp.where(jnp.isneginf(total), 0, total))
-    narrow = weights.astype(query.dtype)
-    grad_value = product(narrow, grad_out, row, row)
-    grad_weights = product(grad_out, value, column, column)
-    inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1, keepdims=True)
-    grad_scores = weights * (grad_weights - inner)
+    grad_value = product(weights.astype(query.dtype), grad_out, column, row)
+    grad_weights = product(value, grad_out, column, column)
+    inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1)
+    grad_scores = weights * (grad_weights - inner[..., None, :])
     scaled = (grad_scores * factor).astype(query.dtype)
-    grad_query = product(scaled, key, column, row)
-    grad_key = product(scaled, query, row, row)
-    grad_key = _merge_heads(grad_key, shared_key)
-    return grad_query, grad_key, _merge_heads(grad_value, shared_value), grad_scores
+    grad_query = product(scaled, key, row, row)
+    grad_key = _merge_heads(product(scaled, query, column, row), shared_key)
+    grad_value = _merge_heads(grad_value, shared_value)
+    return grad_query, grad_key, grad_value, jnp.swapaxes(grad_scores, -1, -2)
 
 
 def _merge_heads(grad: jax.Array, shared: jax.Array) -> jax.Array:

@@ -97,34 +97,6 @@ def _scatter_windows(grad: jax.Array, places: jax.Array, size: Sequence[int]) ->
     return total.reshape(batch, *size, channels)
 
 
-def _shift_windows(
-    grad: jax.Array,
-    places: jax.Array,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> jax.Array:
-    """The same as a sum over the window's elements: each is one comparison and one padding."""
-    zero = grad.dtype.type(0)
-    total = jnp.zeros((grad.shape[0], *size, grad.shape[-1]), grad.dtype)
-    taps: list[tuple[int, ...]] = [()]
-    for k in kernel:
-        taps = [(*tap, i) for tap in taps for i in range(k)]
-    for tap in taps:
-        place = jnp.zeros((), places.dtype)
-        config = [(0, 0, 0)]
-        for d, n in enumerate(size):
-            count, shift = grad.shape[1 + d], tap[d] * dilation[d] - padding[d]
-            along = lax.broadcasted_iota(places.dtype, (1, *grad.shape[1:-1], 1), 1 + d)
-            place = place * n + along * stride[d] + shift
-            config.append((shift, n - shift - (count - 1) * stride[d] - 1, stride[d] - 1))
-        part = jnp.where(places == place, grad, zero)
-        total = total + lax.pad(part, zero, [*config, (0, 0, 0)])
-    return total
-
-
 def _max_pool_gradient(
     ctx: Context,
     grad_output: Value,
@@ -139,11 +111,13 @@ def _max_pool_gradient(
     wide = grad.astype(accumulation_dtype(grad.dtype))
     if window is None or math.prod(window[0]) > _MOST_SHIFTS:
         total = _scatter_windows(wide, places, size)
-    elif _pools_here(ctx.node):
+        return unbatched(ctx, grad_output, total, batched)
+    if _pools_here(ctx.node):
         x, _ = batched_channels_last(self, spatial)
-        total = programs.max_pool_gradient_nhwc(x, wide, *window)
+        winner = programs.max_pool_winners_nhwc(x, *window)
     else:
-        total = _shift_windows(wide, places, size, *window[:4])
+        winner = programs.winners_at_nhwc(places, size, *window[:4])
+    total = programs.give_to_winners_nhwc(wide, winner, size, *window[:4])
     return unbatched(ctx, grad_output, total, batched)
 
 

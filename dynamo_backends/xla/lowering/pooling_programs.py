@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,23 +112,18 @@ def max_pool_with_indices_nhwc(
     return best, where.astype(jnp.int64)
 
 
-def max_pool_gradient_nhwc(
+def max_pool_winners_nhwc(
     x: jax.Array,
-    grad: jax.Array,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> jax.Array:
-    """The gradient of max pooling, in a program that also pools.
-
-    Elements are compared with the maxima, which the program has. Were they looked up at the
-    positions of the maxima, XLA would search for these anew for every element of the window.
+    """Which element of each window is its maximum, in a program that also pools.
 
     Args:
-        x: What was pooled, ``(N, *spatial, C)``, of a floating-point type.
-        grad: Gradient of the maxima, ``(N, *out_spatial, C)``.
+        x: What is pooled, ``(N, *spatial, C)``, of a floating-point type.
         kernel: Window size per spatial dimension; this and the others as in the forward pass.
         stride: Distance between windows, per spatial dimension.
         padding: Positions below every value added at both ends.
@@ -135,38 +131,125 @@ def max_pool_gradient_nhwc(
         ceil_mode: Whether a last, partial window counts.
 
     Returns:
-        ``(N, *spatial, C)`` in ``grad``'s dtype.
+        Elements counted row by row, ``(N, *out_spatial, C)``: the first maximum, or the last NaN.
     """
     # The same operations as in the forward pass: XLA computes them once.
     maxima, _ = max_pool_with_indices_nhwc(x, kernel, stride, padding, dilation, ceil_mode)
     out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
     padded = _pad(x, padding, high, _lowest(x.dtype))
-    offsets = [
-        [i * d for i, d in zip(tap, dilation, strict=True)]
-        for tap in itertools.product(*map(range, kernel))
-    ]
+    offsets = _offsets(kernel, dilation)
+    number = _number_type(kernel)
+    winner = jnp.full(maxima.shape, -1, number)
     values = [window(padded, offset, out, stride) for offset in offsets]
     real = [_is_real(x.shape[1:-1], out, stride, padding, offset) for offset in offsets]
-    first = _first([(v == maxima) & r for v, r in zip(values, real, strict=True)])
-    last = _first([jnp.isnan(v) & r for v, r in zip(values[::-1], real[::-1], strict=True)])[::-1]
+    for element in reversed(range(len(offsets))):
+        hit = (values[element] == maxima) & real[element]
+        winner = jnp.where(hit, number(element), winner)
+    for element in range(len(offsets)):
+        hit = jnp.isnan(values[element]) & real[element]
+        winner = jnp.where(hit, number(element), winner)
+    return winner
+
+
+def winners_at_nhwc(
+    places: jax.Array,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> jax.Array:
+    """The same, from flat places in the unpadded input of spatial size `size`; -1 if outside."""
+    winner, inside = jnp.zeros((), places.dtype), jnp.ones((), bool)
+    for axis, (k, s, p, d) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+        along = lax.rem(lax.div(places, math.prod(size[axis + 1 :])), size[axis])
+        start = lax.broadcasted_iota(places.dtype, places.shape, 1 + axis) * s - p
+        element = lax.div(along - start, d)
+        inside &= (element >= 0) & (element < k) & (element * d == along - start)
+        winner = winner * k + element
+    return jnp.where(inside, winner, -1).astype(_number_type(kernel))
+
+
+def give_to_winners_nhwc(
+    grad: jax.Array,
+    winner: jax.Array,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> jax.Array:
+    """The gradient of max pooling: each element of the input asks the few windows it lies in.
+
+    A sum over the elements of a window, with zeros between the windows, is 2 to 10 times slower:
+    XLA tests at every place whether it is one of the zeros.
+
+    Args:
+        grad: Gradient of the maxima, ``(N, *out_spatial, C)``.
+        winner: Which element of each window is the maximum, of the same shape.
+        size: Spatial size of the input.
+        kernel: Window size per spatial dimension; this and the others as in the forward pass.
+        stride: Distance between windows, per spatial dimension.
+        padding: Positions added at both ends.
+        dilation: Distance between the elements of a window.
+
+    Returns:
+        ``(N, *size, C)`` in ``grad``'s dtype.
+    """
+    n, (batch, *out, channels) = len(kernel), grad.shape
+    # The padded input is cut into cells as large as a stride; in each begins at most one window.
+    cells = [
+        max(o, -(-(p + extent) // s))
+        for o, p, extent, s in zip(out, padding, size, stride, strict=True)
+    ]
+    reach = [(k - 1) * d // s for k, d, s in zip(kernel, dilation, stride, strict=True)]
+    more = [(back, count - o, 0) for back, count, o in zip(reach, cells, out, strict=True)]
+    edges = [(0, 0, 0), *more, (0, 0, 0)]
+    winner = lax.pad(winner, winner.dtype.type(-1), edges)
     zero = grad.dtype.type(0)
-    total = jnp.zeros((x.shape[0], *padded.shape[1:-1], x.shape[-1]), grad.dtype)
-    for offset, equal, nan in zip(offsets, first, last, strict=True):
-        sizes = zip(offset, padded.shape[1:-1], out, stride, strict=True)
-        config = [(o, size - o - (count - 1) * s - 1, s - 1) for o, size, count, s in sizes]
-        part = jnp.where(equal | nan, grad, zero)
-        total = total + lax.pad(part, zero, [(0, 0, 0), *config, (0, 0, 0)])
-    ends = [p + size for p, size in zip(padding, x.shape[1:-1], strict=True)]
-    return lax.slice(total, (0, *padding, 0), (x.shape[0], *ends, x.shape[-1]))
+    grad = lax.pad(grad, zero, edges)
+
+    shape = (batch, *itertools.chain(*zip(cells, stride, strict=True)), channels)
+    of_cells, in_cells = (0, *range(1, 2 * n, 2), 2 * n + 1), tuple(range(2, 2 * n + 1, 2))
+    total = jnp.zeros(shape, grad.dtype)
+    for back in itertools.product(*(range(r + 1) for r in reach)):
+        start = [0, *(r - b for r, b in zip(reach, back, strict=True)), 0]
+        end = [batch, *(a + c for a, c in zip(start[1:-1], cells, strict=True)), channels]
+        elements = _elements(_offsets(kernel, dilation), back, stride).astype(winner.dtype)
+        here = lax.broadcast_in_dim(jnp.asarray(elements), shape, in_cells)
+        won = here == lax.broadcast_in_dim(lax.slice(winner, start, end), shape, of_cells)
+        given = lax.broadcast_in_dim(lax.slice(grad, start, end), shape, of_cells)
+        total = total + jnp.where(won, given, zero)
+    total = total.reshape(batch, *(c * s for c, s in zip(cells, stride, strict=True)), channels)
+    ends = [p + extent for p, extent in zip(padding, size, strict=True)]
+    return lax.slice(total, (0, *padding, 0), (batch, *ends, channels))
 
 
-def _first(hits: Sequence[jax.Array]) -> list[jax.Array]:
-    """The first of several masks that holds, element by element."""
-    firsts, before = [hits[0]], hits[0]
-    for hit in hits[1:]:
-        firsts.append(hit & ~before)
-        before = before | hit
-    return firsts
+def _elements(
+    offsets: Sequence[tuple[int, ...]], back: Sequence[int], stride: Sequence[int]
+) -> np.ndarray:
+    """What the places of a cell are in the window that begins `back` cells earlier.
+
+    Returns:
+        Numbers of elements, ``stride``-shaped; -2, which wins nowhere, where the window has none.
+    """
+    table = np.full(stride, -2)
+    for inside in np.ndindex(*stride):
+        offset = tuple(i + b * s for i, b, s in zip(inside, back, stride, strict=True))
+        if offset in offsets:
+            table[inside] = offsets.index(offset)
+    return table
+
+
+def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, ...]]:
+    """Where the elements of a window are, row by row."""
+    along = [range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True)]
+    return list(itertools.product(*along))
+
+
+def _number_type(kernel: Sequence[int]) -> Any:
+    """The integers that count the elements of a window."""
+    return np.int8 if math.prod(kernel) <= np.iinfo(np.int8).max else np.int32
 
 
 def _is_real(

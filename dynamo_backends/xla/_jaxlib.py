@@ -21,11 +21,26 @@ def make_cpu_client() -> Any:
     return xc.make_cpu_client(asynchronous=False)
 
 
-def compile_program(client: Any, device: Any, module: bytes, runs_once: bool = False) -> Any:
-    """Compiles StableHLO bytecode for one device; with little effort if it is to run but once."""
+def compile_program(
+    client: Any, device: Any, module: bytes, runs_once: bool = False, sparing: bool = False
+) -> Any:
+    """Compiles StableHLO bytecode for one device.
+
+    Args:
+        client: The device's PJRT client.
+        device: Where it is to run.
+        module: The bytecode.
+        runs_once: With little effort, for it is to run but once.
+        sparing: On a CPU, in the order that needs the least memory. XLA itself first runs all
+            that waits for nothing, so that operations without work for all cores run beside each
+            other; it prepares all weights at the start then, even for the end of a step.
+    """
     options = _compile_options(device)
     if runs_once:
         options.env_option_overrides = [("xla_backend_optimization_level", 0)]
+    if sparing and device.platform == "cpu":
+        order = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+        options.env_option_overrides = [("xla_cpu_scheduler_type", order)]
     return client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -125,7 +126,7 @@ class OpenXLA(Backend):
         from dynamo_backends.toolkit.processor import processor
 
         precision = _matmul_precision(options), _convolution_precision("cuda", options)
-        settings = (*precision, torch.get_num_threads())
+        settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
         return f"{_jaxlib_version()} {_package_version()} {processor()} {_gpus()} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:

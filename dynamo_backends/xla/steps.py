@@ -125,6 +125,7 @@ def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
 
 def _compile(lowered: Any, device: Device) -> Any:
     try:
-        return _jaxlib.compile_program(device.client, device.handle, _jaxlib.bytecode(lowered))
+        module = _jaxlib.bytecode(lowered)
+        return _jaxlib.compile_program(device.client, device.handle, module, sparing=True)
     except Exception as error:
         raise CompileError(f"XLA cannot compile the step: {error}") from error

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends import StepCaptureError, compile_step
+from dynamo_backends import StepCaptureError, bench, compile_step
+from dynamo_backends.bench import peak_rss_bytes, reset_peak_rss, rss_bytes
+from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.toolkit.reserve import shared_reserve
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_close
 
@@ -74,35 +77,49 @@ def test_memory_is_donated_and_addresses_stay() -> None:
     assert step.launches == 21
 
 
-def memory_of_a_step(backend: str | None) -> tuple[int, int]:
-    """Bytes by which the process grows in a step, at most, and the size of the parameters."""
-    from dynamo_backends.bench import peak_rss_bytes, reset_peak_rss, rss_bytes
-    from dynamo_backends.toolkit.memory import return_free_memory
-
-    model = net(wide=1_000_000)  # 61 MB of parameters, 122 MB of state
+def growth_in_a_step(backend: str | None, model: nn.Module, x: Tensor, y: Tensor) -> int:
+    """Bytes by which the process grows in a step, at most; in eager if there is no backend."""
     step, optimizer = compiled(model, backend or "aot_eager")
     if backend is None:
         step = loop(model, optimizer)
-    x, y = batches(1)[0]
     for _ in range(3):
-        step(x[:1], y[:1])
+        step(x, y)
     gc.collect()
+    shared_reserve(0).release()  # what XLA's steps keep for their temporaries
     return_free_memory()
     reset_peak_rss()
     before = rss_bytes()
-    step(x[:1], y[:1])
-    return peak_rss_bytes() - before, sum(p.numel() * 8 for p in model.parameters())
+    step(x, y)
+    return peak_rss_bytes() - before
+
+
+def growth_of_a_large_net(backend: str | None) -> tuple[int, int]:
+    """Growth, and the size of the parameters; both in bytes."""
+    model = net(wide=1_000_000)  # 61 MB of parameters, 122 MB of state
+    x, y = batches(1)[0]
+    grown = growth_in_a_step(backend, model, x[:1], y[:1])
+    return grown, sum(p.numel() * 8 for p in model.parameters())
 
 
 def test_no_second_copy_of_parameters_and_state() -> None:
-    grown, parameters = memory_of_a_step("openxla")
+    grown, parameters = growth_of_a_large_net("openxla")
     assert grown < parameters, "less than a copy of the parameters, let alone of the state"
 
 
 def test_inductor_needs_no_more_memory_than_eager() -> None:
-    in_eager, parameters = memory_of_a_step(None)
-    grown, _ = memory_of_a_step("inductor")
+    in_eager, parameters = growth_of_a_large_net(None)
+    grown, _ = growth_of_a_large_net("inductor")
     assert grown < min(in_eager, 2 * parameters)
+
+
+def test_activations_need_no_more_memory_than_eager() -> None:
+    (case,) = bench.find_cases(bench.suite("classic", "bench", 4), ["squeezenet1_1"])
+    y = torch.arange(4)
+    in_eager, with_xla = (
+        growth_in_a_step(backend, case.make().train(), *case.inputs(), y)
+        for backend in (None, "openxla")
+    )
+    assert with_xla < in_eager
 
 
 def test_tensor_whose_memory_others_see_stays_where_it_is() -> None:

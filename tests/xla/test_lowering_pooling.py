@@ -25,6 +25,26 @@ def test_max_pool(window, dtype):
     assert_like_eager(gradient(lambda x: F.max_pool2d(x, *window)), x)
 
 
+@pytest.mark.parametrize("window", [*WINDOWS, (3, 1, 1, 1, False), (2, 5, 0, 1, False)])
+def test_gradient_in_a_program_of_its_own(window):
+    """As in a backward graph that gets the places of the maxima from the forward one."""
+    pooled, places = F.max_pool2d(X.double(), *window, return_indices=True)
+    kernel, stride, padding, dilation, ceil = window
+    geometry = ([kernel] * 2 if isinstance(kernel, int) else list(kernel), stride, padding)
+    lists = [[g] * 2 if isinstance(g, int) else list(g) for g in (*geometry, dilation)]
+
+    def backward(grad, x, places):
+        op = aten.max_pool2d_with_indices_backward
+        return op(grad, x, *lists, ceil, places)
+
+    assert_like_eager(backward, torch.randn_like(pooled), X.double(), places)
+
+
+def test_gradient_over_three_dimensions():
+    x = X.unflatten(3, (7, 3))
+    assert_like_eager(gradient(lambda x: F.max_pool3d(x, (3, 2, 2), (2, 1, 3), (1, 0, 1))), x)
+
+
 def test_max_pool_passes_nan_on():
     x = X.index_fill(2, torch.tensor(3), torch.nan)
     assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1), x)

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.backend import Bound
 from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.runtime import Device, Staging, open_device
@@ -155,3 +156,9 @@ def captured(function: Callable[..., object], *args: torch.Tensor):
     """A function as an inference graph in normal form."""
     module: fx.GraphModule = make_fx(function, tracing_mode="fake")(*args)
     return normalize(module, "inference", freeze=False).graph
+
+
+def test_code_for_other_flags_of_xla_is_kept_apart(monkeypatch: pytest.MonkeyPatch):
+    key = OpenXLA().cache_key(XlaOptions())
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_min_max=true")
+    assert OpenXLA().cache_key(XlaOptions()) != key

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +123,8 @@ def max_pool_winners_nhwc(
 
     Args:
         x: What is pooled, ``(N, *spatial, C)``, of a floating-point type.
-        kernel: Window size per spatial dimension; this and the others as in the forward pass.
+        kernel: Window size per spatial dimension, at most 127 elements; this and the others as in
+            the forward pass.
         stride: Distance between windows, per spatial dimension.
         padding: Positions below every value added at both ends.
         dilation: Distance between the elements of a window.
@@ -138,16 +138,15 @@ def max_pool_winners_nhwc(
     out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
     padded = _pad(x, padding, high, _lowest(x.dtype))
     offsets = _offsets(kernel, dilation)
-    number = _number_type(kernel)
-    winner = jnp.full(maxima.shape, -1, number)
+    winner = jnp.full(maxima.shape, -1, jnp.int8)
     values = [window(padded, offset, out, stride) for offset in offsets]
     real = [_is_real(x.shape[1:-1], out, stride, padding, offset) for offset in offsets]
     for element in reversed(range(len(offsets))):
         hit = (values[element] == maxima) & real[element]
-        winner = jnp.where(hit, number(element), winner)
+        winner = jnp.where(hit, np.int8(element), winner)
     for element in range(len(offsets)):
         hit = jnp.isnan(values[element]) & real[element]
-        winner = jnp.where(hit, number(element), winner)
+        winner = jnp.where(hit, np.int8(element), winner)
     return winner
 
 
@@ -167,7 +166,7 @@ def winners_at_nhwc(
         element = lax.div(along - start, d)
         inside &= (element >= 0) & (element < k) & (element * d == along - start)
         winner = winner * k + element
-    return jnp.where(inside, winner, -1).astype(_number_type(kernel))
+    return jnp.where(inside, winner, -1).astype(jnp.int8)
 
 
 def give_to_winners_nhwc(
@@ -245,11 +244,6 @@ def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, 
     """Where the elements of a window are, row by row."""
     along = [range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True)]
     return list(itertools.product(*along))
-
-
-def _number_type(kernel: Sequence[int]) -> Any:
-    """The integers that count the elements of a window."""
-    return np.int8 if math.prod(kernel) <= np.iinfo(np.int8).max else np.int32
 
 
 def _is_real(

@@ -1,0 +1,111 @@
+"""Peak memory of training steps: one graph per step against eager.
+
+    python benchmarks/training_memory.py
+    python benchmarks/training_memory.py --models resnet18 vit_s_16
+
+Each kind of step is measured in a process of its own, with the models of `training.py`. "a step" is
+by how much the process grows in a step, beside parameters and the optimizer's state, which it has
+before; "process" is the largest size then, with the code of torch and of the compilers.
+"""
+
+import argparse
+import gc
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import training
+from rich.progress import track
+from rich.table import Table
+
+from dynamo_backends import bench
+from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.toolkit.reserve import shared_reserve
+
+COLUMNS = (training.EAGER, *training.WHOLE.values())
+WARMUP = 3
+STEPS = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a compiled step takes more memory than eager's."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    unknown = [name for name in settings.models if name not in training.MODELS]
+    if unknown:
+        names = ", ".join(training.MODELS)
+        console.print(f"[red]unknown model {unknown[0]!r}; there are: {names}[/]")
+        return 2
+    rows: dict[str, dict[str, dict[str, int]]] = {name: {} for name in settings.models}
+    cases = [(name, column) for name in settings.models for column in COLUMNS]
+    for name, column in track(cases, "measuring", console=console, transient=True):
+        rows[name][column] = in_a_process(settings, name, column)
+    console.print(table(rows))
+    if settings.json:
+        bench.save_json(settings.json, "training_memory", [rows], settings=vars(settings))
+    larger = [
+        f"{name}: {column}"
+        for name, row in rows.items()
+        for column in COLUMNS[1:]
+        if row[column]["step"] > row[training.EAGER]["step"]
+    ]
+    console.print(f"above eager: {', '.join(larger) or 'none'}")
+    return 1 if larger else 0
+
+
+def table(rows: dict[str, dict[str, dict[str, int]]]) -> Table:
+    """MiB by model and kind of step."""
+    found = Table(title="memory of training steps, MiB")
+    found.add_column("model")
+    for column in COLUMNS:
+        found.add_column(f"{column}: a step", justify="right")
+        found.add_column("process", justify="right")
+    for name, row in rows.items():
+        sizes = (row[column][key] / 2**20 for column in COLUMNS for key in ("step", "process"))
+        found.add_row(name, *(f"{size:.0f}" for size in sizes))
+    return found
+
+
+def in_a_process(settings: argparse.Namespace, name: str, column: str) -> dict[str, Any]:
+    """Trains in a fresh process with an empty cache folder."""
+    command = [__file__, "--child", column, "--models", name]
+    command += ["--batch", str(settings.batch), "--scale", settings.scale]
+    with tempfile.TemporaryDirectory() as folder:
+        return bench.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
+
+
+def child(settings: argparse.Namespace) -> int:
+    """Trains, and hands back by how much steps grow the process, and its largest size then."""
+    (name,) = settings.models
+    suite = bench.suite(training.MODELS[name], settings.scale, settings.batch)
+    step = training.make_step(bench.find_cases(suite, [name])[0], settings.child)
+    for _ in range(WARMUP):
+        step()
+    gc.collect()
+    shared_reserve(0).release()  # what steps keep for their temporaries belongs to the steps
+    return_free_memory()
+    before = bench.rss_bytes()
+    bench.reset_peak_rss()
+    for _ in range(STEPS):
+        step()
+    peak = bench.peak_rss_bytes()
+    bench.hand_back(step=peak - before, process=peak)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(training.MODELS))
+    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,11 +5,13 @@
 
 Each kind of step is measured in a process of its own, with the models of `training.py`. "a step" is
 by how much the process grows in a step, beside parameters and the optimizer's state, which it has
-before; "process" is the largest size then, with the code of torch and of the compilers.
+before; "process" is the largest size then, with the code of torch and of the compilers. Medians of
+some processes: eager's malloc may find its memory in one piece or not.
 """
 
 import argparse
 import gc
+import statistics
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -39,10 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = ", ".join(training.MODELS)
         console.print(f"[red]unknown model {unknown[0]!r}; there are: {names}[/]")
         return 2
-    rows: dict[str, dict[str, dict[str, int]]] = {name: {} for name in settings.models}
+    rows: dict[str, dict[str, dict[str, float]]] = {name: {} for name in settings.models}
     cases = [(name, column) for name in settings.models for column in COLUMNS]
     for name, column in track(cases, "measuring", console=console, transient=True):
-        rows[name][column] = in_a_process(settings, name, column)
+        found = [in_a_process(settings, name, column) for _ in range(settings.rounds)]
+        rows[name][column] = {key: statistics.median(f[key] for f in found) for key in found[0]}
     console.print(table(rows))
     if settings.json:
         bench.save_json(settings.json, "training_memory", [rows], settings=vars(settings))
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if larger else 0
 
 
-def table(rows: dict[str, dict[str, dict[str, int]]]) -> Table:
+def table(rows: dict[str, dict[str, dict[str, float]]]) -> Table:
     """MiB by model and kind of step."""
     found = Table(title="memory of training steps, MiB")
     found.add_column("model")
@@ -102,6 +105,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--models", nargs="+", metavar="NAME", default=list(training.MODELS))
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each")
     parser.add_argument("--json", metavar="FILE", help="save the results")
     parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -14,7 +14,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def return_free_memory() -> None:
-    """Gives the memory that compiling took back to the system; the allocator would keep it."""
+    """Gives memory that compiling or loading took back to the system; malloc would keep it."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

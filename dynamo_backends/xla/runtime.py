@@ -347,4 +347,5 @@ class XlaExecutable(Executable):
                 prologue = [Preparation.load(parts["preparation"])]
         except Exception as error:
             raise CompileError(f"XLA cannot load the cached executable: {error}") from error
+        return_free_memory()
         return cls(device, graph, main, prologue[0] if prologue else None, wiring)

@@ -55,6 +55,7 @@ def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepP
         kind = {b"donated": XlaStep, b"copied": XlaCopyingStep}[parts["updates"]]
     except Exception as error:
         raise CompileError(f"XLA cannot load the cached step: {error}") from error
+    return_free_memory()
     return kind(device, graph, executable)
 
 

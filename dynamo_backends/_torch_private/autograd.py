@@ -11,6 +11,7 @@
 | `torch._functorch.config`: `bundled_autograd_cache`, `force_autograd_cache` | 2.13 run |
 | `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.13 run |
 | `torch.compiler.config.cache_key_tag` (public) | 2.13 run |
+| `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.13 run |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.13 run |
 """
 
@@ -21,8 +22,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.graph import get_gradient_edge
 
 _PASS = "dynamo_backends.backward_pass"
+_STATE = "dynamo_backends.generator_state"
 
 
 def aot_autograd(**compilers: Any) -> Callable[..., Any]:
@@ -164,11 +167,39 @@ def divide_by_min_cut(
 
 def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
     """Says which backward pass of a step nodes belong to; tracing the graph again keeps that."""
-    for node in nodes:
-        node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), _PASS: number}}
+    _mark(nodes, _PASS, number)
 
 
 def backward_pass(node: fx.Node) -> int | None:
     """Which backward pass a node belongs to; None: to none."""
     number: int | None = (node.meta.get("custom") or {}).get(_PASS)
     return number
+
+
+def mark_generator_state(nodes: Iterable[fx.Node], state: str) -> None:
+    """Says what eager's generator would draw from; tracing the graph again keeps that."""
+    _mark(nodes, _STATE, state)
+
+
+def state_of_generator(node: fx.Node) -> str | None:
+    """What a draw draws from; None if nobody said so."""
+    state: str | None = (node.meta.get("custom") or {}).get(_STATE)
+    return state
+
+
+def _mark(nodes: Iterable[fx.Node], key: str, value: Any) -> None:
+    for node in nodes:
+        node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), key: value}}
+
+
+def run_backward_under_modes(
+    tensors: Any, gradients: Any, retain_graph: bool | None, create_graph: bool
+) -> None:
+    """`torch.autograd.backward`, such that torch function modes see what hooks call.
+
+    A mode is off while torch handles a call that the mode was given. It is not given this one,
+    which names no tensors but where they come from.
+    """
+    given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+    edges = [get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in given]
+    torch.autograd.backward(edges, gradients, retain_graph, create_graph)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
 from tests.aot import step_nets as nets
@@ -90,6 +91,49 @@ def test_batch_norm_dropout_clipping_and_a_schedule(optimizer: str, backend: str
         clip=0.5,
     )
     assert (step.launches, step.compilations, step.eager_steps) == (10, 1, 0)
+
+
+class Checkpointed(nn.Module):
+    """A net whose middle is computed again, and draws again, in the backward."""
+
+    def __init__(self, use_reentrant: bool):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self._use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.first(x), 0.3)
+        x = checkpoint(self._draw, x, use_reentrant=self._use_reentrant)
+        return self.last(F.dropout(x, 0.3))
+
+    def _draw(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(self.middle(x)), 0.3) + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("backend", [*BACKENDS, "inductor"])
+def test_checkpoints_draw_again_what_they_drew(use_reentrant: bool, backend: str) -> None:
+    def build(dtype: torch.dtype) -> Any:
+        model = Checkpointed(use_reentrant).to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+
+        def function(x: Tensor, y: Tensor) -> Tensor:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return function, [model], [optimizer]
+
+    batches = nets.rows(3)
+    compare(build, batches, backend)
+    following = torch.rand(3)
+    function, _, _ = build(torch.float64)
+    torch.manual_seed(1)
+    for x, y in batches:
+        function(x.double(), y)
+    assert torch.equal(torch.rand(3), following), "capture leaves the generator as it was"
 
 
 def test_tied_weights_and_recurrence() -> None:

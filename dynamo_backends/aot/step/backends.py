@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from dynamo_backends.aot.step.cached import load_or_compile
@@ -12,6 +13,7 @@ from dynamo_backends.backend import Backend, Options
 from dynamo_backends.errors import DynamoBackendsError, OptionError, StepCaptureError
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.random import dropout
 from dynamo_backends.pipeline import require_available
 from dynamo_backends.registry import get_backend
 
@@ -59,7 +61,8 @@ def _eager() -> StepBackend:
         module = graph.module
         return CopyingProgram(graph, lambda inputs: module(*inputs))
 
-    return StepBackend("aot_eager", {}, compile_graph)
+    # Masks are drawn before the graph runs, and a checkpoint has its own again.
+    return StepBackend("aot_eager", {torch.ops.aten.native_dropout.default: dropout}, compile_graph)
 
 
 def _inductor() -> StepBackend:

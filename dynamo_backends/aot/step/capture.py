@@ -19,6 +19,7 @@ from dynamo_backends.aot.step.inventory import (
     group_numbers,
 )
 from dynamo_backends.aot.step.microbatches import Run
+from dynamo_backends.aot.step.notes import Notes
 from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.scalars import Answer, Scalars
 from dynamo_backends.aot.step.substitution import Substitution, line_of
@@ -260,7 +261,8 @@ class _Recorder:
             for x in self._batch
         ]
         args, kwargs = pytree.tree_unflatten(batch, self._batch_spec)
-        with traced_settings(self._definition.optimizers, scalars[:count]), self._substitution:
+        settings = traced_settings(self._definition.optimizers, scalars[:count])
+        with settings, self._substitution, Notes():
             result = self._run(self._definition.function, args, kwargs)
         self._fakes = fakes
         self._keep(result)

@@ -1,13 +1,51 @@
 """Random numbers of a step: drawn by torch before the graph runs, in the order of eager."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends._torch_private import state_of_generator
+from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.graph.graph import Graph, Input, Role, source_line
 from dynamo_backends.graph.random import is_random
+
+
+def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
+    """What a checkpoint draws again becomes what was drawn first.
+
+    Args:
+        draws: Calls that draw.
+
+    Returns:
+        Those that are left.
+
+    Raises:
+        StepCaptureError: One draws again in a way that depends on data.
+    """
+    first: dict[Any, fx.Node] = {}
+    left = []
+    for node in draws:
+        key = state_of_generator(node), node.target, str(node.args), str(node.kwargs)
+        known = first.setdefault(key, node) if key[0] is not None else node
+        if known is node:
+            left.append(node)
+            continue
+        node.replace_all_uses_with(known)
+        node.graph.erase_node(node)
+    states = [state_of_generator(node) for node in left]
+    for node, state in zip(left, states, strict=True):
+        if node.all_input_nodes and state is not None and states.count(state) > 1:
+            where = source_line(node)
+            raise StepCaptureError(
+                f"the step draws {node.target} from the same state of the generator twice, as a "
+                "checkpoint does, and it depends on data"
+                + (f" (called at {where})" if where else "")
+                + ". One graph cannot draw it again: leave this part out of the checkpoint, or "
+                'pass fallback="split".'
+            )
+    return left
 
 
 def hoist(graph: Graph) -> tuple[Graph, Callable[[], list[Tensor]]]:
@@ -19,8 +57,11 @@ def hoist(graph: Graph) -> tuple[Graph, Callable[[], list[Tensor]]]:
     Returns:
         The graph with an input for each draw, after the others, and what draws them. If a draw
         depends on data, all stay in the graph, or their order would not be eager's.
+
+    Raises:
+        StepCaptureError: A checkpoint draws again in a way that depends on data.
     """
-    draws = [node for node in graph.calls if is_random(node)]
+    draws = _share_redrawn([node for node in graph.calls if is_random(node)])
     if any(node.all_input_nodes for node in draws) or not all(map(_is_one_tensor, draws)):
         return graph, list
     calls = [(node.target, node.args, dict(node.kwargs)) for node in draws]

@@ -6,9 +6,11 @@ the trace to every call instead. So nothing of the user's has to be changed and 
 
 import contextlib
 import itertools
+import linecache
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from dynamo_backends._torch_private import (
     compiling,
     graph_being_traced,
     mark_backward_pass,
+    run_backward_under_modes,
 )
 from dynamo_backends.aot.step import rewrites
 from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
@@ -153,10 +156,23 @@ class Substitution(TorchFunctionMode):
         with self:  # which gets this call, too
             torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
-    def _run_backward(self, *args: Any, **kwargs: Any) -> None:
+    def _run_backward(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
         graph = graph_being_traced()
         last = next(reversed(graph.nodes))
-        torch.autograd.backward(*args, **kwargs)
+        given = grad_tensors if grad_variables is None else grad_variables
+        if inputs is None:
+            with self:  # for hooks, and for what a checkpoint computes again
+                run_backward_under_modes(tensors, given, retain_graph, create_graph)
+        else:
+            torch.autograd.backward(tensors, given, retain_graph, create_graph, inputs=inputs)
         new = itertools.takewhile(lambda n: n is not last, reversed(graph.nodes))
         mark_backward_pass(new, next(self._passes))
 
@@ -164,15 +180,20 @@ class Substitution(TorchFunctionMode):
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
+def user_frame() -> FrameType | None:
+    """The innermost frame of the call stack that is neither torch's nor this package's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    return frame
+
+
 def user_line() -> str:
-    """The innermost line of the call stack that is neither torch's nor this package's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_LIBRARIES, "<")):
-            return describe_line(name, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return "an unknown line"
+    """Its line, for people."""
+    frame = user_frame()
+    if frame is None:
+        return "an unknown line"
+    return describe_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _refuse_generator(func: Callable[..., Any]) -> None:
@@ -202,7 +223,10 @@ def line_of(error: BaseException) -> str:
 
 def describe_line(file: str, number: int) -> str:
     """As "file:line, code"."""
-    import linecache
-
-    code = linecache.getline(file, number).strip()
+    code = line_of_code(file, number)
     return f"{file}:{number}" + (f", {code}" if code else "")
+
+
+def line_of_code(file: str, number: int) -> str:
+    """A line of a file without its indentation; empty if the file cannot be read."""
+    return linecache.getline(file, number).strip()

@@ -1,0 +1,76 @@
+"""What is noted of each operator while a step is traced, for errors and for draws."""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_backends._torch_private import (
+    disable_current_modes,
+    graph_being_traced,
+    mark_generator_state,
+)
+from dynamo_backends.aot.step.substitution import line_of_code, user_frame
+
+
+class Notes(TorchDispatchMode):
+    """Notes on each node the user's line, and on draws what eager's generator would draw from.
+
+    Nothing is drawn while tracing. The generator is moved on all the same, and put back in the
+    end, so that a checkpoint that puts it back to draw again is seen to do so.
+    """
+
+    def __enter__(self) -> "Notes":
+        """Keeps the state of torch's generator."""
+        self._before = torch.get_rng_state()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Puts the generator back."""
+        super().__exit__(kind, error, trace)
+        torch.set_rng_state(self._before)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Executes a call, and notes what there is to note on the nodes it leaves."""
+        graph = graph_being_traced()
+        last = next(reversed(graph.nodes))
+        result = func(*args, **(kwargs or {}))
+        new = list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))
+        _note_line(new)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            mark_generator_state(new, _next_state())
+        return result
+
+
+def _note_line(nodes: Sequence[fx.Node]) -> None:
+    frame = user_frame()
+    if frame is not None:
+        code = frame.f_code
+        for node in nodes:
+            place = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+            node.meta["stack_trace"] = f"{place}\n{line_of_code(code.co_filename, frame.f_lineno)}"
+
+
+def _next_state() -> str:
+    """Names the state of torch's generator, and moves it on."""
+    with disable_current_modes(), torch._C.DisableTorchFunction():
+        state = torch.get_rng_state().numpy().tobytes()
+        torch.rand(())
+    return hashlib.sha256(state).hexdigest()

@@ -14,11 +14,6 @@ from dynamo_backends.bench import ModelCase
 from dynamo_backends.bench.suites import call
 from tests.training import judging
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-3),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-5),
-}
-
 TOLERANCE = judging.PRECISION
 
 Make = Callable[[], nn.Module]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dynamo_backends.bench import ModelCase, find_cases, suite
 from dynamo_backends.bench.suites import call
 from tests.aot import step_checks
-from tests.aot.step_checks import OPTIMIZERS, batches_of
-from tests.training.stepping import distance_to_targets
+from tests.aot.step_checks import batches_of
+from tests.training.stepping import OPTIMIZERS, distance_to_targets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),

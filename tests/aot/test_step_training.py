@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 import dynamo_backends
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import (
-    OPTIMIZERS,
     assert_as_accurate_as_eager,
     assert_close,
     assert_equal_to_eager,
 )
+from tests.training.stepping import OPTIMIZERS
 
 BACKENDS = ("aot_eager", "openxla")
 

@@ -5,7 +5,7 @@ A run is a mapping from names to tensors. The first word of a name is the kind o
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from dynamo_backends import _torch_private as private
 
 PRECISION = 1e-9  # in float64, relative to the largest element of each tensor
 ROUNDING = 1e-14  # in float64, relative to the largest element of all tensors of a kind
-OTHERS = 3  # eager runs that are rounded otherwise
+# Eager runs that are rounded otherwise, at most. In the fourth step of ResNet-50 five were off by
+# 1.5e-3 to 2.4e-2 of the loss: the worst of two or three says little.
+OTHERS = 8
 # They round the weights alone otherwise; a compiled graph does so with every operation, and was
 # seen to differ by up to 1.8 times as much.
 OPERATIONS = 4
@@ -59,7 +61,7 @@ def assert_agrees(expected: Run, found: Run, others: Iterable[Run]) -> None:
     """
     assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
     largest = _largest(expected)
-    disturbed: list[Run] | None = None
+    disturbed = _Runs(others)
     for name, e in expected.items():
         f = found[name]
         if not _comparable(name, e, f):
@@ -67,10 +69,10 @@ def assert_agrees(expected: Run, found: Run, others: Iterable[Run]) -> None:
         # What is zero but for rounding is as large as the rounding of others.
         allowed = PRECISION * e.abs().max().item() + ROUNDING * largest[_kind(name)]
         worst = (e - f).abs().max().item()
-        if worst > allowed:
-            disturbed = list(others) if disturbed is None else disturbed
-            own = max((e - run[name]).abs().max().item() for run in disturbed)
-            allowed = max(allowed, OPERATIONS * own)
+        for run in disturbed:
+            if worst <= allowed:
+                break
+            allowed = max(allowed, OPERATIONS * (e - run[name]).abs().max().item())
         assert worst <= allowed, f"{name} differs by {worst:.3e}, more than {allowed:.3e}"
 
 
@@ -88,18 +90,34 @@ def assert_as_accurate(expected: Run, found: Run, precise: Run, others: Iterable
     """
     assert expected.keys() == found.keys() == precise.keys()
     largest = _largest(precise)
-    disturbed: list[Run] | None = None
+    disturbed = _Runs(others)
     for name, p in precise.items():
         e, f = expected[name], found[name]
         if not _comparable(name, e, f):
             continue
         scale = max(p.abs().max().item(), SMALL * largest[_kind(name)])
-        right = _same(e, f, p, scale)
-        if not right:
-            disturbed = list(others) if disturbed is None else disturbed
-            right = any(_same(run[name], f, p, scale) for run in disturbed)
+        right = _same(e, f, p, scale) or any(_same(r[name], f, p, scale) for r in disturbed)
         worst = (e - f).abs().max().item()
         assert right, f"{name} differs from eager by {worst:.3e} of {scale:.3e}"
+
+
+class _Runs:
+    """Runs, each made when it is first asked for.
+
+    Args:
+        made: Makes them.
+    """
+
+    def __init__(self, made: Iterable[Run]):
+        self._made = iter(made)
+        self._known: list[Run] = []
+
+    def __iter__(self) -> Iterator[Run]:
+        """All of them, from the first on."""
+        yield from self._known
+        for run in self._made:
+            self._known.append(run)
+            yield run
 
 
 def _same(expected: Tensor, found: Tensor, precise: Tensor, scale: float) -> bool:

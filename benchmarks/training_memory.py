@@ -105,7 +105,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--models", nargs="+", metavar="NAME", default=list(training.MODELS))
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each")
     parser.add_argument("--json", metavar="FILE", help="save the results")
     parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

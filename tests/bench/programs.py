@@ -16,5 +16,10 @@ def load(path: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    folder = str((ROOT / path).parent)
+    sys.path.insert(0, folder)  # as for a program that is run
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
     return module

@@ -16,6 +16,7 @@ PROGRAMS = (
     "vendor_parity",
     "thread_pools",
     "training",
+    "training_memory",
     "autotune",
 )
 

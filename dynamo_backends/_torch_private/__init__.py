@@ -10,6 +10,7 @@ from dynamo_backends._torch_private.autograd import (
     backward_pass,
     checkpoint_draws,
     divide_by_min_cut,
+    hooks_on_gradient,
     is_of_backward,
     keep_saved_tensors,
     keeps_compiled,
@@ -24,6 +25,7 @@ from dynamo_backends._torch_private.autograd import (
     running_backward,
     state_of_generator,
     static_input_indices,
+    tables_of_hooks,
 )
 from dynamo_backends._torch_private.dynamo import dynamo_counters, lookup_backend, same
 from dynamo_backends._torch_private.graphs import (
@@ -148,6 +150,7 @@ __all__ = [
     "has_onednn_graph",
     "has_side_effect",
     "has_storage",
+    "hooks_on_gradient",
     "inductor_decompositions",
     "is_composite",
     "is_of_backward",
@@ -193,6 +196,7 @@ __all__ = [
     "storage_id",
     "storage_users",
     "surely",
+    "tables_of_hooks",
     "to_dlpack",
     "torchscript_fuser",
     "tracing_a_step",

@@ -12,11 +12,13 @@
 | `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.13 run |
 | `torch.compiler.config.cache_key_tag` (public) | 2.13 run |
 | `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.13 run |
+| `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.13 run |
+| `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.13 run |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.13 run |
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -203,3 +205,19 @@ def run_backward_under_modes(
     given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
     edges = [get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in given]
     torch.autograd.backward(edges, gradients, retain_graph, create_graph)
+
+
+def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """A leaf's hooks by handle: on its gradient, and after that has been accumulated."""
+    accumulated = tensor._post_accumulate_grad_hooks
+    return tensor._backward_hooks or {}, accumulated or {}
+
+
+def tables_of_hooks(owner: torch.nn.Module | torch.optim.Optimizer) -> list[Mapping[int, Any]]:
+    """The hooks of a module or an optimizer by handle; these are the tables that it uses."""
+    names = (
+        ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+        if isinstance(owner, torch.nn.Module)
+        else ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    )
+    return [getattr(owner, name) for name in names]

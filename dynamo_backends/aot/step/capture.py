@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensor, FakeTensorMode
+from dynamo_backends.aot.step.hooks import carry_over
 from dynamo_backends.aot.step.inventory import (
     Inventory,
     Slot,
@@ -254,6 +255,7 @@ class _Recorder:
         for i in self._inventory.parameters():
             if fakes[i].requires_grad and fakes[i].is_leaf:
                 fakes[i].register_post_accumulate_grad_hook(functools.partial(self._touch, i))
+                carry_over(self._inventory.tensors[i], fakes[i])
         count = sum(1 for _ in group_numbers(self._definition.optimizers))
         given = iter(scalars[count:])
         batch = [

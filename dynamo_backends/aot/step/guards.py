@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.aot.step.capture import Definition, Recording
+from dynamo_backends.aot.step.hooks import HookGuard
 from dynamo_backends.aot.step.inventory import Inventory, group_constants
 
 _SIMPLE = (bool, int, float, str, type(None))
@@ -44,6 +45,8 @@ class Guards:
         self._python = [Simple(x) for x in _namespaces(definition)]
         self._groups = group_constants(definition.optimizers)
         self._mode = _mode()
+        parameters = [tensors[i] for i in self._parameters]
+        self._hooks = HookGuard(definition.models, definition.optimizers, parameters)
 
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
         """Why the recording cannot be used; None if it can.
@@ -69,6 +72,8 @@ class Guards:
             self._numbers = values
         if _mode() != self._mode:
             return "a mode of torch changed: gradients, autocast, or the default dtype"
+        if not self._hooks.holds([tensors[i] for i in self._parameters]):
+            return "a hook was registered or removed"
         for simple in self._python:
             changed = simple.changed()
             if changed:

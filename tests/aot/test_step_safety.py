@@ -220,6 +220,11 @@ def redraw(model: nn.Module, loss: Tensor) -> Tensor:
     )
 
 
+def seed(model: nn.Module, loss: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return loss * torch.rand(())
+
+
 def keep(model: Any, loss: Tensor) -> Tensor:
     model.last = loss.detach()
     return loss
@@ -232,6 +237,7 @@ def keep(model: Any, loss: Tensor) -> Tensor:
         (read, r"item\) at .*test_step_safety.py:\d+, return loss \* loss.item\(\)"),
         (draw, r"generator of its own \(rand\) at .*test_step_safety.py:\d+, return loss \* "),
         (redraw, r"aten.poisson.default from the same state .*lambda x: x \* torch.poisson"),
+        (seed, r"seeds torch's generator, .* return loss \* torch.rand"),
         (keep, "attribute 'last' of Sequential"),
     ],
 )
@@ -246,15 +252,20 @@ def test_what_is_no_graph_is_refused_with_the_line(change: Any, message: str) ->
         optimizer.zero_grad()
         return loss
 
+    batch = batches(1)[0]
+    torch.manual_seed(0)
     before = copies(model.state_dict())
     groups = copy.deepcopy(optimizer.param_groups[0]["betas"])
     step = compile_step(function, model=model, optimizer=optimizer)
     with pytest.raises(StepCaptureError, match=message) as caught:
-        step(*batches(1)[0])
+        step(*batch)
     assert 'fallback="split"' in str(caught.value) or "register_buffer" in str(caught.value)
     assert same_values(model.state_dict(), before)
     assert optimizer.param_groups[0]["betas"] == groups
     assert not hasattr(model, "last")
+    following = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(following, torch.rand(3))
     assert all(p.grad is None for p in model.parameters())
 
 

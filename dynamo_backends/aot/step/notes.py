@@ -15,19 +15,24 @@ from dynamo_backends._torch_private import (
     graph_being_traced,
     mark_generator_state,
 )
-from dynamo_backends.aot.step.substitution import line_of_code, user_frame
+from dynamo_backends.aot.step.substitution import line_of_code, user_frame, user_line
+from dynamo_backends.errors import StepCaptureError
 
 
 class Notes(TorchDispatchMode):
     """Notes on each node the user's line, and on draws what eager's generator would draw from.
 
     Nothing is drawn while tracing. The generator is moved on all the same, and put back in the
-    end, so that a checkpoint that puts it back to draw again is seen to do so.
+    end, so that a checkpoint that puts it back to draw again is seen to do so. It has a seed of
+    its own meanwhile, so that one that the step gives it is noticed.
     """
+
+    _SEED = 0x5EED_0F_7A11  # that nobody else takes
 
     def __enter__(self) -> "Notes":
         """Keeps the state of torch's generator."""
         self._before = torch.get_rng_state()
+        torch.default_generator.manual_seed(self._SEED)
         super().__enter__()
         return self
 
@@ -39,7 +44,11 @@ class Notes(TorchDispatchMode):
     ) -> None:
         """Puts the generator back."""
         super().__exit__(kind, error, trace)
-        torch.set_rng_state(self._before)
+        try:
+            if error is None:
+                self._check_seed()
+        finally:
+            torch.set_rng_state(self._before)
 
     def __torch_dispatch__(
         self,
@@ -49,6 +58,7 @@ class Notes(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Executes a call, and notes what there is to note on the nodes it leaves."""
+        self._check_seed()
         graph = graph_being_traced()
         last = next(reversed(graph.nodes))
         result = func(*args, **(kwargs or {}))
@@ -57,6 +67,14 @@ class Notes(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             mark_generator_state(new, _next_state())
         return result
+
+    def _check_seed(self) -> None:
+        if torch.initial_seed() != self._SEED:
+            raise StepCaptureError(
+                "the step seeds torch's generator, or gives it another state, before or at "
+                f"{user_line()}. One graph draws from the generator as it is before the step: seed "
+                'it outside, or pass fallback="split".'
+            )
 
 
 def _note_line(nodes: Sequence[fx.Node]) -> None:

@@ -14,7 +14,8 @@ from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.xla.step_runtime import XlaStep
 from tests.aot import step_nets as nets
-from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager
+from tests.aot.step_checks import assert_equal_to_eager
+from tests.training.stepping import OPTIMIZERS
 
 WAYS = {"openxla": XlaStep, "inductor": InductorStep, "ts_trace": CopyingProgram}
 

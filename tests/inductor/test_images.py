@@ -16,7 +16,8 @@ from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.inductor import convolutions, norms
 from dynamo_backends.inductor.convolutions import BY_PRODUCT
 from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD
-from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager
+from tests.aot.step_checks import assert_equal_to_eager
+from tests.training.stepping import OPTIMIZERS
 
 aten = torch.ops.aten
 

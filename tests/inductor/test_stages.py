@@ -19,7 +19,8 @@ from dynamo_backends.inductor.convolutions import BY_PRODUCT
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD
 from dynamo_backends.inductor.stages import Stage, cut
-from tests.aot.step_checks import OPTIMIZERS, assert_equal_to_eager
+from tests.aot.step_checks import assert_equal_to_eager
+from tests.training.stepping import OPTIMIZERS
 
 BATCH, CHANNELS, SIZE = 2, 8, 16
 

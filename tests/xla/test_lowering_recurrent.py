@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.xla import steps
-from tests.aot.step_checks import OPTIMIZERS, assert_as_accurate_as_eager
+from tests.aot.step_checks import assert_as_accurate_as_eager
+from tests.training.stepping import OPTIMIZERS
 
 TIME, BATCH, FEATURES, HIDDEN = 7, 3, 5, 6
 

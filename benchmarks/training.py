@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a column failed or a loss differs."""
     settings = parse(arguments)
     console = bench.make_console()
-    unknown = [name for name in settings.models if name not in MODELS]
-    if unknown:
-        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
+    if not are_known(settings.models, console):
         return 2
     console.print(f"[dim]{bench.environment_line()}[/]")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
@@ -101,6 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gc.collect()
     console.print(table(rows))
     return 1 if print_summary(rows, console) else 0
+
+
+def are_known(names: Sequence[str], console: Console) -> bool:
+    """Whether all models are there; else says which there are."""
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
+    return not unknown
 
 
 def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:

@@ -36,10 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return child(settings)
     console = bench.make_console()
     console.print(f"[dim]{bench.environment_line()}[/]")
-    unknown = [name for name in settings.models if name not in training.MODELS]
-    if unknown:
-        names = ", ".join(training.MODELS)
-        console.print(f"[red]unknown model {unknown[0]!r}; there are: {names}[/]")
+    if not training.are_known(settings.models, console):
         return 2
     rows: dict[str, dict[str, dict[str, float]]] = {name: {} for name in settings.models}
     cases = [(name, column) for name in settings.models for column in COLUMNS]

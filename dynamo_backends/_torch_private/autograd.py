@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 _PASS = "dynamo_backends.backward_pass"
 _STATE = "dynamo_backends.generator_state"
@@ -195,16 +195,22 @@ def _mark(nodes: Iterable[fx.Node], key: str, value: Any) -> None:
 
 
 def run_backward_under_modes(
-    tensors: Any, gradients: Any, retain_graph: bool | None, create_graph: bool
+    tensors: Any, gradients: Any, retain_graph: bool | None, create_graph: bool, inputs: Any
 ) -> None:
     """`torch.autograd.backward`, such that torch function modes see what hooks call.
 
     A mode is off while torch handles a call that the mode was given. It is not given this one,
     which names no tensors but where they come from.
     """
-    given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-    edges = [get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in given]
-    torch.autograd.backward(edges, gradients, retain_graph, create_graph)
+    ends = None if inputs is None else _edges(inputs)
+    torch.autograd.backward(_edges(tensors), gradients, retain_graph, create_graph, inputs=ends)
+
+
+def _edges(tensors: Any) -> list[GradientEdge]:
+    if isinstance(tensors, dict):
+        tensors = tensors.values()
+    given = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tensors
+    return [get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in given]
 
 
 def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

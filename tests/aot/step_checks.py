@@ -176,6 +176,56 @@ def assert_close(name: str, expected: Tensor, found: Tensor, tolerance: float = 
     assert worst <= tolerance, f"{name} differs by {worst:.1e}, more than {tolerance:.1e}"
 
 
+def compare(
+    build: Callable[[torch.dtype], tuple[Any, list[nn.Module], list[torch.optim.Optimizer]]],
+    batches: list[Any],
+    backend: str = "openxla",
+    dtype: torch.dtype = torch.float64,
+    tolerance: float = 1e-9,
+    **settings: Any,
+) -> Any:
+    """Runs a step function in eager and compiled; returns the compiled step.
+
+    Args:
+        build: Makes the function, the modules and the optimizers.
+        batches: Arguments of the calls; floating-point tensors are cast.
+        backend: For `compile_step`.
+        dtype: Of everything.
+        tolerance: Relative, for results, parameters and buffers.
+        settings: Of `compile_step`.
+    """
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        function, models, optimizers = build(dtype)
+        step = function
+        if compiled:
+            step = compile_step(
+                function, model=models, optimizer=optimizers, backend=backend, **settings
+            )
+        torch.manual_seed(1)
+        results = []
+        for batch in batches:
+            args = [
+                x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for x in batch
+            ]
+            results.append(step(*args))
+        outcomes.append((results, models, step))
+    (expected, eager_models, _), (found, models, step) = outcomes
+    for i, (e, f) in enumerate(zip(expected, found, strict=True)):
+        assert_close(f"result {i}", e.detach(), f, tolerance)
+    for eager_model, model in zip(eager_models, models, strict=True):
+        for name, value in eager_model.state_dict().items():
+            assert_close(name, value, model.state_dict()[name], tolerance)
+        for name, p in eager_model.named_parameters():
+            ours = model.get_parameter(name)
+            assert (p.grad is None) == (ours.grad is None), name
+            if p.grad is not None:
+                assert ours.grad is not None
+                assert_close(f"{name}.grad", p.grad, ours.grad, tolerance)
+    return step
+
+
 def clone(trained: Trained) -> tuple[Any, Any]:
     """Copies of the state dicts of model and optimizer."""
     return copy.deepcopy((trained.model.state_dict(), trained.optimizer.state_dict()))

@@ -1,8 +1,8 @@
 """What is noted of each operator while a step is traced, for errors and for draws."""
 
 import hashlib
-import itertools
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -10,12 +10,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_backends._torch_private import (
-    disable_current_modes,
-    graph_being_traced,
-    mark_generator_state,
-)
-from dynamo_backends.aot.step.substitution import line_of_code, user_frame, user_line
+from dynamo_backends._torch_private import disable_current_modes, mark_generator_state
+from dynamo_backends.aot.step.substitution import line_of_code, nodes_of, user_frame, user_line
 from dynamo_backends.errors import StepCaptureError
 
 
@@ -59,13 +55,10 @@ class Notes(TorchDispatchMode):
     ) -> Any:
         """Executes a call, and notes what there is to note on the nodes it leaves."""
         self._check_seed()
-        graph = graph_being_traced()
-        last = next(reversed(graph.nodes))
-        result = func(*args, **(kwargs or {}))
-        new = list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))
-        _note_line(new)
+        result, nodes = nodes_of(partial(func, *args, **(kwargs or {})))
+        _note_line(nodes)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            mark_generator_state(new, _next_state())
+            mark_generator_state(nodes, _next_state())
         return result
 
     def _check_seed(self) -> None:

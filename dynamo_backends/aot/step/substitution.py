@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -153,8 +153,7 @@ class Substitution(TorchFunctionMode):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        with self:  # which gets this call, too
-            torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+        self._run_backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
     def _run_backward(
         self,
@@ -165,16 +164,22 @@ class Substitution(TorchFunctionMode):
         grad_variables: Any = None,
         inputs: Any = None,
     ) -> None:
-        graph = graph_being_traced()
-        last = next(reversed(graph.nodes))
         given = grad_tensors if grad_variables is None else grad_variables
-        if inputs is None:
+
+        def run() -> None:
             with self:  # for hooks, and for what a checkpoint computes again
-                run_backward_under_modes(tensors, given, retain_graph, create_graph)
-        else:
-            torch.autograd.backward(tensors, given, retain_graph, create_graph, inputs=inputs)
-        new = itertools.takewhile(lambda n: n is not last, reversed(graph.nodes))
-        mark_backward_pass(new, next(self._passes))
+                run_backward_under_modes(tensors, given, retain_graph, create_graph, inputs)
+
+        _, nodes = nodes_of(run)
+        mark_backward_pass(nodes, next(self._passes))
+
+
+def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
+    """What a call returns, and the nodes it leaves in the graph that is being traced."""
+    graph = graph_being_traced()
+    last = next(reversed(graph.nodes))
+    result = call()
+    return result, list(itertools.takewhile(lambda n: n is not last, reversed(graph.nodes)))
 
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))

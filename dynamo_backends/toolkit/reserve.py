@@ -22,8 +22,9 @@ from dynamo_backends.toolkit.memory import return_free_memory
 
 LEAST = 1 << 20  # bytes: of less, malloc keeps more than this itself
 _CHUNK = 0x1F000  # bytes; malloc never maps a block of less than 128 KiB
+_ALIGNMENT = 64  # bytes; before an aligned block there is no piece that small blocks could take
 _HEADER = 8  # bytes, that malloc adds to each block
-_MARGIN = 32  # chunks
+_MARGIN = 256  # chunks; nobody writes there, so they cost addresses only
 _RUNS = 4  # for which a block is made, at least
 
 
@@ -167,6 +168,11 @@ def _consecutive_chunks(count: int) -> tuple[list[int], int | None]:
         chunk = malloc(_CHUNK - _HEADER)
         if chunk is None:
             break
+        if chunk % _ALIGNMENT:  # what comes after it shall be aligned
+            free(chunk)
+            others += [*run, malloc(_CHUNK - _HEADER + _ALIGNMENT - chunk % _ALIGNMENT)]
+            run = []
+            continue
         if run and chunk != run[-1] + _CHUNK:
             others += run
             run = []

@@ -127,7 +127,7 @@ def train(x):
     optimizer.zero_grad()
 
 step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, backend="openxla")
-x = torch.randn(8192, 512)
+x = torch.randn(4096, 512)
 runs = []
 for _ in range(20):
     before = faults()

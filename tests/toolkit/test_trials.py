@@ -50,3 +50,10 @@ def test_infinities_and_other_types_are_compared_as_they_are() -> None:
         graph = call_of(aten.t.default, other)
         assert judge(graph, lambda args: [args[0].t()], [other]) is None
         assert judge(graph, lambda args: [args[0].t() ^ 1], [other]) is not None
+
+
+def test_memory_that_nobody_wrote_has_no_contents() -> None:
+    graph = call_of(aten.empty_like.default, torch.ones(3))
+    assert judge(graph, lambda args: [torch.full((3,), 7.0)], [torch.ones(3)]) is None
+    assert judge(graph, lambda args: [torch.ones(4)], [torch.ones(3)]) is not None
+    assert judge(graph, lambda args: [torch.ones(3).half()], [torch.ones(3)]) is not None

@@ -323,11 +323,10 @@ def test_max_pool_matches_torch(case, ceil_mode, dtype, kind):
     want, want_at = MAX_POOL[n](
         x, kernel, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=True
     )
-    arguments = (to_jax(x), kernel, stride, padding, dilation, ceil_mode)
-    arguments, x = arguments[1:], arguments[0]
-    got = to_torch(jax.jit(lambda x: pooling.max_pool_nhwc(x, *arguments))(x))
+    windows, x = pooling.Windows(kernel, stride, padding, dilation, ceil_mode), to_jax(x)
+    got = to_torch(jax.jit(lambda x: pooling.max_pool_nhwc(x, windows))(x))
     torch.testing.assert_close(got.to(dtype), want, rtol=0, atol=0, equal_nan=True)
-    got, at = jax.jit(lambda x: pooling.max_pool_with_indices_nhwc(x, *arguments))(x)
+    got, at = jax.jit(lambda x: pooling.max_pool_with_indices_nhwc(x, windows))(x)
     torch.testing.assert_close(to_torch(got).to(dtype), want, rtol=0, atol=0, equal_nan=True)
     assert at.dtype == np.int64
     assert torch.equal(to_torch(at), want_at)
@@ -351,8 +350,8 @@ def test_avg_pool_matches_torch(case, ceil_mode, include, override, dtype):
     exact = x.double() if dtype.is_floating_point else x
     want = AVG_POOL[n](exact, kernel, stride, padding, ceil_mode, include, **extra)
     divisor = extra.get("divisor_override")
-    arguments = kernel, stride, padding, ceil_mode, include, divisor
-    got = jax.jit(lambda x: pooling.avg_pool_nhwc(x, *arguments))(to_jax(x))
+    windows = pooling.Windows.of(n, kernel, stride, padding, ceil_mode=ceil_mode)
+    got = jax.jit(lambda x: pooling.avg_pool_nhwc(x, windows, include, divisor))(to_jax(x))
     assert_close(got, want, dtype)
 
 
@@ -360,7 +359,7 @@ def test_max_pool_is_the_same_taken_apart_by_dimension():
     x = np.random.default_rng(0).standard_normal((2, 20, 21, 3)).astype("float32")
     kernel = (13, 13)
     assert math.prod(kernel) > pooling._SEPARATE_FROM
-    got = pooling.max_pool_nhwc(x, kernel, (1, 1), (6, 6), (1, 1), False)
+    got = pooling.max_pool_nhwc(x, pooling.Windows.of(2, kernel, 1, 6))
     want = F.max_pool2d(torch.from_numpy(x).movedim(-1, 1), kernel, 1, 6)
     assert torch.equal(to_torch(got), want)
 

@@ -20,6 +20,14 @@ def _windows(size: int, count: int) -> list[tuple[int, int]]:
     return [(i * size // count, -((i + 1) * size // -count)) for i in range(count)]
 
 
+def _even(size: Sequence[int], counts: Sequence[int]) -> programs.Windows | None:
+    """All windows, if they are of one size and do not overlap."""
+    if not all(n and m and n % m == 0 for n, m in zip(size, counts, strict=True)):
+        return None
+    kernel = [n // m for n, m in zip(size, counts, strict=True)]
+    return programs.Windows.of(len(kernel), kernel)
+
+
 def _per_window(
     x: jax.Array, axis: int, count: int, reduce: Callable[[jax.Array, int], jax.Array]
 ) -> jax.Array:
@@ -83,10 +91,9 @@ def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
     spatial = 2 if "2d" in str(ctx.node.target) else 3
     x, batched = batched_channels_last(self, spatial)
     size, counts = x.shape[1:-1], tuple(ctx.out[0].shape[-spatial:])
-    if all(n and n % m == 0 for n, m in zip(size, counts, strict=True)):
-        kernel = tuple(n // m for n, m in zip(size, counts, strict=True))
-        rest = ((0,) * spatial, (1,) * spatial, False)
-        values, places = programs.max_pool_with_indices_nhwc(x, kernel, kernel, *rest)
+    windows = _even(size, counts)
+    if windows is not None:
+        values, places = programs.max_pool_with_indices_nhwc(x, windows)
     else:
         places = lax.iota(jnp.int64, x[0, ..., 0].size).reshape(1, *size, 1)
         values, places = x, jnp.broadcast_to(places, x.shape)
@@ -114,8 +121,5 @@ def adaptive_max_pool_backward(
 ) -> Value:
     spatial = 2 if "2d" in str(ctx.node.target) else 3
     size, counts = self.shape[-spatial:], grad_output.shape[-spatial:]
-    window = None
-    if all(n % m == 0 for n, m in zip(size, counts, strict=True)):
-        kernel = tuple(n // m for n, m in zip(size, counts, strict=True))
-        window = (kernel, kernel, (0,) * spatial, (1,) * spatial, False)
-    return _max_pool_gradient(ctx, grad_output, self, indices, window, spatial)
+    windows = _even(size, counts)
+    return _max_pool_gradient(ctx, grad_output, self, indices, windows, spatial)

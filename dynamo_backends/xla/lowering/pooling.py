@@ -16,74 +16,31 @@ from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value
 
-# Kernel, stride, padding and dilation per spatial dimension, and whether partial windows count.
-_Window = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], bool]
-
 _MOST_SHIFTS = 64  # a larger window's gradient is scattered
 
 
-def _full(values: Sequence[int], spatial: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-    values = tuple(values) or tuple(default)
-    return values * spatial if len(values) == 1 else values
-
-
-def _as_list(values: int | Sequence[int]) -> Sequence[int]:
-    return [values] if isinstance(values, int) else values
-
-
-def _max_pool(
-    ctx: Context,
-    self: Value,
-    spatial: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[Value, Value]:
-    x, batched = batched_channels_last(self, spatial)
-    kernel = _full(kernel, spatial)
-    window = (
-        kernel,
-        _full(stride, spatial, kernel),
-        _full(padding, spatial),
-        _full(dilation, spatial),
-        ceil_mode,
-    )
+def _max_pool(ctx: Context, self: Value, windows: programs.Windows) -> tuple[Value, Value]:
+    x, batched = batched_channels_last(self, len(windows.kernel))
     if any(u.target is not operator.getitem or u.args[1] == 1 for u in ctx.node.users):
-        values, places = programs.max_pool_with_indices_nhwc(x, *window)
+        values, places = programs.max_pool_with_indices_nhwc(x, windows)
     else:
-        values = programs.max_pool_nhwc(x, *window)
+        values = programs.max_pool_nhwc(x, windows)
         places = jnp.zeros(values.shape, jnp.int64)
     return unbatched(ctx, self, values, batched), unbatched(ctx, self, places, batched)
 
 
-@lowers("max_pool2d_with_indices.default", layout=Layout.RAW)
-def max_pool2d_with_indices(
+@lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", layout=Layout.RAW)
+def max_pool_with_indices(
     ctx: Context,
     self: Value,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    padding, dilation = _as_list(padding), _as_list(dilation)
-    return _max_pool(ctx, self, 2, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-@lowers("max_pool3d_with_indices.default", layout=Layout.RAW)
-def max_pool3d_with_indices(
-    ctx: Context,
-    self: Value,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Value, Value]:
-    padding, dilation = _as_list(padding), _as_list(dilation)
-    return _max_pool(ctx, self, 3, kernel_size, stride, padding, dilation, ceil_mode)
+    windows = programs.Windows.of(_spatial(ctx), kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool(ctx, self, windows)
 
 
 def _scatter_windows(grad: jax.Array, places: jax.Array, size: Sequence[int]) -> jax.Array:
@@ -102,22 +59,22 @@ def _max_pool_gradient(
     grad_output: Value,
     self: Value,
     indices: Value,
-    window: _Window | None,
+    windows: programs.Windows | None,
     spatial: int,
 ) -> Value:
     grad, batched = batched_channels_last(grad_output, spatial)
     places, _ = batched_channels_last(indices, spatial)
     size = tuple(self.shape[-spatial:])
     wide = grad.astype(accumulation_dtype(grad.dtype))
-    if window is None or math.prod(window[0]) > _MOST_SHIFTS:
+    if windows is None or math.prod(windows.kernel) > _MOST_SHIFTS:
         total = _scatter_windows(wide, places, size)
         return unbatched(ctx, grad_output, total, batched)
     if _pools_here(ctx.node):
         x, _ = batched_channels_last(self, spatial)
-        winner = programs.max_pool_winners_nhwc(x, *window)
+        winner = programs.max_pool_winners_nhwc(x, windows)
     else:
-        winner = programs.winners_at_nhwc(places, size, *window[:4])
-    total = programs.give_to_winners_nhwc(wide, winner, size, *window[:4])
+        winner = programs.winners_at_nhwc(places, size, windows)
+    total = programs.give_to_winners_nhwc(wide, winner, size, windows)
     return unbatched(ctx, grad_output, total, batched)
 
 
@@ -146,38 +103,9 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: Value,
 ) -> Value:
-    spatial = 2 if "2d" in str(ctx.node.target) else 3
-    kernel = _full(kernel_size, spatial)
-    window = (
-        kernel,
-        _full(stride, spatial, kernel),
-        _full(_as_list(padding), spatial),
-        _full(_as_list(dilation), spatial),
-        ceil_mode,
-    )
-    return _max_pool_gradient(ctx, grad_output, self, indices, window, spatial)
-
-
-def _avg_program(
-    x: jax.Array,
-    spatial: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> jax.Array:
-    kernel = _full(kernel, spatial)
-    return programs.avg_pool_nhwc(
-        x,
-        kernel,
-        _full(stride, spatial, kernel),
-        _full(_as_list(padding), spatial),
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
+    spatial = _spatial(ctx)
+    windows = programs.Windows.of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool_gradient(ctx, grad_output, self, indices, windows, spatial)
 
 
 @lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", layout=Layout.RAW)
@@ -194,16 +122,8 @@ def avg_pool(
     spatial = _spatial(ctx)
     x, batched = batched_channels_last(self, spatial)
     wide = x.astype(accumulation_dtype(x.dtype))
-    out = _avg_program(
-        wide,
-        spatial,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
+    windows = programs.Windows.of(spatial, kernel_size, stride, padding, ceil_mode=ceil_mode)
+    out = programs.avg_pool_nhwc(wide, windows, count_include_pad, divisor_override)
     return unbatched(ctx, self, out, batched)
 
 
@@ -225,17 +145,10 @@ def avg_pool_backward(
     size = tuple(self.shape[-spatial:])
     like = jax.ShapeDtypeStruct((wide.shape[0], *size, wide.shape[-1]), wide.dtype)
 
+    windows = programs.Windows.of(spatial, kernel_size, stride, padding, ceil_mode=ceil_mode)
+
     def forward(x: jax.Array) -> jax.Array:
-        return _avg_program(
-            x,
-            spatial,
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            divisor_override,
-        )
+        return programs.avg_pool_nhwc(x, windows, count_include_pad, divisor_override)
 
     (total,) = jax.linear_transpose(forward, like)(wide)
     return unbatched(ctx, grad_output, total, batched)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import jax
@@ -31,62 +32,109 @@ def pooled_size(
     return out - 1 if ceil_mode and (out - 1) * stride >= size + padding else out
 
 
-def max_pool_nhwc(
-    x: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> jax.Array:
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a pooling; sequences have a number per spatial dimension.
+
+    Attributes:
+        kernel: Elements of a window.
+        stride: Distance between windows.
+        padding: Positions added at both ends.
+        dilation: Distance between the elements of a window.
+        ceil_mode: Whether a last, partial window counts.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        spatial: int,
+        kernel: int | Sequence[int],
+        stride: int | Sequence[int] = (),
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+    ) -> Windows:
+        """From torch's arguments: one number is that of all dimensions, no stride the kernel's."""
+
+        def full(values: int | Sequence[int]) -> tuple[int, ...]:
+            values = (values,) if isinstance(values, int) else tuple(values)
+            return values * spatial if len(values) == 1 else values
+
+        shifts = full(kernel if stride == () or stride == [] else stride)
+        return cls(full(kernel), shifts, full(padding), full(dilation), ceil_mode)
+
+    @property
+    def offsets(self) -> list[tuple[int, ...]]:
+        """Where the elements of a window are, row by row."""
+        along = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
+        return list(itertools.product(*along))
+
+    def starts(self, out: Sequence[int]) -> list[np.ndarray]:
+        """Per dimension, where each of `out` windows starts in the unpadded input."""
+        places = zip(out, self.stride, self.padding, strict=True)
+        return [np.arange(count) * s - p for count, s, p in places]
+
+    def over(self, spatial: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Output sizes, and the padding at the far ends that the last windows need.
+
+        Args:
+            spatial: Sizes of the input.
+
+        Raises:
+            ValueError: A window is larger than the padded input.
+        """
+        places = (self.kernel, self.stride, self.padding, self.dilation)
+        arguments = list(zip(spatial, *places, strict=True))
+        out = [pooled_size(*a, self.ceil_mode) for a in arguments]
+        if any(o < 0 for o in out):
+            size = tuple(spatial)
+            raise ValueError(f"window {self.kernel} is larger than the padded input {size}")
+        high = [
+            max(0, (o - 1) * s + (k - 1) * d + 1 - size - p) if o else 0
+            for o, (size, k, s, p, d) in zip(out, arguments, strict=True)
+        ]
+        return out, high
+
+
+def max_pool_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
     """Max pooling; a NaN in a window makes its maximum NaN, as in torch.
 
     Args:
         x: Input, ``(N, *spatial, C)``, of a real type.
-        kernel: Window size per spatial dimension.
-        stride: Distance between windows, per spatial dimension.
-        padding: Positions below every value added at both ends.
-        dilation: Distance between the elements of a window.
-        ceil_mode: Whether a last, partial window counts.
+        windows: What is pooled; their padding is below every value.
 
     Returns:
         ``(N, *out_spatial, C)`` in ``x``'s dtype.
     """
-    out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
-    padded = _pad(x, padding, high, _lowest(x.dtype))
-    return _over_windows(padded, out, kernel, stride, dilation, jnp.maximum)
+    out, high = windows.over(x.shape[1:-1])
+    padded = _pad(x, windows.padding, high, _lowest(x.dtype))
+    return _over_windows(padded, out, windows, jnp.maximum)
 
 
-def max_pool_with_indices_nhwc(
-    x: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[jax.Array, jax.Array]:
+def max_pool_with_indices_nhwc(x: jax.Array, windows: Windows) -> tuple[jax.Array, jax.Array]:
     """Max pooling, with where each maximum was found. To be traced with 64-bit types enabled.
 
     As in torch the first of several maxima counts, and of several NaNs the last.
 
     Args:
         x: Input, ``(N, *spatial, C)``, of a real type.
-        kernel: Window size per spatial dimension.
-        stride: Distance between windows, per spatial dimension.
-        padding: Positions below every value added at both ends.
-        dilation: Distance between the elements of a window.
-        ceil_mode: Whether a last, partial window counts.
+        windows: What is pooled; their padding is below every value.
 
     Returns:
         The maxima and their int64 positions in the flattened ``spatial``, both
         ``(N, *out_spatial, C)``.
     """
-    out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
     spatial, n = x.shape[1:-1], x.ndim - 2
+    out, high = windows.over(spatial)
     strides = [math.prod(spatial[d + 1 :]) for d in range(n)]
     narrow = np.int32 if math.prod(spatial) < 2**31 else np.int64
-    # Per dimension, where each window starts in the unpadded input.
-    starts = [np.arange(o) * s - p for o, s, p in zip(out, stride, padding, strict=True)]
+    starts = windows.starts(out)
 
     def flat(positions: Sequence[np.ndarray]) -> np.ndarray:
         index = sum(
@@ -94,14 +142,14 @@ def max_pool_with_indices_nhwc(
         )
         return np.asarray(index, narrow).reshape(1, *out, 1)
 
-    padded = _pad(x, padding, high, _lowest(x.dtype))
+    padded = _pad(x, windows.padding, high, _lowest(x.dtype))
     best = jnp.full((x.shape[0], *out, x.shape[-1]), _lowest(x.dtype), x.dtype)
     # A window that holds nothing above the lowest value points at its first real element.
-    inside = [np.where(a < 0, a + -(a // d) * d, a) for a, d in zip(starts, dilation, strict=True)]
+    steps = zip(starts, windows.dilation, strict=True)
+    inside = [np.where(a < 0, a + -(a // d) * d, a) for a, d in steps]
     where = jnp.broadcast_to(flat(inside), best.shape)
-    for tap in itertools.product(*map(range, kernel)):
-        offset = [i * d for i, d in zip(tap, dilation, strict=True)]
-        value = window(padded, offset, out, stride)
+    for offset in windows.offsets:
+        value = window(padded, offset, out, windows.stride)
         better = value > best
         if jnp.issubdtype(x.dtype, jnp.floating):
             better |= jnp.isnan(value)
@@ -111,36 +159,24 @@ def max_pool_with_indices_nhwc(
     return best, where.astype(jnp.int64)
 
 
-def max_pool_winners_nhwc(
-    x: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> jax.Array:
+def max_pool_winners_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
     """Which element of each window is its maximum, in a program that also pools.
 
     Args:
         x: What is pooled, ``(N, *spatial, C)``, of a floating-point type.
-        kernel: Window size per spatial dimension, at most 127 elements; this and the others as in
-            the forward pass.
-        stride: Distance between windows, per spatial dimension.
-        padding: Positions below every value added at both ends.
-        dilation: Distance between the elements of a window.
-        ceil_mode: Whether a last, partial window counts.
+        windows: As in the forward pass, of at most 127 elements.
 
     Returns:
         Elements counted row by row, ``(N, *out_spatial, C)``: the first maximum, or the last NaN.
     """
     # The same operations as in the forward pass: XLA computes them once.
-    maxima, _ = max_pool_with_indices_nhwc(x, kernel, stride, padding, dilation, ceil_mode)
-    out, high = _geometry(x, kernel, stride, padding, dilation, ceil_mode)
-    padded = _pad(x, padding, high, _lowest(x.dtype))
-    offsets = _offsets(kernel, dilation)
+    maxima, _ = max_pool_with_indices_nhwc(x, windows)
+    spatial, offsets = x.shape[1:-1], windows.offsets
+    out, high = windows.over(spatial)
+    padded = _pad(x, windows.padding, high, _lowest(x.dtype))
     winner = jnp.full(maxima.shape, -1, jnp.int8)
-    values = [window(padded, offset, out, stride) for offset in offsets]
-    real = [_is_real(x.shape[1:-1], out, stride, padding, offset) for offset in offsets]
+    values = [window(padded, offset, out, windows.stride) for offset in offsets]
+    real = [_is_real(spatial, windows.starts(out), offset) for offset in offsets]
     for element in reversed(range(len(offsets))):
         hit = (values[element] == maxima) & real[element]
         winner = jnp.where(hit, np.int8(element), winner)
@@ -150,17 +186,11 @@ def max_pool_winners_nhwc(
     return winner
 
 
-def winners_at_nhwc(
-    places: jax.Array,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> jax.Array:
+def winners_at_nhwc(places: jax.Array, size: Sequence[int], windows: Windows) -> jax.Array:
     """The same, from flat places in the unpadded input of spatial size `size`; -1 if outside."""
     winner, inside = jnp.zeros((), places.dtype), jnp.ones((), bool)
-    for axis, (k, s, p, d) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+    numbers = (windows.kernel, windows.stride, windows.padding, windows.dilation)
+    for axis, (k, s, p, d) in enumerate(zip(*numbers, strict=True)):
         along = lax.rem(lax.div(places, math.prod(size[axis + 1 :])), size[axis])
         start = lax.broadcasted_iota(places.dtype, places.shape, 1 + axis) * s - p
         element = lax.div(along - start, d)
@@ -170,13 +200,7 @@ def winners_at_nhwc(
 
 
 def give_to_winners_nhwc(
-    grad: jax.Array,
-    winner: jax.Array,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    grad: jax.Array, winner: jax.Array, size: Sequence[int], windows: Windows
 ) -> jax.Array:
     """The gradient of max pooling: each element of the input asks the few windows it lies in.
 
@@ -187,21 +211,20 @@ def give_to_winners_nhwc(
         grad: Gradient of the maxima, ``(N, *out_spatial, C)``.
         winner: Which element of each window is the maximum, of the same shape.
         size: Spatial size of the input.
-        kernel: Window size per spatial dimension; this and the others as in the forward pass.
-        stride: Distance between windows, per spatial dimension.
-        padding: Positions added at both ends.
-        dilation: Distance between the elements of a window.
+        windows: As in the forward pass.
 
     Returns:
         ``(N, *size, C)`` in ``grad``'s dtype.
     """
-    n, (batch, *out, channels) = len(kernel), grad.shape
+    stride, padding = windows.stride, windows.padding
+    n, (batch, *out, channels) = len(stride), grad.shape
     # The padded input is cut into cells as large as a stride; in each begins at most one window.
     cells = [
         max(o, -(-(p + extent) // s))
         for o, p, extent, s in zip(out, padding, size, stride, strict=True)
     ]
-    reach = [(k - 1) * d // s for k, d, s in zip(kernel, dilation, stride, strict=True)]
+    last = windows.offsets[-1]
+    reach = [furthest // s for furthest, s in zip(last, stride, strict=True)]
     more = [(back, count - o, 0) for back, count, o in zip(reach, cells, out, strict=True)]
     edges = [(0, 0, 0), *more, (0, 0, 0)]
     winner = lax.pad(winner, winner.dtype.type(-1), edges)
@@ -214,7 +237,7 @@ def give_to_winners_nhwc(
     for back in itertools.product(*(range(r + 1) for r in reach)):
         start = [0, *(r - b for r, b in zip(reach, back, strict=True)), 0]
         end = [batch, *(a + c for a, c in zip(start[1:-1], cells, strict=True)), channels]
-        elements = _elements(_offsets(kernel, dilation), back, stride).astype(winner.dtype)
+        elements = _elements(windows.offsets, back, stride).astype(winner.dtype)
         here = lax.broadcast_in_dim(jnp.asarray(elements), shape, in_cells)
         won = here == lax.broadcast_in_dim(lax.slice(winner, start, end), shape, of_cells)
         given = lax.broadcast_in_dim(lax.slice(grad, start, end), shape, of_cells)
@@ -240,56 +263,36 @@ def _elements(
     return table
 
 
-def _offsets(kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, ...]]:
-    """Where the elements of a window are, row by row."""
-    along = [range(0, k * d, d) for k, d in zip(kernel, dilation, strict=True)]
-    return list(itertools.product(*along))
-
-
 def _is_real(
-    spatial: Sequence[int],
-    out: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    offset: Sequence[int],
+    spatial: Sequence[int], starts: Sequence[np.ndarray], offset: Sequence[int]
 ) -> np.ndarray:
     """Whether an element of each window lies in the unpadded input, ``(1, *out, 1)``."""
     real = np.ones((1,), bool)
-    for size, o, s, p, shift in zip(spatial, out, stride, padding, offset, strict=True):
-        place = np.arange(o) * s - p + shift
+    for size, start, shift in zip(spatial, starts, offset, strict=True):
+        place = start + shift
         real = real[..., None] & ((place >= 0) & (place < size))
     return real[..., None]
 
 
 def avg_pool_nhwc(
-    x: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None = None,
+    x: jax.Array, windows: Windows, count_include_pad: bool, divisor_override: int | None = None
 ) -> jax.Array:
     """Average pooling. Sixteen-bit floats are summed in float32; integers divide towards zero.
 
     Args:
         x: Input, ``(N, *spatial, C)``.
-        kernel: Window size per spatial dimension.
-        stride: Distance between windows, per spatial dimension.
-        padding: Zeros added at both ends.
-        ceil_mode: Whether a last, partial window counts.
+        windows: What is averaged, without dilation; their padding is zeros.
         count_include_pad: Whether the padding counts in the divisor.
         divisor_override: Divide by this instead of by the number of elements.
 
     Returns:
         ``(N, *out_spatial, C)`` in ``x``'s dtype.
     """
-    ones = (1,) * len(kernel)
-    out, high = _geometry(x, kernel, stride, padding, ones, ceil_mode)
+    out, high = windows.over(x.shape[1:-1])
     wide = accumulator(x.dtype)
-    padded = _pad(x.astype(wide), padding, high, np.zeros((), wide))
-    total = _over_windows(padded, out, kernel, stride, ones, lax.add)
-    divisor = _divisor(x.shape[1:-1], out, kernel, stride, padding, count_include_pad)
+    padded = _pad(x.astype(wide), windows.padding, high, np.zeros((), wide))
+    total = _over_windows(padded, out, windows, lax.add)
+    divisor = _divisor(x.shape[1:-1], windows, windows.starts(out), count_include_pad)
     if divisor_override is not None:
         divisor = np.asarray(divisor_override)
     elif divisor.size and (divisor == divisor.flat[0]).all():
@@ -299,43 +302,17 @@ def avg_pool_nhwc(
 
 
 def _divisor(
-    spatial: Sequence[int],
-    out: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    count_include_pad: bool,
+    spatial: Sequence[int], windows: Windows, starts: Sequence[np.ndarray], count_include_pad: bool
 ) -> np.ndarray:
     """How many elements each window averages, ``(1, *out, 1)``."""
     counts = np.ones((1,), np.int64)
-    for size, o, k, s, p in zip(spatial, out, kernel, stride, padding, strict=True):
-        start = np.arange(o) * s - p
+    for size, start, k, p in zip(spatial, starts, windows.kernel, windows.padding, strict=True):
         end = np.minimum(start + k, size + p)
         count = end - start
         if not count_include_pad:
             count = np.minimum(end, size) - np.maximum(start, 0)
         counts = counts[..., None] * count
     return counts[..., None]
-
-
-def _geometry(
-    x: jax.Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[list[int], list[int]]:
-    """Output sizes, and the padding at the far ends that the last windows need."""
-    arguments = list(zip(x.shape[1:-1], kernel, stride, padding, dilation, strict=True))
-    out = [pooled_size(*a, ceil_mode) for a in arguments]
-    if any(o < 0 for o in out):
-        raise ValueError(f"window {tuple(kernel)} is larger than the padded input {x.shape[1:-1]}")
-    high = [
-        max(0, (o - 1) * s + (k - 1) * d + 1 - size - p) if o else 0
-        for o, (size, k, s, p, d) in zip(out, arguments, strict=True)
-    ]
-    return out, high
 
 
 def _lowest(dtype: np.dtype) -> np.ndarray:
@@ -355,27 +332,23 @@ def _pad(x: jax.Array, low: Sequence[int], high: Sequence[int], value: np.ndarra
 def _over_windows(
     x: jax.Array,
     out: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
+    windows: Windows,
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> jax.Array:
     """Combine all elements of each window of the padded input."""
-    n = len(kernel)
+    n = len(out)
     if 0 in out:
         return jnp.zeros((x.shape[0], *out, x.shape[-1]), x.dtype)
-    if math.prod(kernel) <= _SEPARATE_FROM:
-        offsets = itertools.product(
-            *([i * d for i in range(k)] for k, d in zip(kernel, dilation, strict=True))
-        )
-        return reduce(combine, (window(x, offset, out, stride) for offset in offsets))
+    if math.prod(windows.kernel) <= _SEPARATE_FROM:
+        shifted = [window(x, offset, out, windows.stride) for offset in windows.offsets]
+        return reduce(combine, shifted)
     for axis in range(n):
         size, step = list(x.shape[1:-1]), [1] * n
-        size[axis], step[axis] = out[axis], stride[axis]
+        size[axis], step[axis] = out[axis], windows.stride[axis]
         shifted = []
-        for i in range(kernel[axis]):
+        for i in range(windows.kernel[axis]):
             offset = [0] * n
-            offset[axis] = i * dilation[axis]
+            offset[axis] = i * windows.dilation[axis]
             shifted.append(window(x, offset, size, step))
         x = reduce(combine, shifted)
     return x

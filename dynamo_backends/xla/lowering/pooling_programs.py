@@ -66,8 +66,8 @@ class Windows:
             values = (values,) if isinstance(values, int) else tuple(values)
             return values * spatial if len(values) == 1 else values
 
-        shifts = full(kernel if stride == () or stride == [] else stride)
-        return cls(full(kernel), shifts, full(padding), full(dilation), ceil_mode)
+        window, shifts = full(kernel), full(stride) or full(kernel)
+        return cls(window, shifts, full(padding), full(dilation), ceil_mode)
 
     @property
     def offsets(self) -> list[tuple[int, ...]]:
@@ -93,8 +93,8 @@ class Windows:
         arguments = list(zip(spatial, *places, strict=True))
         out = [pooled_size(*a, self.ceil_mode) for a in arguments]
         if any(o < 0 for o in out):
-            size = tuple(spatial)
-            raise ValueError(f"window {self.kernel} is larger than the padded input {size}")
+            padded = f"the padded input {tuple(spatial)}"
+            raise ValueError(f"window {self.kernel} is larger than {padded}")
         high = [
             max(0, (o - 1) * s + (k - 1) * d + 1 - size - p) if o else 0
             for o, (size, k, s, p, d) in zip(out, arguments, strict=True)

@@ -70,17 +70,17 @@ BACKENDS = {
     ),
     "openxla": Row("conformance.md", "jax", 0.85, 3),
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.64, 24),
-    "tvm": Row("conformance-tvm.md", "apache-tvm", 0.50, 48),
+    "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
     "iree": Row("conformance-iree.md", "iree-base-compiler", 0.62, 96),
-    "ov": Row("conformance-ov.md", "openvino", 0.49, 96),
+    "ov": Row("conformance-ov.md", "openvino", 0.50, 96),
     "ts_trace": Row("conformance-ts_trace.md", "torch", 0.91, 96),
     "ofi": Row("conformance-ofi.md", "torch", 0.90, 192),
     "static_runtime": Row("conformance-static_runtime.md", "torch", 0.90, 192),
     "onednn_graph": Row("conformance-onednn_graph.md", "torch", 0.45, 192),
     "ltc": Row("conformance-ltc.md", "torch", 0.42, 96),
     "ltc_trace": Row("conformance-ltc_trace.md", "torch", 0.45, 192),
-    "inductor_freezing": Row("conformance-inductor_freezing.md", "torch", 0.50, 384),
-    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", "torch", 0.50, 384),
+    "inductor_freezing": Row("conformance-inductor_freezing.md", "torch", 0.91, 384),
+    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", "torch", 0.91, 384),
 }
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.propagate import Inference
+
 aten = torch.ops.aten
 
 
@@ -97,12 +100,13 @@ def unguarded(node: fx.Node) -> str | None:
 
 def keep_within(graph: fx.Graph) -> None:
     """Wraps negative indices around and clamps all of them, in place."""
+    infer = Inference()
     for node in list(graph.nodes):
         rule = _RULES.get(_name(node)) if node.op == "call_function" else None
         for index in list(rule.find(node)) if rule is not None else ():
             assert rule is not None
             with graph.inserting_before(node):
-                within: Any = _within(graph, index)
+                within: Any = _within(graph, index, infer)
             if index.element is not None:
                 elements: Any = list(node.args[rule.place])
                 elements[index.element] = within
@@ -110,12 +114,12 @@ def keep_within(graph: fx.Graph) -> None:
             node.update_arg(rule.place, within)
 
 
-def _within(graph: fx.Graph, index: Index) -> fx.Node:
+def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:
     """The same index from 0 to below the dimension's size."""
 
-    def call(op: Any, *args: Any) -> fx.Node:
+    def call(op: OpOverload, *args: Any) -> fx.Node:
         made = graph.call_function(op, args)
-        made.meta["val"] = op(*fx.map_arg(args, lambda n: n.meta["val"]))
+        infer(made)
         return made
 
     node, size = index.node, index.size

@@ -169,6 +169,22 @@ def test_indices_are_kept_within_their_dimension():
         torch.testing.assert_close(result, expected)
 
 
+def test_calls_that_are_taken_apart_into_indices():
+    """IREE refuses the pooling; that must not take the calls around it to eager."""
+
+    def pooled(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.nn.functional.max_pool1d(x, 2, return_indices=True)
+
+    check(pooled, torch.randn(1, 2, 8), backend="iree", min_block_size=1, ops_in_eager=1)
+
+
+def test_memory_that_nobody_wrote():
+    def window(x: Tensor) -> Tensor:
+        return torch.signal.windows.cosine(0) + x
+
+    check(window, torch.ones(1), backend="iree", min_block_size=1, ops_in_eager=0)
+
+
 def test_threads_can_share_compiled_models():
     models = [net(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).eval()]
     functions = [compiled(model, torch.randn(4, 6), num_threads=2)[0] for model in models]

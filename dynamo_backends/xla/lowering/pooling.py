@@ -19,16 +19,6 @@ from dynamo_backends.xla.lowering.values import Value
 _MOST_SHIFTS = 64  # a larger window's gradient is scattered
 
 
-def _max_pool(ctx: Context, self: Value, windows: programs.Windows) -> tuple[Value, Value]:
-    x, batched = batched_channels_last(self, len(windows.kernel))
-    if any(u.target is not operator.getitem or u.args[1] == 1 for u in ctx.node.users):
-        values, places = programs.max_pool_with_indices_nhwc(x, windows)
-    else:
-        values = programs.max_pool_nhwc(x, windows)
-        places = jnp.zeros(values.shape, jnp.int64)
-    return unbatched(ctx, self, values, batched), unbatched(ctx, self, places, batched)
-
-
 @lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", layout=Layout.RAW)
 def max_pool_with_indices(
     ctx: Context,
@@ -39,8 +29,15 @@ def max_pool_with_indices(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    windows = programs.Windows.of(_spatial(ctx), kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool(ctx, self, windows)
+    spatial = _spatial(ctx)
+    windows = programs.Windows.of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
+    x, batched = batched_channels_last(self, spatial)
+    if any(u.target is not operator.getitem or u.args[1] == 1 for u in ctx.node.users):
+        values, places = programs.max_pool_with_indices_nhwc(x, windows)
+    else:
+        values = programs.max_pool_nhwc(x, windows)
+        places = jnp.zeros(values.shape, jnp.int64)
+    return unbatched(ctx, self, values, batched), unbatched(ctx, self, places, batched)
 
 
 def _scatter_windows(grad: jax.Array, places: jax.Array, size: Sequence[int]) -> jax.Array:

@@ -68,7 +68,7 @@ BACKENDS = {
         nvfuser_share.DTYPES,
         functools.partial(nvfuser_double.installed, "nvfuser_direct"),
     ),
-    "openxla": Row("conformance.md", "jax", 0.85, 3),
+    "openxla": Row("conformance.md", "jax", 0.85, 6),
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.64, 24),
     "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
     "iree": Row("conformance-iree.md", "iree-base-compiler", 0.62, 96),

@@ -15,6 +15,10 @@ pytestmark = [
 ]
 
 
+# Each has the operators of a smaller model of the suite; they run with --full.
+LARGER = ("resnext50_32x4d", "vgg16", "mnasnet1_0")
+
+
 def cases(*names: str) -> list:
     return [
         pytest.param(case, id=f"{name}-{case.name}")
@@ -29,7 +33,11 @@ def other_inputs(case: ModelCase) -> Inputs:
 
 
 @pytest.mark.parametrize("case", cases(*(name for name in SUITES if name != "control_flow")))
-def test_one_graph_right_and_without_fallback(case: ModelCase, backend: str) -> None:
+def test_one_graph_right_and_without_fallback(
+    case: ModelCase, backend: str, pytestconfig: pytest.Config
+) -> None:
+    if case.name in LARGER and not pytestconfig.getoption("--full"):
+        pytest.skip("takes long; run it with --full")
     model = case.make()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn="rnn" in case.tags):
         compiled = compile_model(model, case.inputs(), backend, fullgraph=True)

@@ -129,13 +129,13 @@ def train(x):
 step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, backend="openxla")
 x = torch.randn(4096, 512)
 runs = []
-for _ in range(20):
+for _ in range(12):
     before = faults()
     step(x)
     runs.append(faults() - before)
 bench.hand_back(runs=runs)
 """)
-    assert faulting(found["runs"][1:]) <= 5
+    assert faulting(found["runs"][1:]) <= 3
 
 
 def test_without_glibc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from dynamo_backends.toolkit.memory import return_free_memory
 
 LEAST = 1 << 20  # bytes: of less, malloc keeps more than this itself
 _CHUNK = 0x1F000  # bytes; malloc never maps a block of less than 128 KiB
-_ALIGNMENT = 64  # bytes; before an aligned block there is no piece that small blocks could take
+_ALIGNMENT = 64  # bytes, that runtimes ask for: of what begins elsewhere malloc cuts off a piece,
+# which small blocks take, in the way of the next run
 _HEADER = 8  # bytes, that malloc adds to each block
 _MARGIN = 256  # chunks; nobody writes there, so they cost addresses only
 _RUNS = 4  # for which a block is made, at least
@@ -156,7 +157,7 @@ class Reserve:
 
 
 def _consecutive_chunks(count: int) -> tuple[list[int], int | None]:
-    """Blocks of malloc's side by side, and one more, which keeps them from the end of the heap.
+    """Aligned blocks of malloc's side by side, and one more, between them and the heap's end.
 
     Returns:
         The blocks, and the last one; fewer blocks and None if malloc scatters them.

@@ -71,7 +71,7 @@ BACKENDS = {
     "openxla": Row("conformance.md", "jax", 0.85, 6),
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.64, 24),
     "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
-    "iree": Row("conformance-iree.md", "iree-base-compiler", 0.62, 96),
+    "iree": Row("conformance-iree.md", "iree-base-compiler", 0.64, 96),
     "ov": Row("conformance-ov.md", "openvino", 0.50, 96),
     "ts_trace": Row("conformance-ts_trace.md", "torch", 0.91, 96),
     "ofi": Row("conformance-ofi.md", "torch", 0.90, 192),

@@ -135,7 +135,8 @@ for _ in range(12):
     runs.append(faults() - before)
 bench.hand_back(runs=runs)
 """)
-    assert faulting(found["runs"][1:]) <= 3
+    assert faulting(found["runs"][:1]) == 1, "else this test shows nothing"
+    assert faulting(found["runs"][1:]) <= 2
 
 
 def test_without_glibc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

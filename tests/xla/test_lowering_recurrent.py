@@ -45,20 +45,18 @@ def last_cells(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
+@pytest.mark.parametrize("loss_of", [everything, last_cells])
 @pytest.mark.parametrize(
-    ("settings", "loss_of"),
-    [
-        pytest.param({}, everything, id="plain"),
-        pytest.param({}, last_cells, id="plain, of the last cells"),
-        pytest.param({"bias": False}, last_cells, id="no bias, of the last cells"),
-        pytest.param(
-            {"num_layers": 2, "bidirectional": True},
-            everything,
-            id="two layers in both directions",
-        ),
-    ],
+    "settings",
+    [{}, {"bias": False}, {"num_layers": 2, "bidirectional": True}],
+    ids=["plain", "no bias", "two layers in both directions"],
 )
-def test_training_is_as_accurate_as_eagers(settings: dict[str, Any], loss_of: Any) -> None:
+def test_training_is_as_accurate_as_eagers(
+    settings: dict[str, Any], loss_of: Any, pytestconfig: pytest.Config
+) -> None:
+    seldom = [({"bias": False}, everything), ({"num_layers": 2, "bidirectional": True}, last_cells)]
+    if (settings, loss_of) in seldom and not pytestconfig.getoption("--full"):
+        pytest.skip("takes long; run it with --full")
     step = assert_as_accurate_as_eager(
         lambda: Net(**settings), OPTIMIZERS["sgd"], sequences(3), "openxla", loss_of=loss_of,
         options={"cache": False},

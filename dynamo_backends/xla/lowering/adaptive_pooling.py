@@ -10,7 +10,7 @@ from dynamo_backends.xla.lowering import pooling_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.pooling import _max_pool_gradient
+from dynamo_backends.xla.lowering.pooling import max_pool_gradient, spatial_rank
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value
 
@@ -55,7 +55,7 @@ def _mean(x: jax.Array, counts: Sequence[int]) -> jax.Array:
 
 @lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", layout=Layout.RAW)
 def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> Value:
-    spatial = 2 if "2d" in str(ctx.node.target) else 3
+    spatial = spatial_rank(ctx)
     x, batched = batched_channels_last(self, spatial)
     out = _mean(x.astype(accumulation_dtype(x.dtype)), ctx.out.shape[-spatial:])
     return unbatched(ctx, self, out, batched)
@@ -67,7 +67,7 @@ def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
     layout=Layout.RAW,
 )
 def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, self: Value) -> Value:
-    spatial = 2 if "2d" in str(ctx.node.target) else 3
+    spatial = spatial_rank(ctx)
     grad, batched = batched_channels_last(grad_output, spatial)
     wide = grad.astype(accumulation_dtype(grad.dtype))
     size = tuple(self.shape[-spatial:])
@@ -88,7 +88,7 @@ def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, j
 @lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", layout=Layout.RAW)
 def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
     """Maxima, and their flat spatial places; of equal elements the first."""
-    spatial = 2 if "2d" in str(ctx.node.target) else 3
+    spatial = spatial_rank(ctx)
     x, batched = batched_channels_last(self, spatial)
     size, counts = x.shape[1:-1], tuple(ctx.out[0].shape[-spatial:])
     windows = _even(size, counts)
@@ -119,7 +119,7 @@ def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
 def adaptive_max_pool_backward(
     ctx: Context, grad_output: Value, self: Value, indices: Value
 ) -> Value:
-    spatial = 2 if "2d" in str(ctx.node.target) else 3
+    spatial = spatial_rank(ctx)
     size, counts = self.shape[-spatial:], grad_output.shape[-spatial:]
     windows = _even(size, counts)
-    return _max_pool_gradient(ctx, grad_output, self, indices, windows, spatial)
+    return max_pool_gradient(ctx, grad_output, self, indices, windows)

@@ -29,7 +29,7 @@ def max_pool_with_indices(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    spatial = _spatial(ctx)
+    spatial = spatial_rank(ctx)
     windows = programs.Windows.of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
     x, batched = batched_channels_last(self, spatial)
     if any(u.target is not operator.getitem or u.args[1] == 1 for u in ctx.node.users):
@@ -51,14 +51,15 @@ def _scatter_windows(grad: jax.Array, places: jax.Array, size: Sequence[int]) ->
     return total.reshape(batch, *size, channels)
 
 
-def _max_pool_gradient(
+def max_pool_gradient(
     ctx: Context,
     grad_output: Value,
     self: Value,
     indices: Value,
     windows: programs.Windows | None,
-    spatial: int,
 ) -> Value:
+    """The gradient of a max pooling; without regular windows it follows the indices."""
+    spatial = spatial_rank(ctx)
     grad, batched = batched_channels_last(grad_output, spatial)
     places, _ = batched_channels_last(indices, spatial)
     size = tuple(self.shape[-spatial:])
@@ -100,9 +101,9 @@ def max_pool_with_indices_backward(
     ceil_mode: bool,
     indices: Value,
 ) -> Value:
-    spatial = _spatial(ctx)
+    spatial = spatial_rank(ctx)
     windows = programs.Windows.of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool_gradient(ctx, grad_output, self, indices, windows, spatial)
+    return max_pool_gradient(ctx, grad_output, self, indices, windows)
 
 
 @lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", layout=Layout.RAW)
@@ -116,7 +117,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    spatial = _spatial(ctx)
+    spatial = spatial_rank(ctx)
     x, batched = batched_channels_last(self, spatial)
     wide = x.astype(accumulation_dtype(x.dtype))
     windows = programs.Windows.of(spatial, kernel_size, stride, padding, ceil_mode=ceil_mode)
@@ -136,7 +137,7 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Value:
-    spatial = _spatial(ctx)
+    spatial = spatial_rank(ctx)
     grad, batched = batched_channels_last(grad_output, spatial)
     wide = grad.astype(accumulation_dtype(grad.dtype))
     size = tuple(self.shape[-spatial:])
@@ -151,6 +152,7 @@ def avg_pool_backward(
     return unbatched(ctx, grad_output, total, batched)
 
 
-def _spatial(ctx: Context) -> int:
+def spatial_rank(ctx: Context) -> int:
+    """How many dimensions a call pools over, which its name says."""
     name = str(ctx.node.target)
     return next(n for n in (1, 2, 3) if f"{n}d" in name)

@@ -178,7 +178,9 @@ class CompiledGraph:
         self._static: Callable[[list[Any]], Sequence[Any]] | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         if not is_dynamic(self._graph) and not compiles_nothing():
-            self._static = self._compile(self._graph)
+            # AOT Autograd's fake tensors are not the ones that backends make.
+            with disable_current_modes():
+                self._static = self._compile(self._graph)
         reporting.publish(self.report)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:

@@ -13,6 +13,7 @@ import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.bench import ModelCase, compile_model, suite
 from dynamo_backends.bench import check as check_model
+from dynamo_backends.toolkit.staging import LIMIT
 from tests.checking import aliases, copy_inputs, same, widen
 
 
@@ -147,6 +148,35 @@ def follows_the_batch(backend: str) -> None:
             x = torch.randn(batch, 8)
             torch.testing.assert_close(compiled(x), module(x))
     assert [r.executables for r in reports] == [3]
+
+
+def results_are_the_callers(backend: str) -> None:
+    """Results stay as they are when inputs change and later calls are made, whatever their sizes.
+
+    A runtime may copy what is small; inputs are small, large and of both kinds here, and so are
+    outputs. They come with gaps, in another order of dimensions, and from inference mode.
+    """
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (x + 1) * 3, (y * 2 - 1).abs(), (x - 3).abs().sum(), y.t() * 2
+
+    large = LIMIT // 8 + 1  # rows of two float32
+    for rows in ((4, 4), (4, large), (large, 4), (large, large)):
+        torch._dynamo.reset()
+        compiled = torch.compile(f, backend=backend, dynamic=False)
+        with torch.inference_mode(), dynamo_backends.record() as reports:
+            compiled(*(torch.randn(n, 2) for n in rows))
+        assert ran_on_backend(reports), reports[0].fallbacks
+        for make in (lambda n: torch.randn(n, 2), lambda n: torch.randn(2, n).t()):
+            kept = []
+            for _ in range(3):
+                x, y = map(make, rows)
+                with torch.no_grad():
+                    kept.append((compiled(x, y), f(x, y)))
+                x.zero_()
+                y.zero_()
+            for found, expected in kept:
+                torch.testing.assert_close(found, expected)
 
 
 def threads_agree(function: Callable[..., Any], model: nn.Module, *shape: int) -> None:

@@ -4,6 +4,8 @@
 |---|---|
 | `torch._dynamo.backends.common.aot_autograd` | 2.13 run |
 | `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.13 run |
+| `...fw_metadata`: what else AOT Autograd does at a call (see `only_calls_graph`) | 2.13 run |
+| `torch._C._is_any_autocast_enabled` | 2.13 run |
 | `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.13 run |
 | `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.13 run |
 | `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.13 run |
@@ -80,6 +82,47 @@ def static_input_indices() -> Collection[int]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
+
+
+_DUTIES = (
+    "num_mutated_inp_runtime_indices",
+    "num_outputs_aliased",
+    "num_intermediate_bases",
+    "dynamic_outputs",
+    "tokens",
+    "is_rng_op_functionalized",
+)
+
+
+def only_calls_graph(inputs: int) -> bool:
+    """Inside an AOT Autograd callback for inference: whether a call of the graph is all of a call.
+
+    Else AOT Autograd copies results to inputs, makes views, wraps subclasses or sets the grad mode.
+    That it turns the caller's grad mode and autocast off is not counted.
+
+    Args:
+        inputs: How many inputs Dynamo's graph has.
+    """
+    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return False
+    ends = [*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta]
+    return (
+        len(metadata.input_info) == inputs
+        and metadata.grad_enabled_mutation is None
+        and not any(getattr(metadata, duty, True) for duty in _DUTIES)
+        and not any(isinstance(end, SubclassCreationMeta) for end in ends)
+    )
+
+
+def is_autocast_on() -> bool:
+    """Whether autocast is on for any kind of device; in AOT Autograd's callbacks it is off."""
+    enabled: bool = torch._C._is_any_autocast_enabled()
+    return enabled
 
 
 def keep_saved_tensors() -> None:

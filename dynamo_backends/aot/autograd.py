@@ -8,6 +8,7 @@ restores them around the compiled graphs.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
@@ -44,11 +45,17 @@ def compile_functional(
     """
     pickled = pickled_if_kept(compile_graph, complete)
     compile_one = compile_boxed if pickled is None else compile_kept
+    shortens = pickled is None and not private.is_autocast_on()
+    sufficient: list[Callable[[list[Any]], Any]] = []
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
             private.keep_saved_tensors()
-            return compile_one(compile_graph, gm, kind, frozenset(private.static_input_indices()))
+            static = frozenset(private.static_input_indices())
+            run = compile_one(compile_graph, gm, kind, static)
+            if shortens and kind == "inference" and private.only_calls_graph(len(example_inputs)):
+                sufficient.append(run)
+            return run
 
         return compile_kind if pickled is None else private.returning_kept(compile_kind)
 
@@ -60,4 +67,28 @@ def compile_functional(
         partition_fn=partition_with(partitioner),
     )
     with private.kept_under(pickled), private.keep_unused_draws(), recurrent_dropout(captured):
-        return backend(captured, example_inputs)
+        called = backend(captured, example_inputs)
+    return _shortened(called, sufficient[0]) if sufficient else called
+
+
+def _shortened(called: Callable[..., Any], graph: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    """What AOT Autograd made, without its way to the graph where that does nothing.
+
+    Args:
+        called: What it made. The first call is left to it, for it then looks for user-defined
+            operators whose results share memory with their arguments.
+        graph: The boxed inference graph in it.
+    """
+    first = True
+
+    def call(*args: Any) -> Any:
+        nonlocal first
+        if first:
+            first = False
+            return called(*args)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return graph(list(args))
+        return graph(list(args))
+
+    return call

@@ -29,10 +29,14 @@ def compile_boxed(
         run = compile_graph(gm, kind, static)
 
     def boxed(args: list[Any]) -> Sequence[Any]:
-        if kind == "backward":
-            refuse_double_backward()
         results: Sequence[Any] = run(args)
         return results
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]
-    return boxed
+    def boxed_backward(args: list[Any]) -> Sequence[Any]:
+        refuse_double_backward()
+        results: Sequence[Any] = run(args)
+        return results
+
+    called = boxed_backward if kind == "backward" else boxed
+    called._boxed_call = True  # type: ignore[attr-defined]
+    return called

@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from dynamo_backends.openvino.session import (
     wrap,
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
+from dynamo_backends.toolkit.staging import staging_memory
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
 _MODELS = 4
@@ -131,17 +132,11 @@ class OpenVinoExecutable(Executable):
         inputs = [(moved[x.place], x) for x in self._activations]
         outputs = self._outputs
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
-        copies = passed_through(compiled).items()
-        written = [p for p in range(len(outputs)) if p not in dict(copies)]
-        requests: list[Any] = []  # those that no thread is using
+        copies = passed_through(compiled)
+        requests: list[_Request] = []  # those that no thread is using
         kept = weights  # constants share their memory
         pid, getpid = self._pid, os.getpid
-
-        def make() -> Any:
-            request = make_request(compiled)
-            for place, tensor in live.items():
-                request.set_input_tensor(place, wrap(tensor))
-            return request
+        all_plain = all(y.export.is_plain for y in outputs)
 
         def run(values: list[Tensor]) -> list[Tensor]:
             if getpid() != pid:
@@ -150,19 +145,27 @@ class OpenVinoExecutable(Executable):
             try:
                 request = requests.pop()
             except IndexError:
-                request = make()
+                request = _Request(make_request(compiled), inputs, outputs, live, copies)
+            native = request.native
+            for x, memory in request.small_inputs:
+                memory.copy_(x.check.view(values[x.at]))
             # These keep the memory alive while the request uses it.
-            given = dict(live)
-            for place, x in inputs:
+            given = request.given.copy()
+            for place, x in request.large_inputs:
                 given[place] = tensor = x.check(values[x.at])
-                request.set_input_tensor(place, wrap(tensor))
-            results = [y.make() for y in outputs]
-            for place in written:
-                request.set_output_tensor(place, wrap(results[place]))
-            request.infer({}, share_outputs=True, decode_strings=False)
-            for place, source in copies:
-                results[place].view(-1).copy_(given[source].view(-1))
+                native.set_input_tensor(place, wrap(tensor))
+            results = request.results.copy()
+            for place, y in request.large_outputs:
+                results[place] = tensor = y.make()
+                native.set_output_tensor(place, wrap(tensor))
+            native.infer({}, share_outputs=True, decode_strings=False)
+            for place in request.small_outputs:
+                results[place] = results[place].clone()
+            for place, source in copies.items():
+                results[place] = given[source].clone().view(outputs[place].shape)
             requests.append(request)
+            if all_plain:
+                return results
             return [y.export(result) for y, result in zip(outputs, results, strict=True)]
 
         run.kept = kept  # type: ignore[attr-defined]
@@ -240,6 +243,61 @@ class _Usage:
     changes: int = 0
 
 
+class _Request:
+    """What one call at a time uses: a request, and memory for what is small.
+
+    Args:
+        native: OpenVINO's request.
+        inputs: Activations, by their places.
+        outputs: Of the model.
+        live: Weights that are inputs, by their places.
+        copies: Places of outputs that are inputs, and of the latter (see `passed_through`).
+
+    Attributes:
+        small_inputs: Those that are copied, and where to.
+        large_inputs: Those that the request is told of at each call, by their places.
+        small_outputs: Places of those that are copied from `results`.
+        large_outputs: Those that get new memory at each call, by their places.
+        given: By their places, the inputs that are known already.
+        results: Memory of small outputs by their places.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        inputs: Sequence[tuple[int, "_Input"]],
+        outputs: Sequence["_Output"],
+        live: Mapping[int, Tensor],
+        copies: Collection[int],
+    ):
+        self.native = native
+        self.small_inputs: list[tuple[_Input, Tensor]] = []
+        self.large_inputs: list[tuple[int, _Input]] = []
+        self.small_outputs: list[int] = []
+        self.large_outputs: list[tuple[int, _Output]] = []
+        self.given = dict(live)
+        self.results: list[Any] = [None] * len(outputs)
+        for place, x in inputs:
+            memory = staging_memory(x.check.dense_shape, x.check.dtype)
+            if memory is None:
+                self.large_inputs.append((place, x))
+                continue
+            self.small_inputs.append((x, memory))
+            self.given[place] = memory
+        for place, y in enumerate(outputs):
+            if place in copies:
+                continue
+            memory = staging_memory(y.shape, y.dtype)
+            if memory is None:
+                self.large_outputs.append((place, y))
+                continue
+            self.small_outputs.append(place)
+            self.results[place] = memory
+            native.set_output_tensor(place, wrap(memory))
+        for place, tensor in self.given.items():
+            native.set_input_tensor(place, wrap(tensor))
+
+
 class _Input:
     """An activation that the model has.
 
@@ -261,12 +319,12 @@ class _Output:
     def __init__(self, value: Tensor):
         self.export = Exporter(value)
         storage = storage_of(value)
-        self._shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
-        self._dtype = value.dtype
+        self.shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
+        self.dtype = value.dtype
 
     def make(self) -> Tensor:
         """Memory for one result."""
-        return torch.empty(self._shape, dtype=self._dtype)
+        return torch.empty(self.shape, dtype=self.dtype)
 
 
 def _renumber(count: int, removed: Collection[int]) -> dict[int, int]:

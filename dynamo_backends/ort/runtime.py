@@ -30,6 +30,7 @@ from dynamo_backends.ort.session import (
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
 from dynamo_backends.toolkit.rewriting import input_storage
+from dynamo_backends.toolkit.staging import staging_memory
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
 _MODELS = 4
@@ -130,18 +131,19 @@ class OrtExecutable(Executable):
 
     def _run(self, session: Any, usage: "_Usage", live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
         device = ort_device(self.settings.device)
-        inputs, outputs = self._inputs, self._outputs
-        bindings: list[Any] = []  # those that no thread is using
+        outputs = self._outputs
+        bindings: list[_Binding] = []  # those that no thread is using
         options = run_options(self.settings)
         where = torch.device(*self.settings.device) if self.settings.device[0] != "cpu" else None
         pid, getpid = self._pid, os.getpid
         launch = _launcher(session, options, self.settings)
+        all_plain = all(y.export.is_plain for y in outputs)
 
-        def make_binding() -> Any:
-            binding = C.SessionIOBinding(session)
+        def bind_live() -> Any:
+            native = C.SessionIOBinding(session)
             for name, tensor in live:
-                _bind(binding.bind_input, name, device, tensor)
-            return binding
+                _bind(native.bind_input, name, device, tensor)
+            return native
 
         def run(values: list[Tensor]) -> list[Tensor]:
             if getpid() != pid:
@@ -150,20 +152,28 @@ class OrtExecutable(Executable):
             try:
                 binding = bindings.pop()
             except IndexError:
-                binding = make_binding()
+                binding = _Binding(bind_live(), device, self._inputs, outputs, where is None)
+            native = binding.native
+            for x, memory in binding.small_inputs:
+                memory.copy_(x.check.view(values[x.place]))
             # The list keeps copies of unusual inputs alive while the session runs.
-            given = [x.check(values[x.place]) for x in inputs]
-            for x, tensor in zip(inputs, given, strict=True):
-                binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
-            results = [y.make(where) for y in outputs]
-            for y, tensor in zip(outputs, results, strict=True):
-                binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
-            launch(binding)
+            given = [(x, x.check(values[x.place])) for x in binding.large_inputs]
+            for x, tensor in given:
+                native.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
+            results = binding.results.copy()
+            for at, y in binding.large_outputs:
+                results[at] = tensor = y.make(where)
+                native.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
+            launch(native)
+            for at in binding.small_outputs:
+                results[at] = results[at].clone()
             bindings.append(binding)
+            if all_plain:
+                return results
             return [y.export(t) for y, t in zip(outputs, results, strict=True)]
 
         if self.settings.graphs:
-            return self._run_static(make_binding(), launch, usage)
+            return self._run_static(bind_live(), launch, usage)
         return run
 
     def _run_static(self, binding: Any, launch: Callable[[Any], None], usage: "_Usage") -> Bound:
@@ -280,6 +290,55 @@ class _Usage:
     changes: int = 0
 
 
+class _Binding:
+    """What one call at a time uses: a session's binding, and memory for what is small.
+
+    Args:
+        native: ONNX Runtime's binding.
+        device: ONNX Runtime's device.
+        inputs: Of the session.
+        outputs: Of the session.
+        staged: Whether what is small is copied; else it is bound as what is large.
+
+    Attributes:
+        small_inputs: Those that are copied, and where to.
+        large_inputs: Those that are bound at each call.
+        small_outputs: Places of those that are copied from `results`.
+        large_outputs: Those that get new memory at each call, and their places.
+        results: Memory of small outputs by their places.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        device: Any,
+        inputs: Sequence["_Input"],
+        outputs: Sequence["_Output"],
+        staged: bool,
+    ):
+        self.native = native
+        self.small_inputs: list[tuple[_Input, Tensor]] = []
+        self.large_inputs: list[_Input] = []
+        self.small_outputs: list[int] = []
+        self.large_outputs: list[tuple[int, _Output]] = []
+        self.results: list[Any] = [None] * len(outputs)
+        for x in inputs:
+            memory = staging_memory(x.shape, x.check.dtype) if staged else None
+            if memory is None:
+                self.large_inputs.append(x)
+                continue
+            self.small_inputs.append((x, memory))
+            native.bind_input(x.name, device, x.dtype, x.shape, x.address(memory))
+        for at, y in enumerate(outputs):
+            memory = staging_memory(y.shape, y.torch_dtype) if staged else None
+            if memory is None:
+                self.large_outputs.append((at, y))
+                continue
+            self.small_outputs.append(at)
+            self.results[at] = memory
+            native.bind_output(y.name, device, y.dtype, y.shape, y.address(memory))
+
+
 class _Input:
     """An activation that the model has."""
 
@@ -303,11 +362,11 @@ class _Output:
         storage = storage_of(value)
         self.shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
         self.address = _address if value.numel() else _no_address
-        self._torch_dtype = value.dtype
+        self.torch_dtype = value.dtype
 
     def make(self, device: torch.device | None) -> Tensor:
         """Memory for one result."""
-        return torch.empty(self.shape, dtype=self._torch_dtype, device=device)
+        return torch.empty(self.shape, dtype=self.torch_dtype, device=device)
 
 
 _address = Tensor.data_ptr

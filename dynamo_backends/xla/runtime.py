@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import disable_current_modes, from_dlpack, to_dlpack
+from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.toolkit.staging import staging_memory
 from dynamo_backends.xla import _jaxlib, cuda
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.preparation import Preparation
@@ -138,9 +139,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 class Staging:
-    """Memory that XLA knows already, for one call's small inputs.
-
-    Copying some kilobytes costs less than making a buffer of another tensor's memory.
+    """Memory that XLA knows already, for one call's small inputs (see `toolkit.staging`).
 
     Args:
         device: A CPU.
@@ -153,19 +152,17 @@ class Staging:
         buffers: One per input; None where `large`.
     """
 
-    LIMIT = 1 << 16  # bytes
-
     def __init__(self, device: Device, importers: Sequence[Importer]):
-        sizes = [importer.size for importer in importers]
-        self.large = [k for k, size in enumerate(sizes) if size > self.LIMIT]
+        self.large: list[int] = []
         self.small: list[tuple[int, Tensor]] = []
-        self.buffers: list[Any] = [None] * len(sizes)
-        with torch.inference_mode(False), disable_current_modes():
-            for k, importer in enumerate(importers):
-                if k not in self.large:
-                    memory = torch.empty(importer.dense_shape, dtype=importer.dtype)
-                    self.small.append((k, memory))
-                    self.buffers[k] = device.import_tensor(memory)
+        self.buffers: list[Any] = [None] * len(importers)
+        for k, importer in enumerate(importers):
+            memory = staging_memory(importer.dense_shape, importer.dtype)
+            if memory is None:
+                self.large.append(k)
+                continue
+            self.small.append((k, memory))
+            self.buffers[k] = device.import_tensor(memory)
 
 
 @dataclass(frozen=True)

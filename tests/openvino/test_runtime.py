@@ -12,7 +12,7 @@ from dynamo_backends.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import compile_model, core, passed_through
-from tests.backend_checks import threads_agree
+from tests.backend_checks import results_are_the_callers, threads_agree
 from tests.checking import check
 
 
@@ -118,6 +118,10 @@ def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
     with torch.no_grad():
         model[0].weight.data = torch.randn(8, 6)
         torch.testing.assert_close(function(x), model(x))
+
+
+def test_results_are_the_callers():
+    results_are_the_callers("ov")
 
 
 def test_threads_can_share_a_compiled_model():

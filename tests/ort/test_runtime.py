@@ -12,7 +12,7 @@ from dynamo_backends.errors import ForkedProcessError
 from dynamo_backends.ort import runtime
 from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, make_session
-from tests.backend_checks import threads_agree
+from tests.backend_checks import results_are_the_callers, threads_agree
 from tests.checking import check
 
 CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),))
@@ -106,6 +106,10 @@ def test_weights_that_change_at_every_call_stop_being_prepared(monkeypatch: pyte
     with torch.no_grad():
         model[0].weight.data = torch.randn(8, 6)
         torch.testing.assert_close(function(x), model(x))
+
+
+def test_results_are_the_callers():
+    results_are_the_callers("onnxrt")
 
 
 def test_threads_can_share_a_compiled_model():

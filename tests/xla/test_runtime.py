@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.backend import Bound
 from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.toolkit.staging import LIMIT
 from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
-from dynamo_backends.xla.runtime import Device, Staging, open_device
+from dynamo_backends.xla.runtime import Device, open_device
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8,
           torch.bool, torch.complex64, torch.float8_e5m2)  # fmt: skip
@@ -79,7 +80,7 @@ def bind(function: Callable[..., object], *args: torch.Tensor) -> Bound:
     return compile_graph(captured(function, *args), open_device("cpu"), options).bind(())[0]
 
 
-LARGE = Staging.LIMIT // 4 + 1  # elements of float32
+LARGE = LIMIT // 4 + 1  # elements of float32
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,8 @@ def test_weights_can_be_prepared_ahead(program):
     prepared = jax.jit(lambda w: program.prepare(w, shape))(w)
     apart = jax.jit(lambda x, p: program.apply(x, p, shape))(x, prepared)
     assert apart.shape == shape.out_shape
-    np.testing.assert_allclose(apart, program(x, w, shape), atol=1e-4)
+    together = jax.jit(lambda x, w: program(x, w, shape))(x, w)
+    np.testing.assert_allclose(apart, together, atol=1e-4)
 
 
 # --- pooling --------------------------------------------------------------------------------------

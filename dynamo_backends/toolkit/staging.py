@@ -5,7 +5,8 @@ call uses such memory alone, so that calls in several threads do not meet.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,16 +15,28 @@ from dynamo_backends._torch_private import disable_current_modes
 
 LIMIT = 1 << 16  # bytes
 
+Item = TypeVar("Item")
 
-def staging_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-    """Memory of the CPU for a tensor that is copied at each call; None: it is too large for that.
+
+def stage(
+    items: Iterable[Item], describe: Callable[[Item], tuple[Sequence[int], torch.dtype]]
+) -> tuple[list[tuple[Item, Tensor]], list[Item]]:
+    """Makes memory of the CPU for the small ones among inputs or outputs.
 
     Args:
-        shape: Of the tensor, in the order of memory.
-        dtype: Of the tensor.
+        items: The inputs or outputs.
+        describe: Shape, in the order of memory, and dtype of one.
+
+    Returns:
+        The small ones, each with memory of its own; and the others.
     """
-    if math.prod(shape) * dtype.itemsize > LIMIT:
-        return None
-    # Calls may be made in other modes than the one that the memory is made in.
-    with torch.inference_mode(False), disable_current_modes():
-        return torch.empty(shape, dtype=dtype, device="cpu")
+    small, large = [], []
+    for item in items:
+        shape, dtype = describe(item)
+        if math.prod(shape) * dtype.itemsize > LIMIT:
+            large.append(item)
+            continue
+        # Calls may be made in other modes than the one that the memory is made in.
+        with torch.inference_mode(False), disable_current_modes():
+            small.append((item, torch.empty(shape, dtype=dtype, device="cpu")))
+    return small, large

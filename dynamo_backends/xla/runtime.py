@@ -20,7 +20,7 @@ from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.memory import return_free_memory
-from dynamo_backends.toolkit.staging import staging_memory
+from dynamo_backends.toolkit.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.preparation import Preparation
@@ -153,15 +153,11 @@ class Staging:
     """
 
     def __init__(self, device: Device, importers: Sequence[Importer]):
-        self.large: list[int] = []
-        self.small: list[tuple[int, Tensor]] = []
+        self.small, self.large = stage(
+            range(len(importers)), lambda k: (importers[k].dense_shape, importers[k].dtype)
+        )
         self.buffers: list[Any] = [None] * len(importers)
-        for k, importer in enumerate(importers):
-            memory = staging_memory(importer.dense_shape, importer.dtype)
-            if memory is None:
-                self.large.append(k)
-                continue
-            self.small.append((k, memory))
+        for k, memory in self.small:
             self.buffers[k] = device.import_tensor(memory)
 
 

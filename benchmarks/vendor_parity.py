@@ -38,15 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = bench.make_console()
     console.print(f"[dim]{bench.environment_line()}[/]")
     makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {}
-    if not settings.models or CALL in settings.models:
+    named = settings.models or []
+    if not named or CALL in named:
         makers[CALL] = two_layers
-    only_small = settings.models == [CALL]
-    settings.models = [name for name in settings.models or () if name != CALL]
-    cases = () if only_small else bench.chosen_cases(settings, console)
-    if not cases and not only_small:
-        return 2
-    for case in cases:
-        makers[case.name] = lambda case=case: (case.make(), case.inputs())  # type: ignore[misc]
+    if named != [CALL]:
+        settings.models = [name for name in named if name != CALL]
+        cases = bench.chosen_cases(settings, console)
+        if not cases:
+            return 2
+        for case in cases:
+            makers[case.name] = lambda case=case: (case.make(), case.inputs())  # type: ignore[misc]
     backends = settings.backend or list(VENDORS)
     records = []
     jobs = [(name, backend) for name in makers for backend in backends]

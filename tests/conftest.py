@@ -1,6 +1,6 @@
 """Fixtures for all tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="run the whole operator database and rewrite its table in docs/",
+        help="run what takes long too, and the whole operator database; rewrite its table in docs/",
     )
     parser.addoption(
         "--samples",
@@ -30,6 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --full: go on where an earlier run stopped, and try its failures again",
     )
+
+
+@pytest.fixture
+def only_with_full(pytestconfig: pytest.Config) -> Callable[[bool], None]:
+    """Skips the test if it is given True, except with --full."""
+
+    def skip(takes_long: bool) -> None:
+        if takes_long and not pytestconfig.getoption("--full"):
+            pytest.skip("takes long; run it with --full")
+
+    return skip
 
 
 @pytest.fixture(autouse=True)

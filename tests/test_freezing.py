@@ -81,11 +81,10 @@ FOR_FULL = {"inductor_max_autotune"}  # each change costs it a contest of kernel
 
 
 @pytest.fixture(autouse=True)
-def _not_for_full(request: pytest.FixtureRequest) -> None:
+def _not_for_full(request: pytest.FixtureRequest, only_with_full: Callable[[bool], None]) -> None:
     callspec = getattr(request.node, "callspec", None)
     backend = callspec.params.get("backend") if callspec else None
-    if backend in FOR_FULL and not request.config.getoption("--full"):
-        pytest.skip("takes long; run it with --full")
+    only_with_full(backend in FOR_FULL)
 
 
 def net() -> nn.Module:

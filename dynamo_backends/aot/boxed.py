@@ -34,8 +34,7 @@ def compile_boxed(
 
     def boxed_backward(args: list[Any]) -> Sequence[Any]:
         refuse_double_backward()
-        results: Sequence[Any] = run(args)
-        return results
+        return boxed(args)
 
     called = boxed_backward if kind == "backward" else boxed
     called._boxed_call = True  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import to_openvino
 from dynamo_backends.toolkit.attention import guard_hidden_queries
-from dynamo_backends.toolkit.layouts import row_major, storage_of
-from dynamo_backends.toolkit.rewriting import input_storage, promoted, store
+from dynamo_backends.toolkit.layouts import input_storage, row_major, storage_of
+from dynamo_backends.toolkit.rewriting import promoted, store
 
 aten = torch.ops.aten
 

@@ -29,7 +29,6 @@ from dynamo_backends.ort.session import (
     with_weights_as_inputs,
 )
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
-from dynamo_backends.toolkit.rewriting import input_storage
 from dynamo_backends.toolkit.staging import stage
 
 _CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
@@ -343,8 +342,7 @@ class _Input:
         self.place = place
         self.dtype = int(to_onnx(value.dtype))
         self.check = Importer(value)
-        storage = input_storage(value)
-        self.shape = tuple(value.shape[d] for d in storage.order)
+        self.shape = self.check.dense_shape
         self.address = _address if value.numel() else _no_address
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from dynamo_backends.errors import CompileError
 from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.report import GraphReport
-from dynamo_backends.toolkit.layouts import storage_of
-from dynamo_backends.toolkit.rewriting import input_storage
+from dynamo_backends.toolkit.layouts import input_storage, storage_of
 from dynamo_backends.toolkit.saving import whole_executable
 
 _ONE_FILE = 1 << 30

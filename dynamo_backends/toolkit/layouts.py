@@ -63,6 +63,12 @@ def storage_of(value: Tensor) -> Storage:
     return Storage(tuple(order), expanded)
 
 
+def input_storage(value: Tensor) -> Storage:
+    """In which order an input's dimensions are handed over; expanded ones are written out."""
+    storage = storage_of(value)
+    return row_major(value.ndim) if storage.expanded else storage
+
+
 def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
     expected = 1
     for d in reversed(order):
@@ -84,18 +90,13 @@ class Importer:
         shape: Of the tensor.
         dtype: Of the tensor.
         dense_shape: In the order of dimensions that the program expects.
-        size: Of the elements, in bytes.
     """
 
     def __init__(self, value: Tensor):
-        storage = storage_of(value)
-        if storage.expanded:
-            storage = row_major(value.ndim)
-        self.storage = storage
+        self.storage = storage = input_storage(value)
         self.shape = tuple(value.shape)
         self.dtype = value.dtype
         self.dense_shape = tuple(value.shape[d] for d in storage.order)
-        self.size = value.numel() * value.element_size()
         self._permute = None if storage.is_row_major else storage.order
 
     def __call__(self, tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import Storage, row_major, storage_of
+from dynamo_backends.toolkit.layouts import Storage, input_storage, storage_of
 
 aten = torch.ops.aten
 
@@ -38,12 +38,6 @@ def promoted(graph: Graph) -> fx.GraphModule:
             dtype = rest[0] if rest else node.kwargs["dtype"]
             node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": dtype}
     return module
-
-
-def input_storage(value: Tensor) -> Storage:
-    """In which order an input's dimensions are handed over; expanded ones are written out."""
-    storage = storage_of(value)
-    return row_major(value.ndim) if storage.expanded else storage
 
 
 def store(module: fx.Graph, graph: Graph) -> None:

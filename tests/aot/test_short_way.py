@@ -12,11 +12,12 @@ from dynamo_backends.pipeline import CompiledGraph
 
 
 class Ways:
-    """For each call of a compiled graph: the functions it came through, and the grad mode there."""
+    """For each call of a graph: whether it came through the wrapper, and the modes there."""
 
     def __init__(self) -> None:
         self.through_wrapper: list[bool] = []
         self.grad_modes: list[bool] = []
+        self.autocast: list[bool] = []
 
     def note(self) -> None:
         names = set()
@@ -26,6 +27,7 @@ class Ways:
             frame = frame.f_back
         self.through_wrapper.append("runtime_wrapper" in names)
         self.grad_modes.append(torch.is_grad_enabled())
+        self.autocast.append(torch.is_autocast_enabled("cpu"))
 
 
 @pytest.fixture
@@ -87,16 +89,31 @@ def test_what_aot_autograd_does_after_the_graph_is_done_at_each_call(
 
 
 @torch.no_grad()
-def test_one_tensor_given_twice(ways: Ways):
+def test_inputs_that_are_parts_of_one_tensor(ways: Ways):
+    """AOT Autograd gives the graph the tensor that they are views of."""
+
     def f(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)
         return (x * y).sin()
 
     compiled = torch.compile(f, backend="openxla")
     for _ in range(3):
-        x = torch.randn(3)
+        x = torch.randn(4)
         given = x.clone()
-        same([compiled(given, given), given], [f(x, x), x])
+        same([compiled(given[:3], given[1:]), given], [f(x[:3], x[1:]), x])
+    assert ways.through_wrapper == [True] * 3
+
+
+@torch.no_grad()
+def test_one_tensor_given_twice(ways: Ways):
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sin()
+
+    compiled = torch.compile(f, backend="openxla")
+    for _ in range(3):
+        x = torch.randn(3)
+        same([compiled(x, x)], [f(x, x)])
+    assert ways.through_wrapper == [True, False, False]
 
 
 def test_autocast_is_off_inside(ways: Ways):
@@ -107,7 +124,8 @@ def test_autocast_is_off_inside(ways: Ways):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found = results(torch.compile(f, backend="openxla"), *inputs)
         expected = results(f, *inputs)
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(found, expected)
+    assert ways.autocast == [False] * 3
     assert ways.through_wrapper == [True] * 3
 
 
@@ -137,6 +155,7 @@ def test_a_grad_mode_that_the_function_sets_is_set(ways: Ways):
         with torch.no_grad():
             compiled(torch.ones(3))
             assert torch.is_grad_enabled()
+    assert ways.through_wrapper == [True] * 3
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Models under capture: one by default, with --full all that the comparison on GPUs has."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,9 @@ FEW = ("squeezenet1_1",)
 
 @pytest.mark.parametrize(("suite", "name"), MODELS, ids=[name for _, name in MODELS])
 def test_a_model_is_one_graph(
-    suite: str, name: str, machine: Machine, request: pytest.FixtureRequest
+    suite: str, name: str, machine: Machine, only_with_full: Callable[[bool], None]
 ):
-    if name not in FEW and not request.config.getoption("--full"):
-        pytest.skip("runs with --full")
+    only_with_full(name not in FEW)
     case = find(suite, name)
     with torch.device("cpu"):
         model, inputs = case.make(), case.inputs()

@@ -1,5 +1,7 @@
 """Inductor with frozen weights: never stale, and no setting of Inductor's is left changed."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -35,9 +37,8 @@ def test_semantics(what: str):
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
-def test_dynamic_batch(name: str, pytestconfig: pytest.Config):
-    if name == "inductor_max_autotune" and not pytestconfig.getoption("--full"):
-        pytest.skip("tries many kernels of each product; run it with --full")
+def test_dynamic_batch(name: str, only_with_full: Callable[[bool], None]):
+    only_with_full(name == "inductor_max_autotune")  # tries many kernels of each product
     checks.follows_the_batch(name)
 
 

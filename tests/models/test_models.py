@@ -1,6 +1,7 @@
 """Every model of the suites: one graph, nothing in eager, as accurate as eager itself."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,10 +35,9 @@ def other_inputs(case: ModelCase) -> Inputs:
 
 @pytest.mark.parametrize("case", cases(*(name for name in SUITES if name != "control_flow")))
 def test_one_graph_right_and_without_fallback(
-    case: ModelCase, backend: str, pytestconfig: pytest.Config
+    case: ModelCase, backend: str, only_with_full: Callable[[bool], None]
 ) -> None:
-    if case.name in LARGER and not pytestconfig.getoption("--full"):
-        pytest.skip("takes long; run it with --full")
+    only_with_full(case.name in LARGER)
     model = case.make()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn="rnn" in case.tags):
         compiled = compile_model(model, case.inputs(), backend, fullgraph=True)

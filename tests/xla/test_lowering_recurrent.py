@@ -1,5 +1,6 @@
 """LSTM layers: one loop in each direction, with one product in it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,11 +53,10 @@ def last_cells(model: nn.Module, batch: Any) -> Tensor:
     ids=["plain", "no bias", "two layers in both directions"],
 )
 def test_training_is_as_accurate_as_eagers(
-    settings: dict[str, Any], loss_of: Any, pytestconfig: pytest.Config
+    settings: dict[str, Any], loss_of: Any, only_with_full: Callable[[bool], None]
 ) -> None:
     seldom = [({"bias": False}, everything), ({"num_layers": 2, "bidirectional": True}, last_cells)]
-    if (settings, loss_of) in seldom and not pytestconfig.getoption("--full"):
-        pytest.skip("takes long; run it with --full")
+    only_with_full((settings, loss_of) in seldom)
     step = assert_as_accurate_as_eager(
         lambda: Net(**settings), OPTIMIZERS["sgd"], sequences(3), "openxla", loss_of=loss_of,
         options={"cache": False},

@@ -51,8 +51,8 @@ def scores_of(
     dtype = accumulation_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     batch = tuple(range(query.ndim - 2))
-    # What multiplies scores may be rounded once where XLA subtracts the row's maximum, and twice
-    # where it looks for that; and queries have fewer elements. Those of 16 bits would lose some.
+    # Not the scores: XLA may compute these twice, and round a product to be subtracted from in
+    # another way than one whose maximum is looked for. Queries of 16 bits would lose precision.
     scales_query = query.dtype == dtype
     if scales_query:
         query = query * dtype.type(scale)

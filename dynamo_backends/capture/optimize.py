@@ -70,7 +70,7 @@ class Optimize(Scope):
     def __call__(self, fn: Any) -> Any:
         """The function or module, captured whenever it is called."""
         if inspect.isgeneratorfunction(fn):
-            return control.wrap_generator(lambda: self, fn)
+            return control.run_within(lambda: self, fn)
         return self._context(fn)
 
     def _callback(self) -> Callback:

@@ -62,7 +62,7 @@ class Run(Scope):
     def __call__(self, fn: Any) -> Any:
         """The function, generator function or module, which compiles nothing when called."""
         if inspect.isgeneratorfunction(fn):
-            return control.wrap_generator(lambda: self, fn)
+            return control.run_within(lambda: self, fn)
         return control.run_only(fn, nothing_new)
 
     def _callback(self) -> Callback:
@@ -85,7 +85,7 @@ class Disable(Scope):
 
     def _around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn):
-            return control.wrap_generator(lambda: self, fn)
+            return control.run_within(lambda: self, fn)
 
         @functools.wraps(fn)
         def in_eager(*args: Any, **kwargs: Any) -> Any:

@@ -25,10 +25,13 @@ def fusing(fuser: Fuser) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_deprecations() -> Iterator[None]:
-    """TorchScript's own functions do not warn that they are deprecated."""
+    """TorchScript's own functions do not warn that they are deprecated.
+
+    Up to torch 2.13 these are `DeprecationWarning`s, from 2.14 on `FutureWarning`s.
+    """
     with _lock, warnings.catch_warnings():
-        for name in ("torch.jit", "`torch.jit"):
-            warnings.filterwarnings("ignore", rf"^{name}", DeprecationWarning)
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", "^`?torch\\.jit", category)
         yield
 
 

@@ -16,13 +16,16 @@ import torch
 from tests.bench.programs import ROOT
 
 PAGE = ROOT / "docs/capture.md"
-PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+HERE = {
+    f"python{sys.version_info.major}.{sys.version_info.minor}",
+    "torch" + ".".join(torch.__version__.split(".")[:2]),
+}
 BLOCK = re.compile(r"^```(python|text)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
 class Example:
-    """One block of code with what the page says that it prints, and for which Python."""
+    """One block of code with what the page says that it prints, and for which versions."""
 
     code: str
     shown: str | None = None
@@ -30,7 +33,7 @@ class Example:
 
     @property
     def applies(self) -> bool:
-        return self.shown is not None and self.only in ("", PYTHON)
+        return self.shown is not None and HERE.issuperset(self.only.split())
 
 
 def examples(text: str) -> Iterator[Example]:

@@ -59,7 +59,7 @@ def test_gradients(name: str):
     checks.gradients_agree(name)
 
 
-@pytest.mark.parametrize("op", ["softmax", "cholesky", "index_put", "nn.functional.gelu"])
+@pytest.mark.parametrize("op", ["softmax", "linalg.cholesky", "index_put", "nn.functional.gelu"])
 def test_operators(name: str, op: str):
     (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
     outcome = opinfo.run(info, torch.float32, name, limit=1)

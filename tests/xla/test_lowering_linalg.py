@@ -110,7 +110,7 @@ def test_determinants_of_singular_matrices():
 
 
 def test_what_raises_on_singular_input_is_left_to_torch():
-    for fn in (torch.cholesky_inverse, lambda a: torch.ops.aten.cholesky.default(a)):
+    for fn in (torch.cholesky_inverse, linalg.cholesky):
         with pytest.raises(LoweringError, match="has no lowering"):
             run(fn, torch.eye(3))
 
@@ -118,7 +118,13 @@ def test_what_raises_on_singular_input_is_left_to_torch():
 @pytest.mark.parametrize(
     "fn",
     [
-        linalg.det,
+        pytest.param(
+            linalg.det,
+            marks=pytest.mark.skipif(
+                torch.__version__ >= "2.15",
+                reason="from torch 2.15 on it raises on singular input, which is left to torch",
+            ),
+        ),
         lambda a: linalg.inv_ex(a)[0],
         lambda a: linalg.cholesky_ex(a)[0],
         lambda a: linalg.eigvalsh(a),

@@ -177,7 +177,7 @@ class Substitution(TorchFunctionMode):
 def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
     """What a call returns, and the nodes it leaves in the graph that is being traced."""
     graph = graph_being_traced()
-    last = next(reversed(graph.nodes))
+    last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
     result = call()
     return result, list(itertools.takewhile(lambda n: n is not last, reversed(graph.nodes)))
 

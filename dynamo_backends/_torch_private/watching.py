@@ -17,11 +17,17 @@ from collections.abc import Callable, Collection, Iterator
 from types import CodeType
 from typing import Any
 
+import torch
+
+_CACHE_HAS_PARTS = hasattr(torch._C._dynamo.eval_frame, "_get_cache_entries_for_region")
 Around = Callable[[CodeType], contextlib.AbstractContextManager[Any]]
 
 
 class Region:
     """Compiles functions with Dynamo in a part of its cache that nothing else uses.
+
+    Up to torch 2.12 the cache has no parts. There only entries that this region's backend compiled
+    are its own, and what others compiled of a function counts against the limit of recompilations.
 
     Args:
         backend: Called with each captured graph and its inputs.
@@ -45,13 +51,15 @@ class Region:
 
         hooks = Hooks(
             guard_export_fn=lambda guards: on_guards(list(guards)),
-            guard_fail_fn=lambda failure: on_guard_failure(failure.reason),
+            guard_fail_fn=self._on_guard_failure,
         )
         convert: Any = convert_frame.convert_frame(eval_frame.get_compiler_fn(backend), hooks)
         convert._inner_convert = _Watched(convert._inner_convert, around)
         self._backend = backend
+        self._tell_failure = on_guard_failure
+        parts: dict[str, Any] = {"isolate_recompiles": True} if _CACHE_HAS_PARTS else {}
         self._context: Any = eval_frame._optimize_catch_errors(
-            convert, hooks, dynamic=dynamic, isolate_recompiles=True
+            convert, hooks, dynamic=dynamic, **parts
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,11 +80,23 @@ class Region:
         if fresh:
             eval_frame.reset_code(code)
             return
-        region = self._context._isolate_recompiles_id
-        for entry in eval_frame._get_cache_entries_for_region(code, region):
+        for entry in self._entries(code):
             state = getattr(entry.guard_manager, "extra_state", None)
             if state is not None:
                 state.invalidate(entry, DeletedGuardManagerWrapper("it was only explained"))
+
+    def _entries(self, code: CodeType) -> list[Any]:
+        from torch._C._dynamo import eval_frame
+
+        if _CACHE_HAS_PARTS:
+            region = self._context._isolate_recompiles_id
+            return list(eval_frame._get_cache_entries_for_region(code, region))
+        entries = eval_frame._debug_get_cache_entry_list(code)
+        return [e for e in entries if _unwrapped(e.backend) is self._backend]
+
+    def _on_guard_failure(self, failure: Any) -> None:
+        if _CACHE_HAS_PARTS or self._entries(failure.orig_code):
+            self._tell_failure(failure.reason)
 
     def close(self) -> None:
         """Removes the backend from those that Dynamo knows."""

@@ -15,7 +15,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
 from dynamo_backends.aot.kept import compile_kept, pickled_if_kept
 from dynamo_backends.aot.partition import partition_with
-from dynamo_backends.aot.recurrent import recurrent_dropout
+from dynamo_backends.aot.recurrent import recurrent_as_in_eager
 from dynamo_backends.report import Kind
 
 
@@ -66,7 +66,7 @@ def compile_functional(
         decompositions=decompositions,
         partition_fn=partition_with(partitioner),
     )
-    with private.kept_under(pickled), private.keep_unused_draws(), recurrent_dropout(captured):
+    with private.kept_under(pickled), private.keep_unused_draws(), recurrent_as_in_eager(captured):
         called = backend(captured, example_inputs)
     return _shortened(called, sufficient[0]) if sufficient else called
 

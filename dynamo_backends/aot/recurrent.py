@@ -1,9 +1,11 @@
-"""Dropout between the layers of `nn.LSTM`, `nn.GRU` and `nn.RNN`, which torch's tracing leaves out.
+"""`nn.LSTM`, `nn.GRU` and `nn.RNN` as eager computes them, which torch's tracing does not.
 
-torch traces a recurrent network by decompositions whose dropout is never applied
-(`torch._decomp.decompositions._rnn_helper`): a compiled model would train without it. Here a call
-of several layers with dropout becomes one call per layer with the dropout in between, as eager
-computes it, before torch's decompositions see it.
+torch traces a recurrent network by decompositions (`torch._decomp.decompositions._rnn_helper`):
+
+- They never apply the dropout between layers: a compiled model would train without it. Here a call
+  of several layers with dropout becomes one call per layer with the dropout in between.
+- Up to torch 2.12, an LSTM's last states have a dimension of size 1 too many where oneDNN does not
+  compute it (float64, or an input that needs a gradient). Here it is taken out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +22,8 @@ _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 @contextmanager
-def recurrent_dropout(captured: fx.GraphModule | None = None) -> Iterator[None]:
-    """While it is active, recurrent networks that are traced in this thread apply their dropout.
+def recurrent_as_in_eager(captured: fx.GraphModule | None = None) -> Iterator[None]:
+    """While it is active, recurrent networks traced in this thread compute what eager does.
 
     Args:
         captured: What will be traced, if it is a graph of Dynamo's: without a recurrent network in
@@ -30,7 +32,7 @@ def recurrent_dropout(captured: fx.GraphModule | None = None) -> Iterator[None]:
     if captured is not None and not _has_network(captured):
         yield
         return
-    with _RecurrentDropout():
+    with _AsInEager():
         yield
 
 
@@ -41,8 +43,8 @@ def _has_network(captured: fx.GraphModule) -> bool:
     )
 
 
-class _RecurrentDropout(TorchFunctionMode):
-    """Computes networks with dropout layer by layer."""
+class _AsInEager(TorchFunctionMode):
+    """Computes networks with dropout layer by layer, and checks the shapes of states."""
 
     def __torch_function__(
         self,
@@ -51,12 +53,19 @@ class _RecurrentDropout(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") in _NETWORKS and not kwargs and len(args) == 9:
+        if getattr(func, "__name__", "") not in _NETWORKS:
+            return func(*args, **(kwargs or {}))
+
+        def network(*args: Any, **kwargs: Any) -> _Results:
+            output, *states = func(*args, **kwargs)
+            return (output, *(s.flatten(0, 1) if s.dim() == 4 else s for s in states))
+
+        if not kwargs and len(args) == 9:
             packed = not isinstance(args[3], bool)
             layers, dropout, train = args[5:8] if packed else args[4:7]
             if train and dropout and layers > 1:
-                return (_packed_layers if packed else _padded_layers)(func, *args)
-        return func(*args, **(kwargs or {}))
+                return (_packed_layers if packed else _padded_layers)(network, *args)
+        return network(*args, **(kwargs or {}))
 
 
 def _padded_layers(

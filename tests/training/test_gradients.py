@@ -175,6 +175,13 @@ def test_recurrent_networks_apply_their_dropout(make: Any):
         assert [f.op for f in forward.fallbacks] == ["draw"]
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_states_of_recurrent_networks_in_float64(kind: type[nn.RNNBase]):
+    module, x = kind(4, 6, 2).double(), torch.randn(3, 2, 4, dtype=torch.float64)
+    with recurrent(), torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend="openxla")(x), module(x))
+
+
 def test_one_lstm_layer_is_one_loop_in_both_directions():
     with recurrent():
         reports = agree(nn.LSTM(4, 6), torch.randn(20, 3, 4))

@@ -141,7 +141,8 @@ def lstm_layer_backward(
     dx = jnp.einsum("tbg,gf->tbf", dz, w_input, precision=ctx.precision)
     dw_input = jnp.einsum("tbg,tbf->gf", dz, x, precision=ctx.precision)
     dw_state = jnp.einsum("tbg,tbh->gh", dz, h_before, precision=ctx.precision)
-    db = dz.sum((0, 1))
+    # Without biases torch gives zeros in their place, of any shape, and reads no gradient of them.
+    db = dz.sum((0, 1)) if has_biases else jnp.zeros(ctx.out[3].shape)
     return dx, dw_input, dw_state, db, db, dh.reshape(hx_.shape), dc.reshape(cx_tmp.shape)
 
 

@@ -16,6 +16,7 @@ from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
 from dynamo_backends.aot.kept import compile_kept, pickled_if_kept
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_as_in_eager
+from dynamo_backends.graph import lstm
 from dynamo_backends.report import Kind
 
 
@@ -63,7 +64,7 @@ def compile_functional(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions,
+        decompositions={**decompositions, **lstm.DECOMPOSITIONS},
         partition_fn=partition_with(partitioner),
     )
     with private.kept_under(pickled), private.keep_unused_draws(), recurrent_as_in_eager(captured):

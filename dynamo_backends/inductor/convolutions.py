@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, declare
+from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, in_place_of
 from dynamo_backends.tuning.race import Race
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ def _patches(
     return padded.as_strided(sizes, strides).reshape(-1, len(image) * height * width)
 
 
-BY_PRODUCT = declare(
+BY_PRODUCT = in_place_of(
     "convolution_backward_by_product", aten.convolution_backward.default, _by_product
 )
 

@@ -15,27 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.declared import NAMESPACE, declare
+
 aten = torch.ops.aten
 
-_NAMESPACE = "dynamo_backends"
 _TAGS = {torch.Tag.needs_fixed_stride_order, torch.Tag.nondeterministic_seeded}
-_library = torch.library.Library(_NAMESPACE, "FRAGMENT")
 
 
-def declare(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
-    """Declares an operator of the library `dynamo_backends`, for CPUs and for fake tensors.
-
-    Args:
-        name: Of the operator.
-        like: An operator of ATen's that has the schema.
-        kernel: Computes it, by calling other operators.
-    """
-    _, _, signature = str(like._schema).partition("(")
+def in_place_of(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
+    """Declares an operator to be called instead of one of ATen's; arguments as for `declare`."""
     # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
     tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
-    _library.define(f"{name}({signature}", tags=tuple(tags))
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+    return declare(name, like, kernel, tags)
 
 
 def _convolution_backward(*args: Any) -> tuple[Any, ...]:
@@ -55,15 +46,15 @@ def in_order(operator: Any) -> Any:
         operator: One of ATen's, or what this function returned.
     """
     namespace, _, name = operator.name().partition("::")
-    if namespace == _NAMESPACE:
+    if namespace == NAMESPACE:
         return operator
     with _lock:
         if name not in _in_order:
-            _in_order[name] = declare(name.replace(".", "_"), operator, operator)
+            _in_order[name] = in_place_of(name.replace(".", "_"), operator, operator)
         return _in_order[name]
 
 
-CONVOLUTION_BACKWARD = declare(
+CONVOLUTION_BACKWARD = in_place_of(
     "convolution_backward", aten.convolution_backward.default, _convolution_backward
 )
 POOLS: Mapping[Any, Any] = {

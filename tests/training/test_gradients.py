@@ -182,6 +182,16 @@ def test_states_of_recurrent_networks_in_float64(kind: type[nn.RNNBase]):
         torch.testing.assert_close(torch.compile(module, backend="openxla")(x), module(x))
 
 
+@pytest.mark.parametrize("backend", ["onnxrt", "inductor_freezing", "openxla"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_lstm_layers_of_onednn(backend: str, bias: bool):
+    with recurrent():
+        x = torch.randn(5, 3, 4)
+        agree(
+            nn.LSTM(4, 6, 2, bias=bias, bidirectional=True), x, ops_in_eager=None, backend=backend
+        )
+
+
 def test_one_lstm_layer_is_one_loop_in_both_directions():
     with recurrent():
         reports = agree(nn.LSTM(4, 6), torch.randn(20, 3, 4))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from torch import fx
 
+import dynamo_backends.graph.lstm  # noqa: F401 - declares two of the operators
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
 
@@ -32,7 +33,7 @@ def _why_not(mode: object, layers: object, bidirectional: object) -> str | None:
     return "it is more than one layer" if layers != 1 or bidirectional else None
 
 
-@lowers("mkldnn_rnn_layer.default", when=_is_plain_lstm)
+@lowers("mkldnn_rnn_layer.default", "dynamo_backends::lstm_layer.default", when=_is_plain_lstm)
 def lstm_layer(
     ctx: Context,
     input: jax.Array,
@@ -80,7 +81,11 @@ def lstm_layer(
     return run.hidden, h.reshape(hx_.shape), c.reshape(cx_.shape), no_workspace
 
 
-@lowers("mkldnn_rnn_layer_backward.default", when=_is_plain_lstm_backward)
+@lowers(
+    "mkldnn_rnn_layer_backward.default",
+    "dynamo_backends::lstm_layer_backward.default",
+    when=_is_plain_lstm_backward,
+)
 def lstm_layer_backward(
     ctx: Context,
     input: jax.Array,

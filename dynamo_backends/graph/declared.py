@@ -1,0 +1,26 @@
+"""Operators of the library `dynamo_backends`: each is called instead of one of ATen's."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+NAMESPACE = "dynamo_backends"
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def declare(
+    name: str, like: Any, kernel: Callable[..., Any], tags: Collection[torch.Tag] = ()
+) -> Any:
+    """Declares an operator of the library `dynamo_backends`, for real and for fake tensors.
+
+    Args:
+        name: Of the operator.
+        like: An operator of ATen's that has the schema.
+        kernel: Computes it, by calling other operators.
+        tags: What torch and Inductor are told of it.
+    """
+    _, _, signature = str(like._schema).partition("(")
+    _library.define(f"{name}({signature}", tags=tuple(tags))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, NAMESPACE), name).default

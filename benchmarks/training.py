@@ -162,7 +162,7 @@ def steps_per_sample(step: Callable[[], Any]) -> int:
     return math.ceil(SAMPLE_S / (time.perf_counter() - start))
 
 
-def make_step(case: bench.ModelCase, column: Column, tuning_s: float) -> Callable[[], Tensor]:
+def make_step(case: bench.ModelCase, column: Column, tuning_s: float = 0) -> Callable[[], Tensor]:
     """A function without arguments that trains a model of its own by one step."""
     model, batch = case.make().train(), case.inputs()
     for module in model.modules():

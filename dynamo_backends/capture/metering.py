@@ -12,6 +12,7 @@ without it. It is taken off the stack while a graph runs.
 
 import contextlib
 import functools
+import re
 import threading
 import time
 import unittest.mock
@@ -24,6 +25,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import control, detect_fake_mode
+
+_FRAME = re.compile(r"^\d+/\d+: ")
+"""Reasons begin with which compilation of which frame it was; numbers differ from run to run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,8 @@ class Meter:
         for metric in metrics[start:]:
             function = self._ids.get(str(metric.compile_id))
             if function is not None and metric.recompile_reason is not None:
-                self._listener.recompilation(function, metric.recompile_reason)
+                reason = _FRAME.sub("", metric.recompile_reason)
+                self._listener.recompilation(function, reason)
         if metrics:
             self._last_metric = metrics[-1]
 

@@ -81,4 +81,6 @@ _DRAWS = {
     aten.native_dropout.default: dropout,
     # Inductor would compare uniform numbers, which are others than eager draws.
     aten.bernoulli.default: in_order(aten.bernoulli.default),
+    # Up to torch 2.12 it would draw for all elements, and eager draws for those below zero alone.
+    aten.rrelu_with_noise_functional.default: in_order(aten.rrelu_with_noise_functional.default),
 }

@@ -311,7 +311,9 @@ def test_operator_that_can_raise_is_named() -> None:
         return loss
 
     step = compile_step(function, model=model, optimizer=optimizer)
-    with pytest.raises(StepCaptureError, match=r"calls aten\._linalg_check_errors"):
+    # Up to torch 2.12 the graph holds no check, and the operator is refused for itself.
+    reason = r"calls aten\._linalg_check_errors|cannot run aten\.linalg_eig"
+    with pytest.raises(StepCaptureError, match=reason):
         step(batches(1)[0][0])
 
 

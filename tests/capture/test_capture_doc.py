@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
@@ -54,7 +54,7 @@ def examples(text: str) -> Iterator[Example]:
 def run(example: Example, namespace: dict[str, Any]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(example.code, "capture.md", "exec"), namespace)
+        exec(compile(example.code, str(PAGE), "exec"), namespace)
     return printed.getvalue()
 
 
@@ -62,8 +62,11 @@ def run(example: Example, namespace: dict[str, Any]) -> str:
 def page() -> Iterator[tuple[list[tuple[Example, str]], dict[str, Any]]]:
     """Each example with what it printed, and the names that they defined."""
     torch._dynamo.reset()
-    namespace: dict[str, Any] = {"__name__": "capture_page"}
+    module = ModuleType("capture_page")
+    sys.modules[module.__name__] = module  # Dynamo imports the modules of what it captures
+    namespace = vars(module)
     yield [(e, run(e, namespace)) for e in examples(PAGE.read_text())], namespace
+    del sys.modules[module.__name__]
     torch._dynamo.reset()
 
 

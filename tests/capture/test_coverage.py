@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,10 +156,12 @@ def test_recompilations_come_with_their_guards() -> None:
     assert "dtype mismatch" in dtype.reason
 
 
-def test_more_recompilations_than_dynamo_keeps_records_of() -> None:
+def test_more_recompilations_than_dynamo_keeps_records_of(tmp_path: Path) -> None:
     def make(i: int) -> Any:
         scope: dict[str, Any] = {"torch": torch}
-        exec(f"def f{i}(x):\n    return torch.sin(x) + {i}", scope)
+        code = f"def f{i}(x):\n    return torch.sin(x) + {i}"
+        (source := tmp_path / f"f{i}.py").write_text(code)
+        exec(compile(code, str(source), "exec"), scope)
         return optimize("eager", dynamic=False)(scope[f"f{i}"])
 
     functions = [make(i) for i in range(40)]

@@ -110,7 +110,9 @@ def test_determinants_of_singular_matrices():
 
 
 def test_what_raises_on_singular_input_is_left_to_torch():
-    for fn in (torch.cholesky_inverse, linalg.cholesky):
+    # Before torch 2.13 a traced linalg.cholesky does not check its input, whoever compiles it.
+    checked = [linalg.cholesky] if torch.__version__ >= "2.13" else []
+    for fn in (torch.cholesky_inverse, *checked):
         with pytest.raises(LoweringError, match="has no lowering"):
             run(fn, torch.eye(3))
 

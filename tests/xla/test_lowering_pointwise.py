@@ -36,7 +36,13 @@ def assert_equals_eager(fn, *args, exact=True):
         torch.isnan,
         torch.isinf,
         torch.logical_not,
-        torch.frac,
+        pytest.param(
+            torch.frac,
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.13",
+                reason="torch takes it apart so that it gives -0.0 there",
+            ),
+        ),
         torch.sgn,
         torch.angle,
         torch.nan_to_num,

@@ -175,7 +175,7 @@ def test_a_graph_that_cannot_be_packed_runs(
 
     monkeypatch.setattr("dynamo_backends._torch_private.precompile.pack", refuse)
     model, x = make()
-    model = nn.Sequential(model, nn.Softsign()).eval()  # that no test before has kept
+    model, x = model.eval(), x[:3]  # no test before this one has kept a graph of that size
     results = torch.compile(model, backend="openxla")(x)
     torch.testing.assert_close(results, model(x))
     assert "no bytes today" in caplog.text

@@ -190,6 +190,11 @@ class GraphEnsemble(Executable):
             if (c.owner == "ours" or c.backend == InductorBlocks.name) and not c.reduced
         ]  # fmt: skip
 
+    @property
+    def budget(self) -> budgets.Budget:
+        """What is left for tuning with these options."""
+        return budgets.budget_of(repr(self._options), self._options.budget_s)
+
     def candidate(self, name: str) -> Candidate:
         """One of those that compete, by its name."""
         return next(c for c in self._competing() if c.name == name)
@@ -222,7 +227,7 @@ class GraphEnsemble(Executable):
 
     def _decide(self, values: list[Any], competing: Sequence[Candidate]) -> Outcome:
         graph, options = self._graph, self._options
-        budget = budgets.budget_of(repr(options), options.budget_s)
+        budget = self.budget
         title = f"autotune: {graph.kind} graph with {len(graph.calls)} operators"
         static = [i for i, x in enumerate(graph.inputs) if x.role in _WEIGHTS]
         with budget.spending(), showing(title) as progress:

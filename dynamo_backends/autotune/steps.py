@@ -1,14 +1,16 @@
 """A whole training step, compiled by the fastest backend that was proven right.
 
 Functional programs compete, since those can be tried on copies (see `GraphEnsemble`). The winner
-is then compiled in its own way of steps, which may write over parameters and state. That is
-compared with the user's function in eager, which takes every other step for a while.
+is then compiled in its own way of steps, which may write over parameters and state, and so are
+others that are not much slower and have such a way, in which they may be faster. Real steps are
+then taken in turns by these and by the user's function in eager, until it is known who is fastest.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,14 +30,19 @@ from dynamo_backends.autotune.functional import (
     dialect,
 )
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.backend import Backend
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.registry import get_backend
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.toolkit.expansion import retrace
 from dynamo_backends.tuning.counts import COUNTS
 
 log = logging.getLogger("dynamo_backends")
+
+RIVALS = 2  # so many beside the winner are tried on real steps
+NEAR = 1.5  # if their functional programs take at most so many times as long
 
 
 class StepEnsemble(StepProgram):
@@ -52,6 +59,7 @@ class StepEnsemble(StepProgram):
         self._report: GraphReport | None = None
         self._choice: Choice | None = None
         self._program: StepProgram | None = None
+        self._rivals: dict[str, StepProgram] = {}  # while real steps are compared
         self._lock = threading.Lock()
         self.yields = False
         self.duel = None
@@ -66,6 +74,8 @@ class StepEnsemble(StepProgram):
         if self._program is None:
             with self._lock, private.disable_current_modes(), torch.no_grad():
                 self._program = self._program or self._choose(inputs)
+        elif self.duel is not None and self.duel.turn is not None:
+            self._program = list(self._rivals.values())[self.duel.turn]
         self.launches += 1
         try:
             self._program(inputs, taken)
@@ -74,10 +84,12 @@ class StepEnsemble(StepProgram):
         except Exception as error:
             if taken or self._choice is None or self._choice.winner in NOT_COMPILED:
                 raise
-            eager = self._eager()
-            eager(inputs, taken)  # raises too where the inputs are to blame
-            self._program = eager
-            self._replace(self._choice, brief_error(error))
+            failed, self._program = self._program, self._eager()
+            self._program(inputs, taken)  # raises too where the inputs are to blame
+            if len(self._rivals) > 1 and self.duel is not None:
+                self._give_up(failed, brief_error(error))
+            else:
+                self._replace(self._choice, brief_error(error))
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
@@ -98,7 +110,8 @@ class StepEnsemble(StepProgram):
             else:
                 self._ensemble.note(choice)
                 if all(row.name != FUNCTION for row in choice.candidates):
-                    self.duel = Duel(self._settle)
+                    self._rivals = {choice.winner: program, **self._compile_rivals(choice)}
+                    self.duel = Duel(self._settle, [[] for _ in self._rivals])
                 return program
         else:
             choice = self._choice = choice._replace(winner=EAGER)
@@ -106,19 +119,58 @@ class StepEnsemble(StepProgram):
         self.yields = True
         return self._eager()
 
-    def _settle(self, compiled: float, eager: float) -> None:
-        """Notes who was faster on real steps, also on disk."""
+    def _compile_rivals(self, choice: Choice) -> dict[str, StepProgram]:
+        """In their own ways of steps, as long as the budget lasts."""
+        programs = {}
+        budget = self._ensemble.budget
+        for row in islice(self._near(choice), RIVALS):
+            with budget.spending():
+                if (row.compile_s or 0.0) > budget.left_s:
+                    continue
+                try:
+                    programs[row.name] = self._written_over(self._ensemble.candidate(row.name))
+                except Exception as error:
+                    log.debug("%s is not tried on real steps: %s", row.name, error)
+        return programs
+
+    def _near(self, choice: Choice) -> Iterator[CandidateReport]:
+        """Those that may turn out to be faster than the winner, the fastest first."""
+        measured = {r.name: r.seconds for r in choice.candidates if r.seconds is not None}
+        limit = NEAR * measured.get(choice.winner, 0.0)
+        for row in sorted(choice.candidates, key=lambda r: r.seconds or 0.0):
+            if row.name in (choice.winner, *NOT_COMPILED) or row.seconds is None:
+                continue
+            if row.seconds <= limit and _has_own_way(self._ensemble.candidate(row.name)):
+                yield row
+
+    def _settle(self, compiled: Sequence[float], eager: float) -> None:
+        """Notes who was fastest on real steps, also on disk."""
         assert self._choice is not None
         assert self.duel is not None
-        COUNTS.samples += len(self.duel.compiled) + len(self.duel.eager)
-        self.duel, self.yields = None, eager_wins(compiled, eager)
-        winner, rows = self._choice
-        took = f"{compiled * 1e3:.3g} ms against {eager * 1e3:.3g} ms in real steps"
+        COUNTS.samples += sum(map(len, (*self.duel.compiled, self.duel.eager)))
+        seconds = dict(zip(self._rivals, compiled, strict=True))
+        winner = min(seconds, key=seconds.__getitem__)
+        self.duel, self.yields = None, eager_wins(seconds[winner], eager)
+        programs, self._rivals = self._rivals, {}
+        seconds[FUNCTION] = eager
         if self.yields:
-            rows = tuple(replace(r, reason=took) if r.name == winner else r for r in rows)
             winner, self._program = FUNCTION, self._eager()
-        why = "" if self.yields else f"{winner} took {took}"
-        self._choice = Choice(winner, (*rows, CandidateReport(FUNCTION, why, seconds=eager)))
+        else:
+            self._program = programs[winner]
+
+        def why_not(name: str) -> str:
+            if name == winner:
+                return ""
+            took = f"{seconds[winner] * 1e3:.3g} ms against {seconds[name] * 1e3:.3g} ms"
+            return f"{winner} took {took} in real steps"
+
+        if self._report is not None and winner not in (FUNCTION, self._choice.winner):
+            self._report.ops_on_backend += self._report.ops_in_eager
+            self._report.ops_in_eager = 0
+            self._report.fallbacks = tuple(f for f in self._report.fallbacks if f.by_design)
+        rows = [*self._choice.candidates, CandidateReport(FUNCTION, seconds=eager)]
+        told = (replace(r, reason=why_not(r.name)) if r.name in seconds else r for r in rows)
+        self._choice = Choice(winner, tuple(told))
         self._ensemble.settle(self._choice)
 
     def _compile(self, candidate: Candidate) -> StepProgram:
@@ -141,13 +193,31 @@ class StepEnsemble(StepProgram):
         module = self._graph.module
         return CopyingProgram(self._graph, lambda inputs: module(*inputs))
 
+    def _give_up(self, failed: StepProgram, reason: str) -> None:
+        """One of several that take real steps in turns fails: the others go on."""
+        assert self.duel is not None
+        names, programs = zip(*self._rivals.items(), strict=True)
+        turn = programs.index(failed)
+        self.duel.give_up(turn)
+        self._tell(f"{names[turn]} failed in a step: {reason}", "others go on")
+
+    def _tell(self, what: str, then: str) -> None:
+        log.warning("%s; %s", what, then)
+        if self._report is not None:
+            self._report.runtime_fallbacks.append(what)
+
     def _replace(self, choice: Choice, reason: str) -> None:
         COUNTS.replaced += 1
         self.duel, self.yields = None, True
         self._ensemble.forget()
         self._choice = choice._replace(winner=EAGER)
-        text = f"{choice.winner} failed in a step: {reason}"
-        log.warning("%s; steps run in eager from now on", text)
+        self._tell(f"{choice.winner} failed in a step: {reason}", "steps run in eager from now on")
         if self._report is not None:
-            self._report.runtime_fallbacks.append(text)
             self._report.chosen = EAGER
+
+
+def _has_own_way(candidate: Candidate) -> bool:
+    """Whether its steps are compiled otherwise than its functional programs."""
+    if candidate.owner != "ours":
+        return True  # Inductor
+    return type(get_backend(candidate.backend)).compile_step is not Backend.compile_step

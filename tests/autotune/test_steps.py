@@ -12,6 +12,7 @@ from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
 from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tuning.race import Race, Run
 from dynamo_backends.xla.step_runtime import XlaStep
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_equal_to_eager
@@ -20,8 +21,8 @@ from tests.training.stepping import OPTIMIZERS
 WAYS = {"openxla": XlaStep, "inductor": InductorStep, "ts_trace": CopyingProgram}
 
 
-def train(candidate: str, steps: int = 4, net: Any = nets.convnet) -> tuple[Step, GraphReport]:
-    """Trains a net by autotune with one candidate, compares with eager."""
+def train(*candidates: str, steps: int = 4, net: Any = nets.convnet) -> tuple[Step, GraphReport]:
+    """Trains a net by autotune with some candidates, compares with eager."""
     with dynamo_backends.record() as reports:
         step = assert_equal_to_eager(
             net,
@@ -29,7 +30,7 @@ def train(candidate: str, steps: int = 4, net: Any = nets.convnet) -> tuple[Step
             nets.images(steps) if net is nets.convnet else nets.rows(steps),
             "autotune",
             loss_of=nets.entropy,
-            options={"candidates": (candidate,)},
+            options={"candidates": candidates},
         )
     assert (step.launches + step.eager_steps, step.compilations) == (steps, 1)
     (report,) = reports
@@ -92,7 +93,7 @@ def test_a_winner_that_fails_later_is_replaced_in_that_step(
         run(self, inputs, taken)
 
     monkeypatch.setattr(XlaStep, "__call__", fails_at_the_third)
-    step, report = train("openxla", 7, nets.mlp)
+    step, report = train("openxla", steps=7, net=nets.mlp)
     assert isinstance(program_of(step), CopyingProgram)
     assert counts.replaced == 1
     assert report.chosen == "eager"
@@ -114,9 +115,11 @@ def test_the_function_itself_is_compared_on_real_steps(
 ):
     note = Duel.note
     seconds = {"slow": 2.0, "fast": 0.5}[eager]
-    monkeypatch.setattr(Duel, "note", lambda self, _: note(self, seconds**self.is_eagers_turn))
+    monkeypatch.setattr(
+        Duel, "note", lambda self, turn, _: note(self, turn, seconds if turn is None else 1.0)
+    )
     turns = WARMUP + ROUNDS
-    step, report = train("openxla", 1 + 2 * turns + 3, nets.mlp)
+    step, report = train("openxla", steps=1 + 2 * turns + 3, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert set(rows) == {"eager", "openxla", FUNCTION}
     wins = eager == "fast"
@@ -125,7 +128,50 @@ def test_the_function_itself_is_compared_on_real_steps(
     assert rows[report.chosen].reason == ""
     assert "against" in rows["openxla" if wins else FUNCTION].reason
     samples = counts.samples
-    step, report = train("openxla", 4, nets.mlp)  # remembers
+    step, report = train("openxla", steps=4, net=nets.mlp)  # remembers
     assert counts.samples == samples
     assert step.launches == (1 if wins else 4)
     assert report.chosen == (FUNCTION if wins else "openxla")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ts_trace wins the contest, and on real steps openxla is faster than that, eager slower."""
+    original, note = Race._sample, Duel.note
+    factors = {"eager": 1e6, "openxla": 1e3}
+
+    def biased(self: Race, run: Run, repeat: int) -> float:
+        names = [name for name, known in self._runs.items() if known is run]
+        return original(self, run, repeat) * factors.get(names[0], 1.0)
+
+    seconds = {None: 3.0, 0: 2.0, 1: 1.0}
+    monkeypatch.setattr(Race, "_sample", biased)
+    monkeypatch.setattr("dynamo_backends.autotune.steps.NEAR", 1e9)
+    monkeypatch.setattr(Duel, "note", lambda self, turn, _: note(self, turn, seconds[turn]))
+
+
+TURNS = 1 + 3 * (WARMUP + ROUNDS)
+
+
+@pytest.mark.usefixtures("timed")
+def test_others_with_a_way_of_their_own_take_real_steps_too():
+    step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
+    rows = {row.name: row for row in report.candidates}
+    assert report.chosen == "openxla"
+    assert rows["openxla"].reason == ""
+    assert rows["ts_trace"].reason == "openxla took 1e+03 ms against 2e+03 ms in real steps"
+    assert isinstance(program_of(step), XlaStep)
+    step, report = train("ts_trace", "openxla", net=nets.mlp)  # remembers
+    assert (report.chosen, step.launches) == ("openxla", 4)
+
+
+@pytest.mark.usefixtures("timed")
+def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(XlaStep, "__call__", fails)
+    step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
+    assert report.chosen == "ts_trace"
+    assert report.runtime_fallbacks == ["openxla failed in a step: RuntimeError: out of memory"]
+    assert isinstance(program_of(step), CopyingProgram)

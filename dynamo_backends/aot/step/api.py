@@ -174,13 +174,10 @@ class Step:
         duel = program.duel
         if duel is None:
             return variant(stock, numbers, batch)
-        start = time.perf_counter()
-        if duel.is_eagers_turn:
-            result = self._in_eager(args, kwargs)
-        else:
-            result = variant(stock, numbers, batch)
+        turn, start = duel.turn, time.perf_counter()
+        result = self._in_eager(args, kwargs) if turn is None else variant(stock, numbers, batch)
         self._synchronize()
-        duel.note(time.perf_counter() - start)
+        duel.note(turn, time.perf_counter() - start)
         return result
 
     def _synchronize(self) -> None:

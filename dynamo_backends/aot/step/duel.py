@@ -1,7 +1,8 @@
-"""A compiled step against the function itself in eager: real steps are taken in turns."""
+"""Compiled steps against the function itself in eager: real steps are taken in turns."""
 
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 WARMUP = 2  # steps of each that do not count
@@ -11,30 +12,37 @@ WORTH = 0.98  # eager must take at most this part of the compiled step's time
 
 @dataclass
 class Duel:
-    """Who takes the next step, until it is known who is faster.
+    """Who takes the next step, until it is known who is fastest.
 
-    Both sides take the same step, so none is lost by comparing.
+    All take the same step, so none is lost by comparing.
 
     Attributes:
-        settle: Called once with the median seconds of the compiled step and of eager.
-        compiled: Seconds of each compiled step.
+        settle: Called once with the median seconds of each compiled step, infinite for those that
+            gave up, and of eager.
+        compiled: Seconds of the steps of each one that is compiled.
         eager: Seconds of each step in eager.
     """
 
-    settle: Callable[[float, float], None]
-    compiled: list[float] = field(default_factory=list)
+    settle: Callable[[Sequence[float], float], None]
+    compiled: Sequence[list[float]] = field(default_factory=lambda: [[]])
     eager: list[float] = field(default_factory=list)
 
     @property
-    def is_eagers_turn(self) -> bool:
-        """Whether the next step is eager's."""
-        return len(self.eager) < len(self.compiled)
+    def turn(self) -> int | None:
+        """Which of the compiled ones takes the next step; None: eager does."""
+        taken = len(self.eager)
+        return next((i for i, steps in enumerate(self.compiled) if len(steps) == taken), None)
 
-    def note(self, seconds: float) -> None:
-        """Notes how long the step took whose turn it was."""
-        (self.eager if self.is_eagers_turn else self.compiled).append(seconds)
+    def note(self, turn: int | None, seconds: float) -> None:
+        """Notes how long the step took of one whose turn it was."""
+        (self.eager if turn is None else self.compiled[turn]).append(seconds)
         if len(self.eager) == WARMUP + ROUNDS:
-            self.settle(*(statistics.median(x[WARMUP:]) for x in (self.compiled, self.eager)))
+            medians = [statistics.median(steps[WARMUP:]) for steps in self.compiled]
+            self.settle(medians, statistics.median(self.eager[WARMUP:]))
+
+    def give_up(self, turn: int) -> None:
+        """One of the compiled ones has no more turns, and loses."""
+        self.compiled[turn][:] = [math.inf] * (WARMUP + ROUNDS)
 
 
 def eager_wins(compiled: float, eager: float) -> bool:

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 import dynamo_backends
 from dynamo_backends import bench
 from dynamo_backends.bench.suites import call
+from dynamo_backends.tuning import budget
 
 MODELS = {
     "resnet18": "classic", "resnet50": "classic", "mobilenet_v2": "classic", "bert": "classic",
@@ -39,6 +40,8 @@ MODELS = {
 
 EAGER = "eager"
 SAMPLE_S = 0.25
+SETTLING = 40
+"""So many steps later autotune has chosen (see `aot/step/duel.py`)."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,13 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
     row, steps = Row(name), {}
     for column in columns_of(settings.backends):
         note(f"making {column}")
+        budget.renew()
         try:
             step = make_step(case, column, settings.tuning)
             row.losses[str(column)] = [step().item() for _ in range(3)][-1]
+            if column.backend == "autotune":
+                for _ in range(SETTLING):
+                    step()
             steps[str(column)] = step
         except Exception as error:
             row.errors[str(column)] = f"{type(error).__name__}: {str(error).splitlines()[0]}"

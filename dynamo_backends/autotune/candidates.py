@@ -64,6 +64,13 @@ class Candidate:
         """Whether it computes in bfloat16."""
         return self.name.endswith(REDUCED)
 
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether it compiles whole training steps otherwise than functional graphs."""
+        if self.owner != "ours":
+            return self.backend == "inductor"
+        return type(get_backend(self.backend)).compile_step is not Backend.compile_step
+
     def options(self, options: AutotuneOptions) -> Options:
         """The options of a backend of this package."""
         if self.backend == SPLIT:

@@ -40,6 +40,7 @@ class Entrant:
         rehearse: Tries it in a process of its own; returns what went wrong there, or "". None:
             it need not be tried so.
         failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".
+        early: It is tried before others, which the budget may not last for.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Entrant:
     reduced: bool = False
     rehearse: Callable[[], str] | None = None
     failed: Callable[[], str] = lambda: ""
+    early: bool = False
 
 
 @dataclass
@@ -137,7 +139,8 @@ class Contest:
         rng = snapshot_rng()
         try:
             trials = self._subject.trials()
-            for name in self._model.order(list(self._entrants), self._subject.ops):
+            order = self._model.order(list(self._entrants), self._subject.ops)
+            for name in sorted(order, key=lambda name: not self._entrants[name].early):
                 self._admit(self._entrants[name], trials)
             return self._choose(self._measure())
         finally:

@@ -255,7 +255,8 @@ class GraphEnsemble(Executable):
             ran = report.ops_on_backend or report.ops_on_inductor
             return "" if ran else "none of its operators run on this backend"
 
-        return Entrant(candidate.name, build, failed=failed)
+        early = self._graph.kind == "step" and candidate.has_own_steps
+        return Entrant(candidate.name, build, failed=failed, early=early)
 
     def build(self, candidate: Candidate) -> Run:
         """The whole graph compiled by a candidate, with eager for what it does not support."""

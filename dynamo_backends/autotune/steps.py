@@ -30,11 +30,9 @@ from dynamo_backends.autotune.functional import (
     dialect,
 )
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.backend import Backend
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.registry import get_backend
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.toolkit.expansion import retrace
 from dynamo_backends.tuning.counts import COUNTS
@@ -140,7 +138,7 @@ class StepEnsemble(StepProgram):
         for row in sorted(choice.candidates, key=lambda r: r.seconds or 0.0):
             if row.name in (choice.winner, *NOT_COMPILED) or row.seconds is None:
                 continue
-            if row.seconds <= limit and _has_own_way(self._ensemble.candidate(row.name)):
+            if row.seconds <= limit and self._ensemble.candidate(row.name).has_own_steps:
                 yield row
 
     def _settle(self, compiled: Sequence[float], eager: float) -> None:
@@ -214,10 +212,3 @@ class StepEnsemble(StepProgram):
         self._tell(f"{choice.winner} failed in a step: {reason}", "steps run in eager from now on")
         if self._report is not None:
             self._report.chosen = EAGER
-
-
-def _has_own_way(candidate: Candidate) -> bool:
-    """Whether its steps are compiled otherwise than its functional programs."""
-    if candidate.owner != "ours":
-        return True  # Inductor
-    return type(get_backend(candidate.backend)).compile_step is not Backend.compile_step

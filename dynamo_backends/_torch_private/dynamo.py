@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `torch._dynamo.lookup_backend` | 2.13 run |
-| `torch._dynamo.utils`: `same`, `counters` | 2.13 run |
+| `torch._dynamo.lookup_backend` | 2.12+ |
+| `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 """
 
 from collections.abc import Callable

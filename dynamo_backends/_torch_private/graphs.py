@@ -2,9 +2,9 @@
 
 | what | checked |
 |---|---|
-| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.13 run |
-| `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.13 run |
-| `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.13 run |
+| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.12+ |
+| `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.12+ |
+| `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.12+ |
 """
 
 from collections.abc import Callable

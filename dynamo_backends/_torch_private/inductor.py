@@ -2,11 +2,11 @@
 
 | what | checked |
 |---|---|
-| `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.13 run |
-| `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.13 run |
-| `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.13 run |
-| `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.13 run |
-| `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.13 run |
+| `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.12+ |
+| `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.12+ |
+| `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.12+ |
+| `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.12+ |
+| `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.12+ |
 """
 
 from collections.abc import Callable, Collection, Sequence

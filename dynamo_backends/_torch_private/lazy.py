@@ -2,7 +2,7 @@
 
 | what | checked |
 |---|---|
-| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.13 run |
+| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.12+ |
 """
 
 from collections.abc import Sequence

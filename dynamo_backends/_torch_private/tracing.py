@@ -2,14 +2,14 @@
 
 | what | checked |
 |---|---|
-| `torch.utils._python_dispatch._disable_current_modes` | 2.13 run |
-| `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.13 run |
-| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.13 run |
-| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.13 run |
-| `torch._dispatch.python.enable_python_dispatcher` | 2.13 run |
-| `torch.compiler._is_compiling_flag` | 2.13 run |
-| `torch._dynamo.utils._metrics_context_tls` | 2.13 run |
-| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.13 run |
+| `torch.utils._python_dispatch._disable_current_modes` | 2.12+ |
+| `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.12+ |
+| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.12+ |
+| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.12+ |
+| `torch._dispatch.python.enable_python_dispatcher` | 2.12+ |
+| `torch.compiler._is_compiling_flag` | 2.12+ |
+| `torch._dynamo.utils._metrics_context_tls` | 2.12+ |
+| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.12+ |
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """A whole training step, compiled by the fastest backend that was proven right.
 
-Functional programs compete, since those can be tried on copies (see `GraphEnsemble`). The winner
-is then compiled in its own way of steps, which may write over parameters and state, and so are
-others that are not much slower and have such a way, in which they may be faster. Real steps are
+Functional programs compete, since those can be tried on copies (see `GraphEnsemble`). The winner,
+if it is not eager, is then compiled in its own way of steps, which may write over parameters and
+state, and so are others that are not much slower and have such a way, in which they may be faster:
+what XLA and Inductor make of a step is not what they make of a functional graph. Real steps are
 then taken in turns by these and by the user's function in eager, until it is known who is fastest.
 """
 
@@ -36,6 +37,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.toolkit.expansion import retrace
 from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import showing
 
 log = logging.getLogger("dynamo_backends")
 
@@ -80,14 +82,19 @@ class StepEnsemble(StepProgram):
         except StepCaptureError:  # parameters or state are lost: eager cannot go on
             raise
         except Exception as error:
-            if taken or self._choice is None or self._choice.winner in NOT_COMPILED:
+            if taken or self._choice is None or self.runs_in_eager:
                 raise
             failed, self._program = self._program, self._eager()
             self._program(inputs, taken)  # raises too where the inputs are to blame
-            if len(self._rivals) > 1 and self.duel is not None:
+            if self.duel is not None and list(self._rivals) != [self._choice.winner]:
                 self._give_up(failed, brief_error(error))
             else:
                 self._replace(self._choice, brief_error(error))
+
+    @property
+    def runs_in_eager(self) -> bool:
+        """Whether nothing compiled takes steps any more."""
+        return not self._rivals and self._choice is not None and self._choice.winner in NOT_COMPILED
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
@@ -100,31 +107,41 @@ class StepEnsemble(StepProgram):
             if choice.winner in NOT_COMPILED:
                 break
             try:
-                program = self._compile(self._ensemble.candidate(choice.winner))
+                winner = self._compile(self._ensemble.candidate(choice.winner))
             except Exception as error:
                 text = brief_error(error)
                 log.warning("autotune chooses anew, %s failed: %s", choice.winner, text)
                 self._ensemble.forget()
             else:
                 self._ensemble.note(choice)
-                if all(row.name != FUNCTION for row in choice.candidates):
-                    self._rivals = {choice.winner: program, **self._compile_rivals(choice)}
-                    self.duel = Duel(self._settle, [[] for _ in self._rivals])
-                return program
+                return self._compare({choice.winner: winner}) or winner
         else:
             choice = self._choice = choice._replace(winner=EAGER)
         self._ensemble.note(choice)
-        self.yields = True
-        return self._eager()
+        first = self._compare({})
+        self.yields = first is None
+        return first or self._eager()
+
+    def _compare(self, winner: dict[str, StepProgram]) -> StepProgram | None:
+        """Begins to compare on real steps, if that has not been done; returns who begins."""
+        assert self._choice is not None
+        if any(row.name == FUNCTION for row in self._choice.candidates):
+            return None
+        self._rivals = winner | self._compile_rivals(self._choice)
+        if not self._rivals:
+            return None
+        self.duel = Duel(self._settle, [[] for _ in self._rivals])
+        return next(iter(self._rivals.values()))
 
     def _compile_rivals(self, choice: Choice) -> dict[str, StepProgram]:
         """In their own ways of steps, as long as the budget lasts."""
         programs = {}
         budget = self._ensemble.budget
         for row in islice(self._near(choice), RIVALS):
-            with budget.spending():
+            with budget.spending(), showing("autotune: step graph") as progress:
                 if (row.compile_s or 0.0) > budget.left_s:
                     continue
+                progress(f"autotune: compiling steps with {row.name}")
                 try:
                     programs[row.name] = self._written_over(self._ensemble.candidate(row.name))
                 except Exception as error:
@@ -206,7 +223,7 @@ class StepEnsemble(StepProgram):
 
     def _replace(self, choice: Choice, reason: str) -> None:
         COUNTS.replaced += 1
-        self.duel, self.yields = None, True
+        self.duel, self.yields, self._rivals = None, True, {}
         self._ensemble.forget()
         self._choice = choice._replace(winner=EAGER)
         self._tell(f"{choice.winner} failed in a step: {reason}", "steps run in eager from now on")

@@ -166,6 +166,22 @@ def test_others_with_a_way_of_their_own_take_real_steps_too():
 
 
 @pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("fails", [False, True])
+def test_they_do_even_where_eager_wins_the_contest(fails: bool, monkeypatch: pytest.MonkeyPatch):
+    def out_of_memory(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+        raise RuntimeError("out of memory")
+
+    if fails:
+        monkeypatch.setattr(XlaStep, "__call__", out_of_memory)
+    monkeypatch.setattr(
+        Race, "_sample", lambda self, run, repeat: 2.0 - (run is self._runs["eager"])
+    )
+    _, report = train("openxla", steps=TURNS + 2, net=nets.mlp)
+    assert report.chosen == (FUNCTION if fails else "openxla")
+    assert len(report.runtime_fallbacks) == fails
+
+
+@pytest.mark.usefixtures("timed")
 def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
     def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
         raise RuntimeError("out of memory")

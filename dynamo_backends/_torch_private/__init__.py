@@ -1,7 +1,8 @@
 """Every private torch API that this package uses, in one place; Dynamo's own hooks beside them.
 
-Each module lists what it reaches for with the torch versions for which it was checked, by running
-the tests: "2.12+" stands for 2.12.1, 2.13.0 and 2.15.0. Code elsewhere imports these names from
+Each module lists what it reaches for with the torch versions for which it was checked. "2.12+"
+stands for 2.13.0, with which every change is tested, and for 2.12.1 and 2.15.0: with these all
+tests ran once, and the code was mended where they failed. Code elsewhere imports these names from
 here and never from torch's insides. `watching` and `control`, which steer Dynamo itself, are
 imported apart.
 """

@@ -82,7 +82,7 @@ class StepEnsemble(StepProgram):
         except StepCaptureError:  # parameters or state are lost: eager cannot go on
             raise
         except Exception as error:
-            if taken or self._choice is None or self.runs_in_eager:
+            if taken or self._choice is None or self._runs_in_eager:
                 raise
             failed, self._program = self._program, self._eager()
             self._program(inputs, taken)  # raises too where the inputs are to blame
@@ -92,7 +92,7 @@ class StepEnsemble(StepProgram):
                 self._replace(self._choice, brief_error(error))
 
     @property
-    def runs_in_eager(self) -> bool:
+    def _runs_in_eager(self) -> bool:
         """Whether nothing compiled takes steps any more."""
         return not self._rivals and self._choice is not None and self._choice.winner in NOT_COMPILED
 

@@ -183,13 +183,14 @@ class DoubleCuda:
         self.graphs: list[Graph] = []
         self.kept: set[int] = set()
         self.capturing: Graph | None = None
+        self._captured: Stream | None = None  # other threads are on other streams
         self.mode = _Mode(self)
 
     def why_not(self) -> str | None:
         return None
 
     def is_capturing(self) -> bool:
-        return self.capturing is not None
+        return self.capturing is not None and self.current_stream(0) is self._captured
 
     def current_stream(self, index: int) -> Stream:
         assert index == 0
@@ -227,7 +228,7 @@ class DoubleCuda:
             raise RuntimeError("already recording to this pool")
         assert stream is not self.main, "the default stream cannot be captured"
         assert self.capturing is None, "two captures at the same time"
-        self.capturing = graph
+        self.capturing, self._captured = graph, stream
         active = contextlib.nullcontext() if self.mode.active else self.mode
         try:
             with self.use(stream), active:
@@ -236,7 +237,7 @@ class DoubleCuda:
             pool.broken = True
             raise
         finally:
-            self.capturing = None
+            self.capturing = self._captured = None
         graph.pool = pool
         pool.graphs.append(graph)
         self.graphs.append(graph)
@@ -268,9 +269,10 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         stream = self._cuda.current_stream(0)
-        if self._cuda.capturing is not None:
+        graph = self._cuda.capturing
+        if graph is not None and self._cuda.is_capturing():
             self._check_capturable(func, args, kwargs)
-            return self._record(self._cuda.capturing, func, args, kwargs)
+            return self._record(graph, func, args, kwargs)
         if stream is not self._cuda.main:
             self._warm.add(func)
         stream.tick()

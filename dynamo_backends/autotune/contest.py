@@ -92,10 +92,12 @@ class Outcome:
     Attributes:
         winner: Name of the candidate that was chosen.
         rows: What became of each.
+        short_of_s: Seconds of the budget, if that did not last for all; else 0.
     """
 
     winner: str
     rows: tuple[CandidateReport, ...]
+    short_of_s: float = 0.0
 
 
 class Contest:
@@ -128,6 +130,7 @@ class Contest:
         self._rows: dict[str, CandidateReport] = {EAGER: CandidateReport(EAGER, "slower", 0.0, 0.0)}
         self._runs: dict[str, Run] = {EAGER: subject.original}
         self._memory: dict[str, int] = {}
+        self._cut: list[str] = []
 
     def decide(self) -> Outcome:
         """Tries all candidates and chooses one.
@@ -142,6 +145,7 @@ class Contest:
             order = self._model.order(list(self._entrants), self._subject.ops)
             for name in sorted(order, key=lambda name: not self._entrants[name].early):
                 self._admit(self._entrants[name], trials)
+            self._tell_of_the_cut()
             return self._choose(self._measure())
         finally:
             restore_rng(rng)
@@ -191,6 +195,7 @@ class Contest:
         expected = self._model.predict(name, self._subject.ops).compile_s
         if not tried or expected <= self._budget.left_s:
             return ""
+        self._cut.append(name)
         total = self._budget.total_s
         if not self._budget.left_s:
             return f"not tried: the budget of {total:g} s is spent"
@@ -198,6 +203,17 @@ class Contest:
             f"not tried: about {expected:.0f} s of compilation are more than what is left of the "
             f"budget of {total:g} s"
         )
+
+    def _tell_of_the_cut(self) -> None:
+        """Once for a budget, since it is the same for all graphs of a process."""
+        if self._cut and self._budget.tell():
+            log.warning(
+                "autotune's budget of %g s, which is for all graphs of this process, does not "
+                "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",
+                self._budget.total_s,
+                ", ".join(self._cut),
+                self._subject.title.removeprefix("autotune: "),
+            )
 
     def _measure(self) -> Measured:
         self._say("measuring")
@@ -239,7 +255,7 @@ class Contest:
             self._rows[name] = replace(self._rows[name], reason=self._why_not(name, winner))
         rows = [self._rows[n] for n in order]
         rows += [row for n, row in self._rows.items() if n not in order]
-        return Outcome(winner, tuple(rows))
+        return Outcome(winner, tuple(rows), self._budget.total_s if self._cut else 0.0)
 
     def _fastest(self, order: Sequence[str], measured: Measured) -> str:
         """The fastest; eager if it is no slower, else of several equal ones the cheapest."""

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Decision:
         mutated: Positions of the inputs that the graph writes to.
         environment: The machine and versions (see `identity.environment`).
         created: Seconds since 1970.
+        short_of_s: Seconds of the budget, if that did not last for all candidates; else 0.
     """
 
     key: str
@@ -55,6 +56,17 @@ class Decision:
     mutated: tuple[int, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
+    short_of_s: float = 0.0
+
+    def holds(self, names: Collection[str], budget_s: float) -> bool:
+        """Whether it still decides.
+
+        Args:
+            names: Of the candidates that there are.
+            budget_s: Seconds that may be spent; with more than it was made with, candidates that
+                it left out for want of time may win.
+        """
+        return self.winner in names and not 0 < self.short_of_s < budget_s
 
     def to_dict(self) -> dict[str, Any]:
         """In types that JSON has."""
@@ -79,6 +91,7 @@ class Decision:
         values["candidates"] = tuple(map(CandidateReport.from_dict, values["candidates"]))
         values["inputs"] = tuple(map(str, values["inputs"]))
         values["mutated"] = tuple(map(int, values["mutated"]))
+        values["short_of_s"] = float(values.get("short_of_s", 0.0))
         if values["winner"] not in {c.name for c in values["candidates"]}:
             raise ValueError("its winner is none of its candidates")
         return cls(**values)

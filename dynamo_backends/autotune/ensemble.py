@@ -112,7 +112,9 @@ class Ensemble:
             return None
         decision = Decisions().get(key)
         names = {EAGER, *(c.name for c in competing)}
-        return decision if decision is not None and decision.winner in names else None
+        if decision is None or not decision.holds(names, self.options.budget_s):
+            return None
+        return decision
 
     def _again(
         self, decision: Decision, competing: Sequence[Candidate]
@@ -145,6 +147,7 @@ class Ensemble:
             self.options.precision,
             tuple(sorted(self.mutated())),
             environment(self.devices),
+            short_of_s=outcome.short_of_s,
         )
 
     # The contest.

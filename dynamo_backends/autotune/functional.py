@@ -81,6 +81,7 @@ class GraphEnsemble(Executable):
         self._reports: dict[str, GraphReport] = {}
         self._programs: dict[str, Run] = {}
         self._key: str | None = None
+        self._short_of_s = 0.0  # see `Decision`
         self._chosen: Run | None = None
         self._devices = sorted(
             {v.device.type for v in (p.meta["val"] for p in graph.placeholders)
@@ -157,7 +158,8 @@ class GraphEnsemble(Executable):
         self._key = key_of(facts)
         decision = Decisions().get(self._key) if self._options.cache else None
         names = {*NOT_COMPILED, *(c.name for c in competing)}
-        if decision is not None and decision.winner in names:
+        if decision is not None and decision.holds(names, self._options.budget_s):
+            self._short_of_s = decision.short_of_s
             COUNTS.remembered += 1
             COUNTS.compiled += decision.winner not in NOT_COMPILED
             return Choice(decision.winner, decision.candidates)
@@ -166,6 +168,7 @@ class GraphEnsemble(Executable):
         except Exception as error:
             log.warning("autotune left a graph to eager: %s", brief_error(error))
             return Choice(EAGER, (CandidateReport(EAGER),))
+        self._short_of_s = outcome.short_of_s
         if self._options.cache:
             Decisions().put(self._decision(self._key, outcome))
         return Choice(outcome.winner, outcome.rows)
@@ -175,13 +178,17 @@ class GraphEnsemble(Executable):
         if self._key is not None:
             Decisions().drop(self._key)
 
+    def leave_out(self) -> None:
+        """Notes that the budget did not last for all that could have been tried."""
+        self._short_of_s = self.budget.total_s
+
     def settle(self, choice: Choice) -> None:
         """Keeps a choice that was made later, in the report and on disk."""
         if self._report is not None:
             self._report.candidates, self._report.chosen = choice.candidates, choice.winner
             self._count_if_eager(choice.winner)
         if self._options.cache and self._key is not None:
-            outcome = Outcome(choice.winner, choice.candidates)
+            outcome = Outcome(choice.winner, choice.candidates, self._short_of_s)
             Decisions().put(self._decision(self._key, outcome))
 
     def _competing(self) -> list[Candidate]:
@@ -223,19 +230,19 @@ class GraphEnsemble(Executable):
             self._options.precision,
             (),
             environment(self._devices),
+            short_of_s=outcome.short_of_s,
         )
 
     def _decide(self, values: list[Any], competing: Sequence[Candidate]) -> Outcome:
         graph, options = self._graph, self._options
         budget = self.budget
         title = f"autotune: {graph.kind} graph with {len(graph.calls)} operators"
-        static = [i for i, x in enumerate(graph.inputs) if x.role in _WEIGHTS]
         with budget.spending(), showing(title) as progress:
             precise = in_float64(graph.module)
             subject = Subject(
                 self._eager,
                 lambda args: precise(*args),
-                Arguments(values, static, ()),
+                Arguments(values, weight_places(graph), ()),
                 ops=len(graph.calls),
                 title=title,
             )
@@ -301,6 +308,11 @@ class GraphEnsemble(Executable):
             calls = len(self._graph.calls)
             self._report.ops_in_eager += calls
             self._report.ops_on_backend = 0
+
+
+def weight_places(graph: Graph) -> list[int]:
+    """Positions of the inputs that are parameters, buffers, or what a graph updates."""
+    return [i for i, x in enumerate(graph.inputs) if x.role in _WEIGHTS]
 
 
 def _plain(options: AutotuneOptions) -> Any:

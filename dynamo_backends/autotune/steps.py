@@ -3,8 +3,9 @@
 Functional programs compete, since those can be tried on copies (see `GraphEnsemble`). The winner,
 if it is not eager, is then compiled in its own way of steps, which may write over parameters and
 state, and so are others that are not much slower and have such a way, in which they may be faster:
-what XLA and Inductor make of a step is not what they make of a functional graph. Real steps are
-then taken in turns by these and by the user's function in eager, until it is known who is fastest.
+what XLA and Inductor make of a step is not what they make of a functional graph. Each is proven
+right in that way too, on copies. Real steps are then taken in turns by these and by the user's
+function in eager, until it is known who is fastest.
 """
 
 import logging
@@ -31,6 +32,7 @@ from dynamo_backends.autotune.functional import (
     dialect,
 )
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.proof import Proof
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph
@@ -102,36 +104,57 @@ class StepEnsemble(StepProgram):
         return self._program.outputs(taken)
 
     def _choose(self, inputs: Sequence[Tensor]) -> StepProgram:
+        programs: dict[str, StepProgram] = {}
         for _ in range(2):  # if what was decided before fails, there is a contest
             choice = self._choice = self._ensemble.choose(list(inputs))
             if choice.winner in NOT_COMPILED:
                 break
             try:
-                winner = self._compile(self._ensemble.candidate(choice.winner))
+                programs[choice.winner] = self._compile(self._ensemble.candidate(choice.winner))
+                break
             except Exception as error:
                 text = brief_error(error)
                 log.warning("autotune chooses anew, %s failed: %s", choice.winner, text)
                 self._ensemble.forget()
-            else:
-                self._ensemble.note(choice)
-                return self._compare({choice.winner: winner}) or winner
         else:
             choice = self._choice = choice._replace(winner=EAGER)
         self._ensemble.note(choice)
-        first = self._compare({})
-        self.yields = first is None
-        return first or self._eager()
+        if not any(row.name == FUNCTION for row in choice.candidates):  # not settled before
+            programs = self._compare(choice, programs, inputs)
+        self.yields = not programs
+        return next(iter(programs.values()), None) or self._eager()
 
-    def _compare(self, winner: dict[str, StepProgram]) -> StepProgram | None:
-        """Begins to compare on real steps, if that has not been done; returns who begins."""
+    def _compare(
+        self, choice: Choice, winner: dict[str, StepProgram], inputs: Sequence[Tensor]
+    ) -> dict[str, StepProgram]:
+        """Begins to compare on real steps; returns who takes part, if anybody does."""
+        proof = Proof(self._graph, inputs)
+        for name, program in (winner | self._compile_rivals(choice)).items():
+            with self._ensemble.budget.spending(), showing("autotune: step graph") as progress:
+                progress(f"autotune: verifying steps of {name}")
+                wrong = proof.wrong(program)
+            if wrong:
+                self._exclude(name, wrong)
+            else:
+                self._rivals[name] = program
+        if self._rivals:
+            self.duel = Duel(self._settle, [[] for _ in self._rivals])
+        elif self._choice != choice:
+            self._settle_for_eager()
+        return self._rivals
+
+    def _exclude(self, name: str, wrong: str) -> None:
+        """Notes that the steps of a candidate are not what eager's are."""
         assert self._choice is not None
-        if any(row.name == FUNCTION for row in self._choice.candidates):
-            return None
-        self._rivals = winner | self._compile_rivals(self._choice)
-        if not self._rivals:
-            return None
-        self.duel = Duel(self._settle, [[] for _ in self._rivals])
-        return next(iter(self._rivals.values()))
+        log.warning("autotune does not let %s take steps: %s", name, wrong)
+        reason = f"wrong in its own way of steps: {wrong}"
+        rows = (replace(r, reason=reason) if r.name == name else r for r in self._choice.candidates)
+        self._choice = self._choice._replace(candidates=tuple(rows))
+
+    def _settle_for_eager(self) -> None:
+        assert self._choice is not None
+        self._choice = Choice(FUNCTION, (*self._choice.candidates, CandidateReport(FUNCTION)))
+        self._ensemble.settle(self._choice)
 
     def _compile_rivals(self, choice: Choice) -> dict[str, StepProgram]:
         """In their own ways of steps, as long as the budget lasts."""
@@ -140,6 +163,7 @@ class StepEnsemble(StepProgram):
         for row in islice(self._near(choice), RIVALS):
             with budget.spending(), showing("autotune: step graph") as progress:
                 if (row.compile_s or 0.0) > budget.left_s:
+                    self._ensemble.leave_out()
                     continue
                 progress(f"autotune: compiling steps with {row.name}")
                 try:

@@ -18,6 +18,7 @@ class Budget:
         self._spent = 0.0
         self._since: float | None = None
         self._depth = 0
+        self._told = False
         self._lock = threading.RLock()
 
     @property
@@ -25,6 +26,11 @@ class Budget:
         """Seconds that are left; 0 if it is overdrawn."""
         running = time.perf_counter() - self._since if self._since is not None else 0.0
         return max(0.0, self.total_s - self._spent - running)
+
+    def tell(self) -> bool:
+        """Whether to tell the user that it does not last: True once."""
+        told, self._told = self._told, True
+        return not told
 
     @contextmanager
     def spending(self) -> Iterator[None]:

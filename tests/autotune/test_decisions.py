@@ -159,7 +159,7 @@ def test_the_fingerprint_tells_graphs_apart_and_not_weights(counts: Counts):
 
 
 def test_a_decision_survives_json():
-    given = decision()
+    given = decision(short_of_s=1.5)
     assert Decision.from_dict(json.loads(json.dumps(given.to_dict()))) == given
 
 

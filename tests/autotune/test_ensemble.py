@@ -13,6 +13,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.errors import OptionError
 from dynamo_backends.program import Block
+from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.progress import showing
 from tests.backend_checks import SEMANTICS, agree
@@ -106,18 +107,35 @@ def test_bfloat16_is_admitted_within_its_tolerance_and_only_when_asked_for():
         assert error == pytest.approx(row.error, rel=0.5, abs=1e-6)
 
 
-def test_the_budget_leaves_out_whom_it_cannot_pay_for():
+def test_the_budget_leaves_out_whom_it_cannot_pay_for(
+    counts: Counts, caplog: pytest.LogCaptureFixture
+):
     module = nn.Linear(8, 16).eval()
-    compiler = dynamo_backends.compiler(
-        "autotune", candidates=("openxla", "ts_trace", "ofi"), budget_s=1e-3
-    )
-    with dynamo_backends.record() as reports, torch.no_grad():
-        torch.compile(module, backend=compiler)(torch.randn(3, 8))
-    rows = {row.name: row for row in reports[0].candidates}
-    assert "openxla" in rows, "the most promising one is tried in any case"
-    assert rows["openxla"].compile_s is not None
-    for name in ("ts_trace", "ofi"):
-        assert rows[name].reason == "not tried: the budget of 0.001 s is spent"
+
+    def tune(budget_s: float) -> dict[str, str]:
+        torch._dynamo.reset()
+        compiler = dynamo_backends.compiler(
+            "autotune", candidates=("openxla", "ts_trace", "ofi"), budget_s=budget_s
+        )
+        with dynamo_backends.record() as reports, torch.no_grad():
+            torch.compile(module, backend=compiler)(torch.randn(3, 8))
+        return {row.name: row.reason for row in reports[0].candidates if row.compile_s is None}
+
+    budgets.renew()
+    with caplog.at_level(logging.WARNING, "dynamo_backends"):
+        left_out = dict.fromkeys(("ts_trace", "ofi"), "not tried: the budget of 0.001 s is spent")
+        assert tune(1e-3) == left_out, "the most promising one is tried in any case"
+        assert tune(1e-3) == left_out
+    assert counts.contests == 1
+    (message,) = (m for m in caplog.messages if "budget" in m)
+    assert message.startswith("autotune's budget of 0.001 s, which is for all graphs")
+    assert "ofi, ts_trace not tried (inference graph " in message
+    assert "options={'budget_s': ...}" in message
+    for _ in range(2):
+        assert tune(600.0) == {}, "with more time than before all are tried"
+    assert counts.contests == 2
+    assert tune(60.0) == {}
+    assert counts.contests == 2
 
 
 def test_what_eager_raises_reaches_the_user(caplog: pytest.LogCaptureFixture):

@@ -81,18 +81,29 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
     assert report.chosen == "openxla"
 
 
+def fail_from_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes openxla's steps raise from a step on, but not when they are tried on copies."""
+    run, run_ensemble = XlaStep.__call__, StepEnsemble.__call__
+    ensembles: list[StepEnsemble] = []
+
+    def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+        if ensembles[-1].launches >= number:
+            raise RuntimeError("out of memory")
+        run(self, inputs, taken)
+
+    def tracked(self: StepEnsemble, inputs: Any, taken: list[Any]) -> None:
+        ensembles.append(self)
+        run_ensemble(self, inputs, taken)
+
+    monkeypatch.setattr(XlaStep, "__call__", fails)
+    monkeypatch.setattr(StepEnsemble, "__call__", tracked)
+
+
 @pytest.mark.usefixtures("eager_seems_slow")
 def test_a_winner_that_fails_later_is_replaced_in_that_step(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    run = XlaStep.__call__
-
-    def fails_at_the_third(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
-        if self.launches == 2:
-            raise RuntimeError("out of memory")
-        run(self, inputs, taken)
-
-    monkeypatch.setattr(XlaStep, "__call__", fails_at_the_third)
+    fail_from_step(3, monkeypatch)
     step, report = train("openxla", steps=7, net=nets.mlp)
     assert isinstance(program_of(step), CopyingProgram)
     assert counts.replaced == 1
@@ -168,11 +179,8 @@ def test_others_with_a_way_of_their_own_take_real_steps_too():
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize("fails", [False, True])
 def test_they_do_even_where_eager_wins_the_contest(fails: bool, monkeypatch: pytest.MonkeyPatch):
-    def out_of_memory(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
-        raise RuntimeError("out of memory")
-
     if fails:
-        monkeypatch.setattr(XlaStep, "__call__", out_of_memory)
+        fail_from_step(1, monkeypatch)
     monkeypatch.setattr(
         Race, "_sample", lambda self, run, repeat: 2.0 - (run is self._runs["eager"])
     )
@@ -183,11 +191,72 @@ def test_they_do_even_where_eager_wins_the_contest(fails: bool, monkeypatch: pyt
 
 @pytest.mark.usefixtures("timed")
 def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
-    def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(XlaStep, "__call__", fails)
+    fail_from_step(1, monkeypatch)
     step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
     assert report.chosen == "ts_trace"
     assert report.runtime_fallbacks == ["openxla failed in a step: RuntimeError: out of memory"]
     assert isinstance(program_of(step), CopyingProgram)
+
+
+def wrong_loss(self: XlaStep, taken: list[Any]) -> list[Any]:
+    return [x + 1e-3 for x in RIGHT["outputs"](self, taken)]
+
+
+def wrong_update(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+    RIGHT["__call__"](self, inputs, taken)
+    inputs[self._interface.updated[0]].add_(1e-3)
+
+
+def writes_too_much(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+    RIGHT["__call__"](self, inputs, taken)
+    inputs[self._interface.others[-1]].zero_()
+
+
+def raises(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
+    raise RuntimeError("out of memory")
+
+
+RIGHT: dict[str, Any] = {"outputs": XlaStep.outputs, "__call__": XlaStep.__call__}
+WRONG = {
+    wrong_loss: "output 0",
+    wrong_update: "output 1",
+    writes_too_much: "it writes to input",
+    raises: "it raised RuntimeError: out of memory",
+}
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+@pytest.mark.parametrize("planted", WRONG)
+def test_steps_that_are_wrong_in_their_own_way_are_never_taken(
+    planted: Any, counts: Counts, monkeypatch: pytest.MonkeyPatch
+):
+    method = "outputs" if planted is wrong_loss else "__call__"
+    monkeypatch.setattr(XlaStep, method, planted)
+    step, report = train("openxla", net=nets.mlp)
+    rows = {row.name: row for row in report.candidates}
+    assert report.chosen == FUNCTION
+    assert rows["openxla"].reason.startswith(f"wrong in its own way of steps: {WRONG[planted]}")
+    assert (step.launches, step.eager_steps) == (1, 3)
+    verified = counts.verified
+    step, report = train("openxla", net=nets.mlp)  # remembers
+    assert (report.chosen, counts.verified) == (FUNCTION, verified)
+    assert (step.launches, step.eager_steps) == (1, 3)
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    class Spoilt(CopyingProgram):
+        def outputs(self, taken: list[Any]) -> list[Any]:
+            return [x + 1 for x in super().outputs(taken)]
+
+    build = StepEnsemble._compile
+    monkeypatch.setattr(
+        StepEnsemble,
+        "_compile",
+        lambda self, candidate: Spoilt(self._graph, build(self, candidate)._run),
+    )
+    step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
+    rows = {row.name: row for row in report.candidates}
+    assert report.chosen == "openxla"
+    assert rows["ts_trace"].reason.startswith("wrong in its own way of steps: output 0")
+    assert isinstance(program_of(step), XlaStep)

@@ -52,6 +52,9 @@ from dynamo_backends._torch_private.inductor import (
     compile_step_with_inductor,
     compile_with_inductor,
     inductor_decompositions,
+    load_cpp,
+    prepacked_convolution,
+    tell_inductor_of_images,
 )
 from dynamo_backends._torch_private.lazy import (
     lazy_fallbacks,
@@ -172,6 +175,7 @@ __all__ = [
     "lazy_id",
     "lazy_run",
     "lazy_sync",
+    "load_cpp",
     "lookup_backend",
     "make_fx",
     "mark_as_backward",
@@ -187,6 +191,7 @@ __all__ = [
     "onnx_registry",
     "output_index",
     "partition_function",
+    "prepacked_convolution",
     "promote_types",
     "returning_kept",
     "run_backward_under_modes",
@@ -203,6 +208,7 @@ __all__ = [
     "storage_users",
     "surely",
     "tables_of_hooks",
+    "tell_inductor_of_images",
     "to_dlpack",
     "torchscript_fuser",
     "tracing_a_step",

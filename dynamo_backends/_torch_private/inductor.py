@@ -7,6 +7,9 @@
 | `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.12+ |
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.12+ |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.12+ |
+| `torch._inductor.codecache.CppCodeCache.load` | 2.13.0 |
+| `torch._inductor.lowering.make_fallback`, `torch._inductor.ir.ExternKernel` | 2.13.0 |
+| `torch.ops.mkldnn._convolution_pointwise`, `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.13.0 |
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -100,3 +103,57 @@ def compile_frozen_with_inductor(
     mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     with torch.no_grad(), tracing(TracingContext(mode)):
         return _inductor.compile(module, list(inputs), options=settings)
+
+
+def load_cpp(source: str) -> Any:
+    """Compiles C++ as Inductor compiles its own, or finds it in Inductor's cache on disk.
+
+    Args:
+        source: May include `torch/csrc/inductor/cpp_prefix.h`, which has the vectors of this
+            processor and OpenMP.
+
+    Returns:
+        A `ctypes.CDLL`.
+
+    Raises:
+        RuntimeError: There is no compiler, or it refuses the source.
+    """
+    from torch._inductor.codecache import CppCodeCache
+
+    return CppCodeCache.load(source)
+
+
+def tell_inductor_of_images(operator: Any) -> None:
+    """Inductor is to call an operator as it is, with images that are channels last.
+
+    Args:
+        operator: Its arguments that are nodes of four dimensions get that memory format.
+    """
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.lowering import make_fallback
+
+    def channels_last(_: fx.Node, *args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def arrange(x: Any) -> Any:
+            image = hasattr(x, "get_size") and len(x.get_size()) == 4
+            return ExternKernel.require_channels_last(x) if image else x
+
+        return tuple(map(arrange, args)), {}
+
+    make_fallback(operator, layout_constraint=channels_last, warn=False)
+
+
+def prepacked_convolution(
+    image: Tensor, weight: Tensor, padding: Sequence[int]
+) -> Callable[[Tensor], Tensor]:
+    """oneDNN's convolution of stride 1, as Inductor calls it where weights are frozen.
+
+    Args:
+        image: Of the shape and layout that it will be called with.
+        weight: Dense.
+        padding: Of height and width.
+    """
+    once = [1, 1]
+    reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+    packed = reorder(weight.to_mkldnn(), list(padding), once, once, 1, image.shape)
+    run: Any = torch.ops.mkldnn._convolution_pointwise.default
+    return lambda x: run(x, packed, None, list(padding), once, once, 1, "none", [], "")

@@ -24,3 +24,18 @@ def declare(
     _library.define(f"{name}({signature}", tags=tuple(tags))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Defines an operator of the library `dynamo_backends` for tensors on the CPU.
+
+    Args:
+        schema: As torch writes it, without the namespace.
+        kernel: Computes it.
+        fake: Makes an empty result, of fake tensors.
+    """
+    _library.define(schema)
+    name = schema.partition("(")[0]
+    _library.impl(name, kernel, "CPU")
+    _library.impl(name, fake, "Meta")
+    return getattr(getattr(torch.ops, NAMESPACE), name).default

@@ -2,28 +2,24 @@
 
 oneDNN's kernel shares its work out badly where images are small and channels many, as at the end
 of a ResNet, and for convolutions of single pixels. There a product of the gradient with a matrix of
-all patches of the image takes half the time. It depends on the processor, so it is measured, once
-for each kind of convolution in a process; equal settings give equal choices afterwards.
+all patches of the image takes half the time. It depends on the processor, so it is measured.
 """
 
 import math
-import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends import _torch_private as private
+from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD, in_place_of
-from dynamo_backends.tuning.race import Race
+from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
 
-_BUDGET_S = 0.2  # for each kind of convolution
 _LARGEST = 32 * 2**20  # bytes of patches; more would raise the peak of a step's memory
-_known: dict[Any, Any] = {}
-_lock = threading.Lock()
 
 
 def _by_product(
@@ -93,23 +89,14 @@ def _patches_fit(node: fx.Node) -> bool:
 
 def _faster(node: fx.Node) -> Any:
     nodes: Any = node.args[:3]
-    tensors = [n.meta["val"] for n in nodes]
-    kinds = [(x.shape, x.stride(), x.dtype) for x in tensors]
+    layouts = [(x.shape, x.stride(), x.dtype) for x in (n.meta["val"] for n in nodes)]
     settings = node.args[3:]
-    key = str((kinds, settings, torch.get_num_threads()))
-    with _lock:
-        if key not in _known:
-            with private.disable_current_modes(), torch.no_grad():
-                _known[key] = _race(kinds, settings)
-        return _known[key]
+    ways = {"aten": CONVOLUTION_BACKWARD, "product": BY_PRODUCT}
 
+    def runs() -> dict[str, Run]:
+        def run(given: list[Tensor], operator: Any) -> Any:
+            return operator(*given, *settings)
 
-def _race(kinds: Sequence[tuple[Any, Any, Any]], settings: Sequence[Any]) -> Any:
-    def inputs() -> list[Tensor]:
-        return [torch.empty_strided(*shape, dtype=dtype).fill_(1.0) for *shape, dtype in kinds]
+        return {name: partial(run, operator=op) for name, op in ways.items()}
 
-    candidates = {"aten": CONVOLUTION_BACKWARD, "product": BY_PRODUCT}
-    runs = {name: lambda given, op=op: op(*given, *settings) for name, op in candidates.items()}
-    race = Race(runs, inputs, sets=2, pauses=False, budget_s=_BUDGET_S)
-    measured = race.run("aten")
-    return candidates["aten" if "aten" in measured.equal else measured.order[0]]
+    return ways[fastest(f"gradient {settings}", "aten", runs, layouts)]

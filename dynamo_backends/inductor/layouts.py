@@ -1,9 +1,9 @@
-"""Images of a step are kept channels last on CPUs, where kernels of convolutions are faster so.
+"""Images are kept channels last on CPUs, where kernels of convolutions are faster so.
 
-A step is traced with the layouts of eager. Here the operators that gain by it get what they read
+A graph is traced with the layouts of eager. Here the operators that gain by it get what they read
 channels last, and what follows from that is computed again for all calls after them. What depends
 on the order of memory gets eager's: operators that read strides or draw random numbers, those of
-other libraries, and results that leave the step.
+other libraries, and results that leave the graph.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,6 +21,7 @@ from dynamo_backends.inductor.native import (
     in_order,
     is_image_on_cpu,
 )
+from dynamo_backends.inductor.winograd import CONVOLVE
 
 aten = torch.ops.aten
 
@@ -29,6 +30,7 @@ _FASTER = {
     aten.convolution_backward.default,
     CONVOLUTION_BACKWARD,
     *POOLS.values(),
+    CONVOLVE,
 }
 _READ_STRIDES = {
     aten.as_strided.default,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dynamo_backends.graph.declared import NAMESPACE, declare
 
@@ -70,3 +70,15 @@ POOLS: Mapping[Any, Any] = {
 def is_image_on_cpu(value: Any) -> bool:
     """Whether a value is a tensor of four dimensions in the memory of the CPU."""
     return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
+
+
+def pool_natively(module: fx.GraphModule) -> None:
+    """Lets max pools of images be ATen's.
+
+    Args:
+        module: Its nodes have values.
+    """
+    for node in module.graph.nodes:
+        if node.target in POOLS and is_image_on_cpu(node.all_input_nodes[0].meta["val"]):
+            node.target = POOLS[node.target]
+    module.recompile()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends.errors import StepCaptureError
-from dynamo_backends.inductor import convolutions, norms
+from dynamo_backends.inductor import convolutions, measured, norms
 from dynamo_backends.inductor.convolutions import BY_PRODUCT
 from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD
 from tests.aot.step_checks import assert_equal_to_eager
@@ -234,12 +234,12 @@ def races(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Kinds of convolutions that were measured; a product always wins."""
     found: list[Any] = []
 
-    def race(kinds: Any, settings: Any) -> Any:
-        found.append(kinds)
-        return BY_PRODUCT
+    def race(usual: str, runs: Any, layouts: Any) -> str:
+        found.append(layouts)
+        return "product"
 
-    monkeypatch.setattr(convolutions, "_known", {})
-    monkeypatch.setattr(convolutions, "_race", race)
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(measured, "_race", race)
     return found
 
 
@@ -303,31 +303,30 @@ def test_a_deterministic_step_measures_nothing(
     assert set(targets()) == {CONVOLUTION_BACKWARD}
 
 
-def test_the_faster_kernel_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two candidates, made slow in turn."""
+def test_the_faster_way_is_taken() -> None:
+    """Each of two, made slow in turn."""
     import time
 
-    def slow(*args: Any) -> Any:
-        time.sleep(2e-3)
-        return CONVOLUTION_BACKWARD(*args)
+    def quick(inputs: list[Any]) -> list[Any]:
+        return [inputs[0] + 1]
 
-    shapes = ((2, 4, 6, 6), (2, 3, 6, 6), (4, 3, 1, 1))
-    kinds = [(s, torch.empty(s).stride(), torch.float32) for s in shapes]
-    settings = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
-    monkeypatch.setattr(convolutions, "BY_PRODUCT", slow)
-    assert convolutions._race(kinds, settings) is CONVOLUTION_BACKWARD
-    monkeypatch.setattr(convolutions, "BY_PRODUCT", CONVOLUTION_BACKWARD)
-    monkeypatch.setattr(convolutions, "CONVOLUTION_BACKWARD", slow)
-    assert convolutions._race(kinds, settings) is CONVOLUTION_BACKWARD
+    def slow(inputs: list[Any]) -> list[Any]:
+        time.sleep(2e-3)
+        return quick(inputs)
+
+    layouts = [((2, 4), (4, 1), torch.float32)]
+    ways = {"usual": quick, "other": slow}
+    assert measured._race("usual", ways, layouts) == "usual"
+    assert measured._race("other", ways, layouts) == "usual"
 
 
 def test_measuring_draws_no_random_numbers() -> None:
-    convolutions._known.clear()
+    measured._known.clear()
     step, _ = compiled_step()
     torch.manual_seed(3)
     step(draw(2, 3, 12, 16))
     first = torch.get_rng_state()
-    assert convolutions._known
+    assert measured._known
     step, _ = compiled_step()
     torch.manual_seed(3)
     step(draw(2, 3, 12, 16))

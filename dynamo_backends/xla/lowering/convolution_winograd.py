@@ -1,14 +1,8 @@
-"""3×3 convolutions by Winograd's minimal filtering F(m×m, 3×3).
-
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), arXiv:1509.09308:
-m² outputs from an (m+2)² input tile with (m+2)² instead of 9·m² multiplications. Float32 only:
-the transforms cost a few bits, which other types do not have to spare or are expected to keep.
-"""
+"""3×3 convolutions by Winograd's minimal filtering (see `toolkit/winograd.py`)."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from functools import reduce
 
 import jax
@@ -16,45 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dynamo_backends.toolkit.winograd import F2, F4, Transforms
 from dynamo_backends.xla.lowering.convolution_dense import Program
 from dynamo_backends.xla.lowering.convolution_shape import ConvShape, pad_spatial, window
-
-
-@dataclass(frozen=True)
-class _Transforms:
-    """The matrices of one F(m, 3): Y = Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A."""
-
-    m: int
-    input: np.ndarray  # Bᵀ, (m+2, m+2)
-    weight: np.ndarray  # G, (m+2, 3)
-    output: np.ndarray  # Aᵀ, (m, m+2)
-
-
-_F2 = _Transforms(
-    2,
-    np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float32),
-    np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2,
-    np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float32),
-)
-_F4 = _Transforms(
-    4,
-    np.array(
-        [
-            [4, 0, -5, 0, 1, 0],
-            [0, -4, -4, 1, 1, 0],
-            [0, 4, -4, -1, 1, 0],
-            [0, -2, -1, 2, 1, 0],
-            [0, 2, -1, -2, 1, 0],
-            [0, 4, 0, -5, 0, 1],
-        ],
-        np.float32,
-    ),
-    np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
-    np.array(
-        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
-        np.float32,
-    ),
-)
 
 
 def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
@@ -70,7 +28,7 @@ def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
     return rows
 
 
-def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> list[jax.Array]:
+def _prepare(w: jax.Array, shape: ConvShape, f: Transforms) -> list[jax.Array]:
     """G g Gᵀ for every pair of channels: for each column j of the tile, (row i, I, O)."""
     # As additions of whole (I, O) matrices, like the other transforms: a product with a matrix of
     # three rows takes four times as long, and where weights change it is part of every call.
@@ -79,7 +37,7 @@ def _prepare(w: jax.Array, shape: ConvShape, f: _Transforms) -> list[jax.Array]:
     return [jnp.stack(_combine(f.weight, list(column))) for column in columns]
 
 
-def _apply(x: jax.Array, u: list[jax.Array], shape: ConvShape, f: _Transforms) -> jax.Array:
+def _apply(x: jax.Array, u: list[jax.Array], shape: ConvShape, f: Transforms) -> jax.Array:
     m, n = f.m, f.m + 2
     batch, out = shape.batch, shape.out_spatial
     th, tw = (-(-size // m) for size in out)
@@ -129,12 +87,12 @@ def _applies(shape: ConvShape) -> bool:
 WINOGRAD_F2 = Program(
     "winograd_f2",
     _applies,
-    lambda w, s: _prepare(w, s, _F2),
-    lambda x, u, s: _apply(x, u, s, _F2),
+    lambda w, s: _prepare(w, s, F2),
+    lambda x, u, s: _apply(x, u, s, F2),
 )
 WINOGRAD_F4 = Program(
     "winograd_f4",
     _applies,
-    lambda w, s: _prepare(w, s, _F4),
-    lambda x, u, s: _apply(x, u, s, _F4),
+    lambda w, s: _prepare(w, s, F4),
+    lambda x, u, s: _apply(x, u, s, F4),
 )

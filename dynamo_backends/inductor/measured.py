@@ -1,0 +1,49 @@
+"""Choices that depend on the processor: measured, once for each kind of call in a process."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.tuning.race import Race, Run
+
+_BUDGET_S = 0.2  # for each kind
+_known: dict[str, str] = {}
+_lock = threading.Lock()
+
+Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
+"""Shape, strides and data type of a tensor."""
+
+
+def fastest(
+    kind: str, usual: str, make: Callable[[], Mapping[str, Run]], layouts: Sequence[Layout]
+) -> str:
+    """Name of the fastest way to compute something; the usual one unless another one is faster.
+
+    Equal kinds give equal choices as long as the process lives.
+
+    Args:
+        kind: What tells calls apart for which the choice may differ, besides layouts and threads.
+        usual: Name of the usual way.
+        make: Gives all ways by name, each a function of a list of tensors.
+        layouts: Of these tensors.
+    """
+    key = f"{kind} {layouts} {torch.get_num_threads()}"
+    with _lock:
+        if key not in _known:
+            with private.disable_current_modes(), torch.no_grad():
+                _known[key] = _race(usual, make(), layouts)
+        return _known[key]
+
+
+def _race(usual: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> str:
+    def inputs() -> list[Tensor]:
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype).fill_(1.0)
+            for shape, strides, dtype in layouts
+        ]
+
+    measured = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S).run(usual)
+    return usual if usual in measured.equal else measured.order[0]

@@ -1,0 +1,181 @@
+// 3x3 convolutions of stride 1 by Winograd's minimal filtering, images channels last, float32.
+//
+// A chunk of tiles at a time: all its tiles are transformed to V, one matrix (tiles, C) for each
+// element of a tile; these are multiplied by U, the transformed weight, to M, of matrices
+// (tiles, K); and M is transformed to pixels. The chunk is so small that V and M stay in the cache,
+// and so large that U, which is read once for each chunk, does not cost more than the products.
+//
+// The transforms F2 and F4 are inserted below by winograd.py.
+
+#include <torch/csrc/inductor/cpp_prefix.h>
+
+#include <cstdint>
+
+using Vec = at::vec::Vectorized<float>;
+
+constexpr int64_t LANES = Vec::size();
+constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
+constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
+constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
+
+struct Sizes {
+    int64_t batch, height, width, channels;       // of the input
+    int64_t out_height, out_width, out_channels;
+    int64_t top, left;                            // padding
+    int64_t relu;                                 // whether it follows
+    int64_t chunk;                                // tiles; a multiple of ROWS
+    int64_t threads;
+};
+
+@TRANSFORMS@
+
+struct Tile {
+    int64_t image, y, x;  // the tile's first output
+};
+
+template <class F>
+static inline Tile tile_of(int64_t number, const Sizes& s) {
+    const int64_t across = (s.out_width + F::m - 1) / F::m;
+    const int64_t down = (s.out_height + F::m - 1) / F::m;
+    return {number / (across * down), number / across % down * F::m, number % across * F::m};
+}
+
+// V[i, j, row, :] = (B' d B)[i, j] of one tile d, for all channels.
+template <class F>
+static void transform_input(const float* input, const float* zeros, float* v, int64_t row,
+                            Tile tile, const Sizes& s) {
+    constexpr int n = F::m + 2;
+    const float* pixels[n][n];
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++) {
+            const int64_t y = tile.y + i - s.top, x = tile.x + j - s.left;
+            const bool inside = y >= 0 && y < s.height && x >= 0 && x < s.width;
+            const int64_t at = ((tile.image * s.height + y) * s.width + x) * s.channels;
+            pixels[i][j] = inside ? input + at : zeros;
+        }
+    }
+    const int64_t matrix = s.chunk * s.channels;
+    for (int64_t c = 0; c < s.channels; c += LANES) {
+        Vec rows[n][n];
+        for (int j = 0; j < n; j++) {
+            Vec d[n], r[n];
+            for (int i = 0; i < n; i++) d[i] = Vec::loadu(pixels[i][j] + c);
+            F::input(d, r);
+            for (int i = 0; i < n; i++) rows[i][j] = r[i];
+        }
+        for (int i = 0; i < n; i++) {
+            Vec r[n];
+            F::input(rows[i], r);
+            for (int j = 0; j < n; j++) {
+                r[j].store(v + (i * n + j) * matrix + row * s.channels + c);
+            }
+        }
+    }
+}
+
+// ROWS rows and one panel of a product of two matrices.
+static inline void multiply(const float* a, int64_t depth, const float* b, float* result,
+                            int64_t stride) {
+    Vec sums[ROWS][COLUMNS];
+    for (int i = 0; i < ROWS; i++) {
+        for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
+    }
+    for (int64_t k = 0; k < depth; k++) {
+        Vec line[COLUMNS];
+        for (int j = 0; j < COLUMNS; j++) line[j] = Vec::loadu(b + k * PANEL + j * LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++) {
+            const Vec factor(a[i * depth + k]);
+            for (int j = 0; j < COLUMNS; j++) {
+                sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+            }
+        }
+    }
+    for (int i = 0; i < ROWS; i++) {
+        for (int j = 0; j < COLUMNS; j++) sums[i][j].store(result + i * stride + j * LANES);
+    }
+}
+
+// Pixels of one tile = A' M A + bias + residual, for all channels.
+template <class F>
+static void transform_output(const float* m, const float* bias, const float* residual,
+                             float* output, int64_t row, Tile tile, const Sizes& s) {
+    constexpr int n = F::m + 2;
+    const int64_t matrix = s.chunk * s.out_channels;
+    for (int64_t k = 0; k < s.out_channels; k += LANES) {
+        Vec rows[F::m][n];
+        for (int j = 0; j < n; j++) {
+            Vec d[n], r[F::m];
+            for (int i = 0; i < n; i++) {
+                d[i] = Vec::loadu(m + (i * n + j) * matrix + row * s.out_channels + k);
+            }
+            F::output(d, r);
+            for (int i = 0; i < F::m; i++) rows[i][j] = r[i];
+        }
+        const Vec shift = bias ? Vec::loadu(bias + k) : Vec(0.0f);
+        for (int i = 0; i < F::m && tile.y + i < s.out_height; i++) {
+            Vec r[F::m];
+            F::output(rows[i], r);
+            for (int j = 0; j < F::m && tile.x + j < s.out_width; j++) {
+                const int64_t pixel =
+                    (tile.image * s.out_height + tile.y + i) * s.out_width + tile.x + j;
+                Vec value = r[j] + shift;
+                if (residual) value = value + Vec::loadu(residual + pixel * s.out_channels + k);
+                if (s.relu) value = at::vec::clamp_min(value, Vec(0.0f));
+                value.store(output + pixel * s.out_channels + k);
+            }
+        }
+    }
+}
+
+template <class F>
+static void convolve(const float* input, const float* u, const float* bias, const float* residual,
+                     float* output, float* workspace, const Sizes& s) {
+    constexpr int64_t elements = (F::m + 2) * (F::m + 2);
+    const int64_t tiles = s.batch * ((s.out_height + F::m - 1) / F::m) *
+                          ((s.out_width + F::m - 1) / F::m);
+    const int64_t panels = s.out_channels / PANEL;
+    float* zeros = workspace;
+    float* v = zeros + s.channels;
+    float* m = v + elements * s.chunk * s.channels;
+    std::fill(zeros, v, 0.0f);
+#pragma omp parallel num_threads(s.threads)
+    for (int64_t first = 0; first < tiles; first += s.chunk) {
+        const int64_t count = std::min(s.chunk, tiles - first);
+        const int64_t rows = (count + ROWS - 1) / ROWS * ROWS;  // of the last, some are anything
+#pragma omp for
+        for (int64_t t = 0; t < count; t++) {
+            transform_input<F>(input, zeros, v, t, tile_of<F>(first + t, s), s);
+        }
+#pragma omp for collapse(2)
+        for (int64_t e = 0; e < elements; e++) {
+            for (int64_t p = 0; p < panels; p++) {
+                const float* a = v + e * s.chunk * s.channels;
+                const float* b = u + (e * panels + p) * s.channels * PANEL;
+                float* c = m + e * s.chunk * s.out_channels + p * PANEL;
+                for (int64_t t = 0; t < rows; t += ROWS) {
+                    multiply(a + t * s.channels, s.channels, b, c + t * s.out_channels,
+                             s.out_channels);
+                }
+            }
+        }
+#pragma omp for
+        for (int64_t t = 0; t < count; t++) {
+            transform_output<F>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);
+        }
+    }
+}
+
+extern "C" int64_t lanes() { return LANES; }
+extern "C" int64_t panel() { return PANEL; }
+extern "C" int64_t rows() { return ROWS; }
+
+extern "C" void convolve2(const float* input, const float* u, const float* bias,
+                          const float* residual, float* output, float* workspace, const Sizes* s) {
+    convolve<F2>(input, u, bias, residual, output, workspace, *s);
+}
+
+extern "C" void convolve4(const float* input, const float* u, const float* bias,
+                          const float* residual, float* output, float* workspace, const Sizes* s) {
+    convolve<F4>(input, u, bias, residual, output, workspace, *s);
+}

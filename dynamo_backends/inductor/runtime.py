@@ -15,6 +15,7 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.native import pool_natively
 from dynamo_backends.inductor.winograd import filter_minimally
@@ -50,6 +51,7 @@ class InductorExecutable(PreparedExecutable):
             module = with_constants(self.graph, weights)
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
+            multiply_few_rows(module)
             if filter_minimally(module):
                 pool_natively(module)
                 outputs = module.graph.output_node().all_input_nodes

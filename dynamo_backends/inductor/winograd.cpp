@@ -1,11 +1,11 @@
-// 3x3 convolutions of stride 1 by Winograd's minimal filtering, images channels last, float32.
+// Convolutions of stride 1 by Winograd's minimal filtering, images channels last, float32.
 //
 // A chunk of tiles at a time: all its tiles are transformed to V, one matrix (tiles, C) for each
 // element of a tile; these are multiplied by U, the transformed weight, to M, of matrices
 // (tiles, K); and M is transformed to pixels. The chunk is so small that V and M stay in the cache,
 // and so large that U, which is read once for each chunk, does not cost more than the products.
 //
-// The transforms F2 and F4 are inserted below by winograd.py.
+// For each filtering F winograd.py inserts its transforms here, and a function at the end.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
 
@@ -44,7 +44,7 @@ static inline Tile tile_of(int64_t number, const Sizes& s) {
 template <class F>
 static void transform_input(const float* input, const float* zeros, float* v, int64_t row,
                             Tile tile, const Sizes& s) {
-    constexpr int n = F::m + 2;
+    constexpr int n = F::m + F::taps - 1;
     const float* pixels[n][n];
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
@@ -100,7 +100,7 @@ static inline void multiply(const float* a, int64_t depth, const float* b, float
 template <class F>
 static void transform_output(const float* m, const float* bias, const float* residual,
                              float* output, int64_t row, Tile tile, const Sizes& s) {
-    constexpr int n = F::m + 2;
+    constexpr int n = F::m + F::taps - 1;
     const int64_t matrix = s.chunk * s.out_channels;
     for (int64_t k = 0; k < s.out_channels; k += LANES) {
         Vec rows[F::m][n];
@@ -131,7 +131,7 @@ static void transform_output(const float* m, const float* bias, const float* res
 template <class F>
 static void convolve(const float* input, const float* u, const float* bias, const float* residual,
                      float* output, float* workspace, const Sizes& s) {
-    constexpr int64_t elements = (F::m + 2) * (F::m + 2);
+    constexpr int64_t elements = (F::m + F::taps - 1) * (F::m + F::taps - 1);
     const int64_t tiles = s.batch * ((s.out_height + F::m - 1) / F::m) *
                           ((s.out_width + F::m - 1) / F::m);
     const int64_t panels = s.out_channels / PANEL;
@@ -170,12 +170,4 @@ extern "C" int64_t lanes() { return LANES; }
 extern "C" int64_t panel() { return PANEL; }
 extern "C" int64_t rows() { return ROWS; }
 
-extern "C" void convolve2(const float* input, const float* u, const float* bias,
-                          const float* residual, float* output, float* workspace, const Sizes* s) {
-    convolve<F2>(input, u, bias, residual, output, workspace, *s);
-}
-
-extern "C" void convolve4(const float* input, const float* u, const float* bias,
-                          const float* residual, float* output, float* workspace, const Sizes* s) {
-    convolve<F4>(input, u, bias, residual, output, workspace, *s);
-}
+@FUNCTIONS@

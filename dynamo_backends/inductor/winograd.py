@@ -1,16 +1,17 @@
-"""3×3 convolutions by Winograd's minimal filtering where that is faster than oneDNN's (CPU).
+"""Convolutions by Winograd's minimal filtering where that is faster than oneDNN's (CPU).
 
-oneDNN computes them directly on CPUs. With frozen weights, transformed once, these take a third to
-a half of the time (see `toolkit/winograd.py`, `winograd.cpp`). Whether they do depends on shapes
-and processor, so it is measured. A bias, the addition after it, and a relu are part of the call.
+oneDNN computes 3×3 and 5×5 convolutions directly. With frozen weights, transformed once, these take
+a third to a half of the time (see `toolkit/winograd.py`, `winograd.cpp`). Whether they do depends
+on shapes and processor, so it is measured. A bias, the addition after it, and a relu are part of
+the call.
 """
 
 import ctypes
 import functools
-import importlib.resources
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
-from dynamo_backends.toolkit.winograd import F2, F4, Transforms
+from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
 
-_TRANSFORMS = {f.m: f for f in (F2, F4)}
+_FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
+_DIRECT = "direct"
 _CHUNK = 8 << 20  # bytes of transformed tiles that are worked on at a time
 _LEAST = 96  # tiles, for each of which all weights are read
 
@@ -43,23 +46,32 @@ def _library() -> Any:
     Raises:
         RuntimeError: It cannot be compiled here.
     """
-    folder = importlib.resources.files(__package__)
-    source = (folder / "winograd.cpp").read_text(encoding="utf-8")
-    code = "\n".join(map(_cpp, _TRANSFORMS.values()))
-    library = private.load_cpp(source.replace("@TRANSFORMS@", code))
+    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
+    transforms = "\n".join(_struct(name, f) for name, f in _FILTERINGS.items())
+    functions = "\n".join(map(_FUNCTION.format, _FILTERINGS))
+    source = source.replace("@TRANSFORMS@", transforms).replace("@FUNCTIONS@", functions)
+    library = private.load_cpp(source)
     for name in ("lanes", "panel", "rows"):
         getattr(library, name).restype = ctypes.c_int64
     private.tell_inductor_of_images(CONVOLVE)
     return library
 
 
-def _cpp(f: Transforms) -> str:
+_FUNCTION = """
+extern "C" void convolve_{0}(const float* input, const float* u, const float* bias,
+                             const float* residual, float* output, float* workspace,
+                             const Sizes* s) {{
+    convolve<{0}>(input, u, bias, residual, output, workspace, *s);
+}}"""
+
+
+def _struct(name: str, f: Transforms) -> str:
     """The transforms in C++, written out."""
-    n = f.m + 2
-    lines = [f"struct F{f.m} {{", f"    static constexpr int m = {f.m};"]
-    for name, matrix in (("input", f.input), ("output", f.output)):
+    n = len(f.input)
+    lines = [f"struct {name} {{", f"    static constexpr int m = {f.m}, taps = {f.taps};"]
+    for what, matrix in (("input", f.input), ("output", f.output)):
         signature = f"const Vec (&d)[{n}], Vec (&r)[{len(matrix)}]"
-        lines.append(f"    static inline void {name}({signature}) {{")
+        lines.append(f"    static inline void {what}({signature}) {{")
         lines += [f"        r[{i}] = {_sum(row)};" for i, row in enumerate(matrix)]
         lines.append("    }")
     return "\n".join([*lines, "};"])
@@ -106,23 +118,31 @@ class _Plan:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    size: torch.Size, channels: int, m: int, padding: tuple[int, int], relu: bool, threads: int
+    size: torch.Size,
+    channels: int,
+    filtering: str,
+    padding: tuple[int, int],
+    relu: bool,
+    threads: int,
 ) -> _Plan:
-    library = _library()
+    library, f = _library(), _FILTERINGS[filtering]
     batch, depth, *spatial = size
-    shape = _shape(size, channels, padding)
-    tiles = batch * -(-shape[2] // m) * -(-shape[3] // m)
-    of_tile = (m + 2) ** 2 * (depth + channels)
+    shape = _shape(size, channels, padding, f)
+    tiles = batch * -(-shape[2] // f.m) * -(-shape[3] // f.m)
+    of_tile = f.input.size * (depth + channels)
     chunk = min(max(_LEAST, _CHUNK // (4 * of_tile)), tiles)
     chunk = -(-chunk // library.rows()) * library.rows()
     sizes = _Sizes(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, threads)
-    function = getattr(library, f"convolve{m}")
+    function = getattr(library, f"convolve_{filtering}")
     return _Plan(function, ctypes.byref(sizes), shape, depth + chunk * of_tile)
 
 
-def _shape(size: torch.Size, channels: int, padding: tuple[int, ...]) -> tuple[int, ...]:
+def _shape(
+    size: torch.Size, channels: int, padding: tuple[int, ...], f: Transforms
+) -> tuple[int, ...]:
     batch, _, *spatial = size
-    return (batch, channels, *(n + 2 * p - 2 for n, p in zip(spatial, padding, strict=True)))
+    less = f.taps - 1
+    return (batch, channels, *(n + 2 * p - less for n, p in zip(spatial, padding, strict=True)))
 
 
 def _workspace(elements: int) -> Tensor:
@@ -141,14 +161,14 @@ def _convolve(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    m: int,
+    filtering: str,
     padding: list[int],
     relu: bool,
 ) -> Tensor:
     image = image.contiguous(memory_format=torch.channels_last)
     top, left = padding
     channels = _channels(image, weight)
-    plan = _plan(image.shape, channels, m, (top, left), relu, torch.get_num_threads())
+    plan = _plan(image.shape, channels, filtering, (top, left), relu, torch.get_num_threads())
     result = torch.empty(plan.shape, memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
@@ -166,25 +186,26 @@ def _convolve_fake(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    m: int,
+    filtering: str,
     padding: list[int],
     relu: bool,
 ) -> Tensor:
-    shape = _shape(image.shape, _channels(image, weight), tuple(padding))
+    f = _FILTERINGS[filtering]
+    shape = _shape(image.shape, _channels(image, weight), tuple(padding), f)
     return image.new_empty(shape).contiguous(memory_format=torch.channels_last)
 
 
-def _transform(weight: Tensor, m: int, panel: int) -> Tensor:
+def _transform(weight: Tensor, filtering: str, panel: int) -> Tensor:
     """G g Gᵀ, ``(elements of a tile, panels * C, panel)``: one panel of columns after the other."""
-    g = torch.from_numpy(_TRANSFORMS[m].weight).to(torch.float64)
+    g = torch.from_numpy(_FILTERINGS[filtering].weight).to(torch.float64)
     wide = weight.to(torch.float64).unflatten(0, (-1, panel))
     found = torch.einsum("ai,pocij,bj->abpco", g, wide, g).to(weight.dtype)
-    return found.contiguous().view(_transform_fake(weight, m, panel).shape)
+    return found.contiguous().view(_transform_fake(weight, filtering, panel).shape)
 
 
-def _transform_fake(weight: Tensor, m: int, panel: int) -> Tensor:
+def _transform_fake(weight: Tensor, filtering: str, panel: int) -> Tensor:
     out, depth = weight.shape[:2]
-    return weight.new_empty((m + 2) ** 2, out // panel * depth, panel)
+    return weight.new_empty(_FILTERINGS[filtering].input.size, out // panel * depth, panel)
 
 
 def _channels(image: Tensor, weight: Tensor) -> int:
@@ -193,13 +214,15 @@ def _channels(image: Tensor, weight: Tensor) -> int:
 
 
 CONVOLVE = define(
-    "winograd(Tensor image, Tensor weight, Tensor? bias, Tensor? residual, int m, int[] padding, "
-    "bool relu) -> Tensor",
+    "winograd(Tensor image, Tensor weight, Tensor? bias, Tensor? residual, str filtering, "
+    "int[] padding, bool relu) -> Tensor",
     _convolve,
     _convolve_fake,
 )
 TRANSFORM = define(
-    "winograd_weight(Tensor weight, int m, int panel) -> Tensor", _transform, _transform_fake
+    "winograd_weight(Tensor weight, str filtering, int panel) -> Tensor",
+    _transform,
+    _transform_fake,
 )
 
 
@@ -219,25 +242,15 @@ def filter_minimally(module: fx.GraphModule) -> bool:
     """
     if torch.are_deterministic_algorithms_enabled():
         return False
-    frozen, changed = _constants(module.graph), False
+    frozen, changed = frozen_nodes(module.graph), False
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _is_possible(node, frozen):
-            m = _fastest(node)
-            if m:
-                _replace(node, m)
+            way = _fastest(node)
+            if way != _DIRECT:
+                _replace(node, way)
                 changed = True
     module.recompile()
     return changed
-
-
-def _constants(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose values depend on weights alone."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        known = node.op == "call_function" and node.all_input_nodes
-        if node.op == "get_attr" or (known and found.issuperset(node.all_input_nodes)):
-            found.add(node)
-    return found
 
 
 def _is_possible(node: fx.Node, frozen: Collection[fx.Node]) -> bool:
@@ -249,13 +262,19 @@ def _is_possible(node: fx.Node, frozen: Collection[fx.Node]) -> bool:
     if not is_image_on_cpu(x) or x.dtype != torch.float32 or transposed or groups != 1:
         return False
     plain = all(n == 1 for n in (*stride, *dilation)) and len(padding) == 2  # type: ignore[misc, arg-type]
-    if not plain or tuple(w.shape[2:]) != (3, 3) or not result.numel() or not x.numel():
+    if not plain or not _filterings(w) or not result.numel() or not x.numel():
         return False
     return bool(w.shape[1] % _library().lanes() == 0 and w.shape[0] % _library().panel() == 0)
 
 
-def _fastest(node: fx.Node) -> int:
-    """Outputs along a side of the tiles of the fastest filtering; 0 if it is oneDNN's."""
+def _filterings(weight: Tensor) -> list[str]:
+    """Those for kernels of this size."""
+    size = tuple(weight.shape[2:])
+    return [name for name, f in _FILTERINGS.items() if size == (f.taps, f.taps)]
+
+
+def _fastest(node: fx.Node) -> str:
+    """Name of the fastest filtering, unless oneDNN's way is as fast."""
     image, weight, _, _, padding, *_ = node.args
     x, w = (n.meta["val"] for n in (image, weight))  # type: ignore[union-attr]
     channels_last = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last)
@@ -263,24 +282,24 @@ def _fastest(node: fx.Node) -> int:
     def ways() -> dict[str, Run]:
         given = torch.ones(w.shape)
         direct = private.prepacked_convolution(torch.empty(x.shape), given, padding)  # type: ignore[arg-type]
-        runs: dict[str, Run] = {"0": lambda inputs: [direct(*inputs)]}
-        for m in _TRANSFORMS:
-            u = TRANSFORM(given, m, _library().panel())
-            runs[str(m)] = lambda inputs, m=m, u=u: [  # type: ignore[misc]
-                CONVOLVE(*inputs, u, None, None, m, padding, False)
+        runs: dict[str, Run] = {_DIRECT: lambda inputs: [direct(*inputs)]}
+        for name in _filterings(w):
+            u = TRANSFORM(given, name, _library().panel())
+            runs[name] = lambda inputs, name=name, u=u: [  # type: ignore[misc]
+                CONVOLVE(*inputs, u, None, None, name, padding, False)
             ]
         return runs
 
     layout = (x.shape, channels_last.stride(), x.dtype)
-    kind = f"3x3 convolution {tuple(w.shape)} {padding}"
-    return int(fastest(kind, "0", ways, [layout]))
+    kind = f"convolution {tuple(w.shape)} {padding}"
+    return fastest(kind, _DIRECT, ways, [layout])
 
 
-def _replace(node: fx.Node, m: int) -> None:
+def _replace(node: fx.Node, filtering: str) -> None:
     """A convolution, and what follows it that the filtering computes too."""
     image, weight, bias, _, padding, *_ = node.args
     replaced, residual, relu = [node], None, False
-    for follower in _chain(node):
+    for follower in followers(node):
         if follower.target is aten.relu.default:
             replaced.append(follower)
             relu = True
@@ -290,23 +309,13 @@ def _replace(node: fx.Node, m: int) -> None:
             break
         replaced.append(follower)
         residual = other
-    graph, last = node.graph, replaced[-1]
-    with graph.inserting_before(last):
-        u = graph.call_function(TRANSFORM, (weight, m, _library().panel()))
+    graph = node.graph
+    with graph.inserting_before(replaced[-1]):
+        u = graph.call_function(TRANSFORM, (weight, filtering, _library().panel()))
         u.meta["val"] = TRANSFORM(weight.meta["val"], *u.args[1:])  # type: ignore[union-attr]
-        args = (image, u, bias, residual, m, padding, relu)
+        args = (image, u, bias, residual, filtering, padding, relu)
         call = graph.call_function(CONVOLVE, args)
-    call.meta = dict(last.meta)
-    last.replace_all_uses_with(call)
-    for old in reversed(replaced):
-        graph.erase_node(old)
-
-
-def _chain(node: fx.Node) -> Iterator[fx.Node]:
-    """The only user of a node, that one's only user, and so on."""
-    while len(node.users) == 1:
-        (node,) = node.users
-        yield node
+    replace(replaced, call)
 
 
 def _added(follower: fx.Node, value: fx.Node) -> fx.Node | None:

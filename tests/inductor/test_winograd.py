@@ -14,48 +14,54 @@ from torch import Tensor, nn
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime, winograd
 from dynamo_backends.inductor.winograd import CONVOLVE, TRANSFORM
-from dynamo_backends.toolkit.winograd import F2, F4, Transforms
+from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 
 LANES, PANEL = winograd._library().lanes(), winograd._library().panel()
 
 
-@pytest.mark.parametrize("f", [F2, F4], ids=["F2", "F4"])
+FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
+
+
+@pytest.mark.parametrize("f", FILTERINGS.values(), ids=FILTERINGS)
 def test_the_transforms_are_those_of_a_convolution(f: Transforms):
     rng = np.random.default_rng(0)
-    tile, taps = rng.standard_normal((f.m + 2, f.m + 2)), rng.standard_normal((3, 3))
+    tile, taps = rng.standard_normal(f.input.shape), rng.standard_normal((f.taps, f.taps))
     product = (f.weight @ taps @ f.weight.T) * (f.input @ tile @ f.input.T)
-    shifted = [[tile[i : i + f.m, j : j + f.m] * taps[i, j] for j in range(3)] for i in range(3)]
-    np.testing.assert_allclose(f.output @ product @ f.output.T, np.sum(shifted, (0, 1)), 1e-11)
+    places = np.ndindex(f.taps, f.taps)
+    shifted = [tile[i : i + f.m, j : j + f.m] * taps[i, j] for i, j in places]
+    np.testing.assert_allclose(f.output @ product @ f.output.T, sum(shifted), 1e-10)
     exact = [np.float32(row).astype(np.float64) for row in (f.input, f.output)]
     assert all(np.array_equal(a, b) for a, b in zip(exact, (f.input, f.output), strict=True))
 
 
 SHAPES = [  # batch, lanes in, panels out, height, width, padding
     (2, 1, 1, 7, 9, (1, 1)),
-    (1, 2, 2, 1, 1, (1, 1)),
+    (1, 2, 2, 1, 1, (2, 2)),
     (3, 3, 1, 13, 5, (0, 2)),
-    (1, 1, 1, 3, 3, (0, 0)),
+    (1, 1, 1, 5, 5, (0, 0)),
     (2, 5, 3, 30, 31, (2, 0)),
     (4, 8, 4, 56, 56, (1, 1)),  # more tiles than are worked on at a time
 ]
 
 
-@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("name", FILTERINGS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_the_operator_is_as_accurate_as_a_convolution(m: int, shape: Any, layout: Any):
+def test_the_operator_is_as_accurate_as_a_convolution(name: str, shape: Any, layout: Any):
     batch, lanes, panels, height, width, padding = shape
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(batch, lanes * LANES, height, width, generator=draw).to(memory_format=layout)
-    w = torch.randn(panels * PANEL, lanes * LANES, 3, 3, generator=draw).to(memory_format=layout)
+    taps = FILTERINGS[name].taps
+    w = torch.randn(panels * PANEL, lanes * LANES, taps, taps, generator=draw)
+    w = w.to(memory_format=layout)
     bias = torch.randn(len(w), generator=draw)
-    u = TRANSFORM(w, m, PANEL)
+    u = TRANSFORM(w, name, PANEL)
     residual = torch.randn_like(F.conv2d(x, w, padding=padding))
     for b in (None, bias):
         for r in (None, residual):
             for relu in (False, True):
                 expected, precise = (_follow(x, w, b, r, padding, relu, d) for d in _DTYPES)
-                found = CONVOLVE(x, u, b, r, m, list(padding), relu)
+                found = CONVOLVE(x, u, b, r, name, list(padding), relu)
                 assert found.is_contiguous(memory_format=torch.channels_last)
                 assert same(expected, found, precise, tol=1e-4)
 
@@ -74,9 +80,9 @@ def _follow(x: Tensor, w: Tensor, b: Any, r: Any, padding: Any, relu: bool, dtyp
 def test_nan_is_not_lost_in_a_relu_and_stays_in_its_tiles(m: int):
     x = torch.randn(1, LANES, 12, 12)
     x[0, 0, 0, 0] = float("nan")
-    found = CONVOLVE(
-        x, TRANSFORM(torch.randn(PANEL, LANES, 3, 3), m, PANEL), None, None, m, [1, 1], True
-    )
+    name = f"F{m}"
+    u = TRANSFORM(torch.randn(PANEL, LANES, 3, 3), name, PANEL)
+    found = CONVOLVE(x, u, None, None, name, [1, 1], True)
     assert found[..., :m, :m].isnan().all()
     assert found[..., m:, :].isfinite().all()
     assert found[..., m:].isfinite().all()
@@ -85,13 +91,13 @@ def test_nan_is_not_lost_in_a_relu_and_stays_in_its_tiles(m: int):
 def test_eight_threads_at_once():
     x = torch.randn(8, 2 * LANES, 20, 20)
     w = torch.randn(PANEL, 2 * LANES, 3, 3)
-    u = TRANSFORM(w, 4, PANEL)
+    u = TRANSFORM(w, "F4", PANEL)
     expected = F.conv2d(x, w, padding=1)
     wrong: list[int] = []
 
     def work(i: int) -> None:
         for _ in range(20):
-            found = CONVOLVE(x[i : i + 1], u, None, None, 4, [1, 1], False)
+            found = CONVOLVE(x[i : i + 1], u, None, None, "F4", [1, 1], False)
             if not torch.allclose(found, expected[i : i + 1], 1e-4, 1e-3):
                 wrong.append(i)
 
@@ -121,7 +127,7 @@ class Net(nn.Module):
         return self.follow(self, x)
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=["F2", "F4"])
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Arguments of the calls that take a convolution's place; filtering always wins."""
     found: list[Any] = []
@@ -134,7 +140,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return changed
 
     monkeypatch.setattr(runtime, "filter_minimally", spy)
-    monkeypatch.setattr(winograd, "fastest", lambda *_: str(request.param))
+    monkeypatch.setattr(winograd, "fastest", lambda *_: request.param)
     return found
 
 
@@ -194,7 +200,7 @@ def test_images_that_are_channels_last_and_several_sizes(calls: list[Any]):
     "settings",
     [
         {"stride": 2}, {"dilation": 2}, {"groups": 2}, {"kernel_size": (3, 1)},
-        {"kernel_size": 5}, {"channels": PANEL - 1}, {"channels": PANEL + 1},
+        {"kernel_size": 7}, {"channels": PANEL - 1}, {"channels": PANEL + 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -245,5 +251,12 @@ def test_the_choice_is_measured_against_onednn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(winograd, "fastest", fastest)
     check(Net(FOLLOWERS["relu"][0]), images())
     channels = 2 * PANEL
-    kind = f"3x3 convolution ({channels}, {channels}, 3, 3) [1, 1]"
-    assert seen == [(kind, "0", {"0", "2", "4"})]
+    check(Net(FOLLOWERS["relu"][0], kernel_size=5, padding=2), images())
+    kinds = [f"convolution ({channels}, {channels}, {n}, {n}) {[n // 2] * 2}" for n in (3, 5)]
+    ways = [{"direct", "F2", "F4"}, {"direct", "F2_OF_5"}]
+    assert seen == [(kind, "direct", names) for kind, names in zip(kinds, ways, strict=True)]
+
+
+def test_a_kernel_of_five_by_five(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(winograd, "fastest", lambda *_: "F2_OF_5")
+    check(Net(FOLLOWERS["residual"][0], kernel_size=5, padding=2), images())

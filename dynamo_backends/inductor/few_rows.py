@@ -1,0 +1,132 @@
+"""Linear layers on a few rows, such as classifiers of small batches, at the speed of memory (CPU).
+
+Their time is that of reading the weights. Libraries' products of matrices are made for many rows:
+MKL reads the weights at a quarter of the speed of memory here where there are four rows. Whether
+`few_rows.cpp` is faster depends on the processor, so it is measured. Weights stay where they are; a
+bias and a relu are part of the call.
+"""
+
+import ctypes
+import functools
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.functional import linear
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.declared import define
+from dynamo_backends.inductor.measured import fastest
+from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.tuning.race import Run
+
+aten = torch.ops.aten
+
+_LEAST = 1 << 20  # elements of a weight; smaller ones stay in the cache
+
+
+@functools.cache
+def _library() -> Any:
+    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
+    library = private.load_cpp(source)
+    library.most.restype = ctypes.c_int64
+    return library
+
+
+class _Sizes(ctypes.Structure):
+    """See `Sizes` in few_rows.cpp."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("rows", "depth", "columns", "relu", "threads")
+    )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    x, weight = x.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    result = x.new_empty(len(x), len(weight))
+    sizes = _Sizes(*x.shape, len(weight), relu, torch.get_num_threads())
+    tensors = (x, weight, bias, result)
+    pointers = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors)
+    _library().multiply(*pointers, ctypes.byref(sizes))
+    return result
+
+
+def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+LINEAR = define(
+    "linear_on_few_rows(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor",
+    _linear,
+    _linear_fake,
+)
+
+
+def multiply_few_rows(module: fx.GraphModule) -> None:
+    """Lets linear layers on a few rows be computed by the kernel here where that is faster.
+
+    Where torch is told to be deterministic nothing is measured and nothing changes.
+
+    Args:
+        module: Functional; frozen weights are read by `get_attr` nodes.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return
+    frozen = frozen_nodes(module.graph)
+    for node in list(module.graph.nodes):
+        parts = _parts(node, frozen)
+        if parts is not None and _is_faster(*parts[:2]):
+            _replace(node, *parts)
+    module.recompile()
+
+
+def _parts(
+    node: fx.Node, frozen: Collection[fx.Node]
+) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
+    """Input, weight and bias of a linear layer for which the kernel is made."""
+    if node.target is aten.addmm.default and not node.kwargs:
+        bias, x, turned = node.args
+    elif node.target is aten.mm.default:
+        bias, (x, turned) = None, node.args
+    else:
+        return None
+    if not isinstance(turned, fx.Node) or turned.target is not aten.t.default:
+        return None
+    weight: Any = turned.args[0]
+    if weight not in frozen or not (bias is None or bias in frozen):
+        return None
+    values: list[Any] = [None if n is None else n.meta["val"] for n in (x, weight, bias)]  # type: ignore[union-attr]
+    given, w, b = values
+    plain = given.device.type == "cpu" and given.dtype == torch.float32 and w.is_contiguous()
+    fits = 0 < len(given) <= _library().most() and w.numel() >= _LEAST
+    if not plain or not fits or not (b is None or b.shape == (len(w),)):
+        return None
+    return x, weight, bias  # type: ignore[return-value]
+
+
+def _is_faster(x: fx.Node, weight: fx.Node) -> bool:
+    shape, size = x.meta["val"].shape, weight.meta["val"].shape
+
+    def ways() -> dict[str, Run]:
+        w = torch.ones(size)
+        return {
+            "torch": lambda inputs: [linear(inputs[0], w)],
+            "few rows": lambda inputs: [LINEAR(inputs[0], w, None, False)],
+        }
+
+    layout = (shape, (shape[1], 1), torch.float32)
+    return fastest(f"linear layer {tuple(size)}", "torch", ways, [layout]) == "few rows"
+
+
+def _replace(node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:
+    chain, relu = [node], False
+    follower = next(followers(node), None)
+    if follower is not None and follower.target is aten.relu.default:
+        chain.append(follower)
+        relu = True
+    with node.graph.inserting_before(chain[-1]):
+        call = node.graph.call_function(LINEAR, (x, weight, bias, relu))
+    replace(chain, call)

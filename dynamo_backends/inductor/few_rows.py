@@ -9,15 +9,14 @@ bias and a relu are part of the call.
 import ctypes
 import functools
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.nn.functional import linear
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
+from dynamo_backends.inductor.kernels import load_kernel
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
 from dynamo_backends.tuning.race import Run
@@ -29,9 +28,10 @@ _LEAST = 1 << 20  # elements of a weight; smaller ones stay in the cache
 
 @functools.cache
 def _library() -> Any:
-    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    library = private.load_cpp(source)
-    library.most.restype = ctypes.c_int64
+    """The compiled `few_rows.cpp`; None if it cannot be compiled here."""
+    library = load_kernel(__file__)
+    if library is not None:
+        library.most.restype = ctypes.c_int64
     return library
 
 
@@ -101,8 +101,10 @@ def _parts(
     values: list[Any] = [None if n is None else n.meta["val"] for n in (x, weight, bias)]  # type: ignore[union-attr]
     given, w, b = values
     plain = given.device.type == "cpu" and given.dtype == torch.float32 and w.is_contiguous()
-    fits = 0 < len(given) <= _library().most() and w.numel() >= _LEAST
-    if not plain or not fits or not (b is None or b.shape == (len(w),)):
+    if not plain or w.numel() < _LEAST or not (b is None or b.shape == (len(w),)):
+        return None
+    library = _library()
+    if library is None or not 0 < len(given) <= library.most():
         return None
     return x, weight, bias  # type: ignore[return-value]
 

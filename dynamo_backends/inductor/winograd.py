@@ -11,7 +11,6 @@ import functools
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
+from dynamo_backends.inductor.kernels import load_kernel
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
@@ -41,16 +41,14 @@ _workspaces = threading.local()
 
 @functools.cache
 def _library() -> Any:
-    """The compiled `winograd.cpp`.
-
-    Raises:
-        RuntimeError: It cannot be compiled here.
-    """
-    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    transforms = "\n".join(_struct(name, f) for name, f in _FILTERINGS.items())
-    functions = "\n".join(map(_FUNCTION.format, _FILTERINGS))
-    source = source.replace("@TRANSFORMS@", transforms).replace("@FUNCTIONS@", functions)
-    library = private.load_cpp(source)
+    """The compiled `winograd.cpp`; None if it cannot be compiled here."""
+    library = load_kernel(
+        __file__,
+        TRANSFORMS="\n".join(_struct(name, f) for name, f in _FILTERINGS.items()),
+        FUNCTIONS="\n".join(map(_FUNCTION.format, _FILTERINGS)),
+    )
+    if library is None:
+        return None
     for name in ("lanes", "panel", "rows"):
         getattr(library, name).restype = ctypes.c_int64
     private.tell_inductor_of_images(CONVOLVE)
@@ -264,7 +262,10 @@ def _is_possible(node: fx.Node, frozen: Collection[fx.Node]) -> bool:
     plain = all(n == 1 for n in (*stride, *dilation)) and len(padding) == 2  # type: ignore[misc, arg-type]
     if not plain or not _filterings(w) or not result.numel() or not x.numel():
         return False
-    return bool(w.shape[1] % _library().lanes() == 0 and w.shape[0] % _library().panel() == 0)
+    library = _library()
+    if library is None:
+        return False
+    return bool(w.shape[1] % library.lanes() == 0 and w.shape[0] % library.panel() == 0)
 
 
 def _filterings(weight: Tensor) -> list[str]:

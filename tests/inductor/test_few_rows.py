@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
-from dynamo_backends.inductor import few_rows, runtime
+from dynamo_backends.inductor import few_rows, runtime, winograd
 from dynamo_backends.inductor.few_rows import LINEAR
 
 MOST = few_rows._library().most()
@@ -104,6 +104,28 @@ def test_nothing_changes_where_torch_is_to_be_deterministic(calls: list[Any]):
     finally:
         torch.use_deterministic_algorithms(before)
     assert calls == []
+
+
+def test_a_kernel_that_cannot_be_compiled_is_told_and_not_used(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(source: str) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("dynamo_backends._torch_private.load_cpp", refuse)
+    libraries = (few_rows._library, winograd._library)
+    for library in libraries:
+        library.cache_clear()
+    try:
+        model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64, 8))
+        check(model, torch.randn(2, 64, 3, 3))
+    finally:
+        for library in libraries:
+            library.cache_clear()
+    assert calls == []
+    for name in ("few_rows.cpp", "winograd.cpp"):
+        text = f"Inductor's own kernels are used, {name} failed: RuntimeError: no compiler"
+        assert text in caplog.text
 
 
 def test_the_choice_is_measured_against_torch(calls: list[Any], monkeypatch: pytest.MonkeyPatch):

@@ -8,8 +8,10 @@
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.12+ |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.12+ |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch._inductor.lowering.make_fallback`, `torch._inductor.ir.ExternKernel` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch.ops.mkldnn._convolution_pointwise`, `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._inductor.lowering.make_fallback` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch.ops.mkldnn._convolution_pointwise` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11.0, 2.13.0, 2.15.0 |
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -1,6 +1,5 @@
 """Linear layers on a few rows: the operator, and where Inductor's graphs call it."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import few_rows, runtime, winograd
 from dynamo_backends.inductor.few_rows import LINEAR
+from tests.inductor.checking import check
 
 MOST = few_rows._library().most()
 
@@ -58,16 +58,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(few_rows, "fastest", lambda *_: "few rows")
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     return found
-
-
-def check(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None) -> Any:
-    module = module.eval()
-    compiled = torch.compile(module, backend="inductor_freezing", options=options)
-    with torch.no_grad():
-        expected, found = module(x), compiled(x)
-        assert same(expected, found, copy.deepcopy(module).double()(x.double()), tol=1e-4)
-    assert found.stride() == expected.stride()
-    return compiled
 
 
 def test_a_classifier(calls: list[Any]):

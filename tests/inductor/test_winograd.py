@@ -15,10 +15,9 @@ from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime, winograd
 from dynamo_backends.inductor.winograd import CONVOLVE, TRANSFORM
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
+from tests.inductor.checking import check
 
 LANES, PANEL = winograd._library().lanes(), winograd._library().panel()
-
-
 FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
 
 
@@ -142,19 +141,6 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setattr(runtime, "filter_minimally", spy)
     monkeypatch.setattr(winograd, "fastest", lambda *_: request.param)
     return found
-
-
-def check(
-    module: nn.Module, x: Tensor, options: dict[str, Any] | None = None
-) -> Callable[..., Any]:
-    """Compiles, compares with eager, strides too."""
-    module = module.eval()
-    compiled = torch.compile(module, backend="inductor_freezing", options=options)
-    with torch.no_grad():
-        expected, found = module(x), compiled(x)
-        assert same(expected, found, copy.deepcopy(module).double()(x.double()), tol=1e-4)
-    assert found.stride() == expected.stride()
-    return compiled
 
 
 def images(channels: int = 2 * PANEL, size: int = 10) -> Tensor:

@@ -184,7 +184,7 @@ def threads_agree(function: Callable[..., Any], model: nn.Module, *shape: int) -
 
     def work(x: Tensor) -> list[Tensor]:
         with torch.no_grad():
-            return [function(x) for _ in range(20)]
+            return [function(x) for _ in range(50)]
 
     inputs = [torch.randn(shape) for _ in range(8)]
     with ThreadPoolExecutor(len(inputs)) as pool:

@@ -1,13 +1,12 @@
 """Importing the package changes nothing; threads and worker processes get along with it."""
 
 import json
-import threading
-from typing import Any
 
 import torch
 from torch import nn
 
 import dynamo_backends
+from tests.backend_checks import threads_agree
 from tests.test_autoload import run
 
 SNAPSHOT = """
@@ -91,25 +90,9 @@ def test_the_check_can_fail():
 def test_eight_threads_at_once():
     module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).eval()
     compiled = torch.compile(module, backend=dynamo_backends.compiler("openxla"))
-    inputs = [torch.randn(5, 32) for _ in range(8)]
     with torch.no_grad():
-        compiled(inputs[0])
-        expected = [module(x) for x in inputs]
-    wrong: list[Any] = []
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            for _ in range(50):
-                result = compiled(inputs[i])
-                if not torch.allclose(result, expected[i], atol=1e-5):
-                    wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+        compiled(torch.randn(5, 32))
+    threads_agree(compiled, module, 5, 32)
 
 
 WORKERS = """

@@ -60,13 +60,9 @@ BY_PRODUCT = in_place_of(
 def choose_kernels(module: fx.GraphModule) -> None:
     """Lets gradients of weights be computed as products where that is faster on this machine.
 
-    Where torch is told to be deterministic nothing is measured and nothing changes.
-
     Args:
         module: Functional, its nodes with values.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        return
     for node in module.graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
         if _is_possible(node):
             node.target = _faster(node)

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.nn.functional import linear
 
 from dynamo_backends.graph.declared import define
-from dynamo_backends.inductor.kernels import load_kernel
+from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
 from dynamo_backends.tuning.race import Run
@@ -48,9 +48,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
     bias = None if bias is None else bias.contiguous()
     result = x.new_empty(len(x), len(weight))
     sizes = _Sizes(*x.shape, len(weight), relu, torch.get_num_threads())
-    tensors = (x, weight, bias, result)
-    pointers = (None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors)
-    _library().multiply(*pointers, ctypes.byref(sizes))
+    _library().multiply(*pointers(x, weight, bias, result), ctypes.byref(sizes))
     return result
 
 
@@ -68,13 +66,9 @@ LINEAR = define(
 def multiply_few_rows(module: fx.GraphModule) -> None:
     """Lets linear layers on a few rows be computed by the kernel here where that is faster.
 
-    Where torch is told to be deterministic nothing is measured and nothing changes.
-
     Args:
         module: Functional; frozen weights are read by `get_attr` nodes.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        return
     frozen = frozen_nodes(module.graph)
     for node in list(module.graph.nodes):
         parts = _parts(node, frozen)

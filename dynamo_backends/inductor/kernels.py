@@ -1,8 +1,11 @@
 """Kernels in C++ beside the modules that call them."""
 
+import ctypes
 import logging
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.bench.runner import brief_error
@@ -29,3 +32,8 @@ def load_kernel(module: str, **inserted: str) -> Any | None:
     except Exception as error:
         log.warning("Inductor's own kernels are used, %s failed: %s", path.name, brief_error(error))
         return None
+
+
+def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
+    """Where the memory of tensors begins, as arguments of a kernel; the tensors must stay alive."""
+    return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]

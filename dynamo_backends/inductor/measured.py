@@ -22,7 +22,8 @@ def fastest(
 ) -> str:
     """Name of the fastest way to compute something; the usual one unless another one is faster.
 
-    Equal kinds give equal choices as long as the process lives.
+    Equal kinds give equal choices as long as the process lives. Where torch is told to be
+    deterministic nothing is measured, and it is the usual one.
 
     Args:
         kind: What tells calls apart for which the choice may differ, besides layouts and threads.
@@ -30,6 +31,8 @@ def fastest(
         make: Gives all ways by name, each a function of a list of tensors.
         layouts: Of these tensors.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        return usual
     key = f"{kind} {layouts} {torch.get_num_threads()}"
     with _lock:
         if key not in _known:

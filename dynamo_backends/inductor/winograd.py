@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
-from dynamo_backends.inductor.kernels import load_kernel
+from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
@@ -173,9 +173,7 @@ def _convolve(
     if bias is not None:
         bias = bias.contiguous()
     tensors = (image, weight.contiguous(), bias, residual, result, _workspace(plan.elements))
-    plan.function(
-        *(None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors), plan.sizes
-    )
+    plan.function(*pointers(*tensors), plan.sizes)
     return result
 
 
@@ -230,16 +228,12 @@ TRANSFORM = define(
 def filter_minimally(module: fx.GraphModule) -> bool:
     """Lets convolutions be computed by Winograd's filtering where that is faster here.
 
-    Where torch is told to be deterministic nothing is measured and nothing changes.
-
     Args:
         module: Functional; frozen weights are read by `get_attr` nodes.
 
     Returns:
         Whether something has changed.
     """
-    if torch.are_deterministic_algorithms_enabled():
-        return False
     frozen, changed = frozen_nodes(module.graph), False
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _is_possible(node, frozen):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
-from dynamo_backends.inductor import few_rows, runtime, winograd
+from dynamo_backends.inductor import few_rows, measured, runtime, winograd
 from dynamo_backends.inductor.few_rows import LINEAR
 from tests.inductor.checking import check
 
@@ -55,7 +55,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.extend(node.args for node in nodes)
 
     monkeypatch.setattr(runtime, "multiply_few_rows", spy)
-    monkeypatch.setattr(few_rows, "fastest", lambda *_: "few rows")
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(measured, "_race", lambda *_: "few rows")
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     return found
 

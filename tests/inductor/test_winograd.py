@@ -1,7 +1,6 @@
 """Convolutions by Winograd's filtering: the operator, and where Inductor's graphs call it."""
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
-from dynamo_backends.inductor import runtime, winograd
+from dynamo_backends.inductor import measured, runtime, winograd
 from dynamo_backends.inductor.winograd import CONVOLVE, TRANSFORM
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
+from tests.backend_checks import threads_agree
 from tests.inductor.checking import check
 
 LANES, PANEL = winograd._library().lanes(), winograd._library().panel()
@@ -88,24 +88,12 @@ def test_nan_is_not_lost_in_a_relu_and_stays_in_its_tiles(m: int):
 
 
 def test_eight_threads_at_once():
-    x = torch.randn(8, 2 * LANES, 20, 20)
-    w = torch.randn(PANEL, 2 * LANES, 3, 3)
-    u = TRANSFORM(w, "F4", PANEL)
-    expected = F.conv2d(x, w, padding=1)
-    wrong: list[int] = []
-
-    def work(i: int) -> None:
-        for _ in range(20):
-            found = CONVOLVE(x[i : i + 1], u, None, None, "F4", [1, 1], False)
-            if not torch.allclose(found, expected[i : i + 1], 1e-4, 1e-3):
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    model = nn.Conv2d(2 * LANES, PANEL, 3, padding=1)
+    u = TRANSFORM(model.weight.detach(), "F2", PANEL)
+    bias = model.bias.detach()
+    threads_agree(
+        lambda x: CONVOLVE(x, u, bias, None, "F2", [1, 1], False), model, 1, 2 * LANES, 20, 20
+    )
 
 
 class Net(nn.Module):
@@ -139,7 +127,8 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return changed
 
     monkeypatch.setattr(runtime, "filter_minimally", spy)
-    monkeypatch.setattr(winograd, "fastest", lambda *_: request.param)
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(measured, "_race", lambda *_: request.param)
     return found
 
 
@@ -244,5 +233,6 @@ def test_the_choice_is_measured_against_onednn(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_kernel_of_five_by_five(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(winograd, "fastest", lambda *_: "F2_OF_5")
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(measured, "_race", lambda *_: "F2_OF_5")
     check(Net(FOLLOWERS["residual"][0], kernel_size=5, padding=2), images())

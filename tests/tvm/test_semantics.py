@@ -10,6 +10,7 @@ from tests.backend_checks import (
     follows_the_batch,
     gradients_agree,
     ran_on_backend,
+    threads_agree,
 )
 from tests.checking import check
 
@@ -74,24 +75,8 @@ def test_indices_out_of_range_read_nothing_else():
 
 
 def test_threads_can_share_a_compiled_function():
-    import threading
-
     module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     compiled = torch.compile(module.eval(), backend=dynamo_backends.compiler("tvm"))
-    inputs = [torch.randn(4, 8) for _ in range(6)]
-    wrong: list[int] = []
     with torch.no_grad():
-        compiled(inputs[0])
-
-    def work(i: int) -> None:
-        with torch.no_grad():
-            expected = module(inputs[i])
-            if not all(torch.allclose(compiled(inputs[i]), expected, atol=1e-5) for _ in range(20)):
-                wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert wrong == []
+        compiled(torch.randn(4, 8))
+    threads_agree(compiled, module, 4, 8)

@@ -12,12 +12,10 @@ operators. A call counts as
   however small the block.
 """
 
-import math
-from typing import Any
-
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload, counts_flops
+from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.graph.partition import Partition, count_ops
 
 MANY_BLOCKS = 4
@@ -53,13 +51,5 @@ def operator_work(node: fx.Node) -> float:
         return 0.0
     if counts_flops(op):
         return BLOCK_COST
-    written = 0 if op.is_view else _bytes(node.meta.get("val"))
+    written = 0 if op.is_view else tensor_bytes(node.meta.get("val"))
     return 1.0 + written / _BYTES_PER_OPERATOR
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return math.prod(value.shape) * value.element_size()
-    if isinstance(value, list | tuple):
-        return sum(map(_bytes, value))
-    return 0

@@ -66,6 +66,26 @@ bench.hand_back(faults=[faults for faults, _ in results], rss=bench.rss_bytes())
     assert found["rss"] < 1 << 30, "one block, not one for each of the runs"
 
 
+def test_results_lie_aside() -> None:
+    """Which come first, and go late; what comes after them has the whole block."""
+    found = measured("""
+reserve = Reserve()
+reserve.grow(100 * MiB)
+results, pins, runs = [], [], []
+for _ in range(60):
+    before = faults()
+    with reserve:
+        results = [*results[-1:], torch.ones(MiB // 16)]
+        large = torch.ones(100 * MiB // 4)
+        pins.append(torch.ones(16))
+        del large
+    runs.append(faults() - before)
+bench.hand_back(runs=runs)
+""")
+    assert faulting(found["runs"][:1]) == 1, "else this test shows nothing"
+    assert faulting(found["runs"][1:]) <= 2
+
+
 def test_it_grows_and_goes() -> None:
     found = measured("""
 first, second = shared_reserve(40 * MiB), shared_reserve(100 * MiB)
@@ -151,3 +171,65 @@ def test_small_programs_need_none() -> None:
     reserve = Reserve()
     reserve.grow(1000)
     assert reserve.size == 0
+
+
+def test_results_in_the_middle_leave_room_enough() -> None:
+    """As in a program of many blocks, whose result lies between them."""
+    found = measured("""
+from dynamo_backends.toolkit.reserve import keeping
+
+def program():
+    first = torch.ones(10 * MiB)
+    result = torch.ones(4096)
+    second = first + 1
+    del first
+    return result, second.sum()
+
+within = keeping(80 * MiB, program)
+
+def runs(function):
+    kept, found = [], []
+    for _ in range(40):
+        before = faults()
+        kept = function()
+        found.append(faults() - before)
+    return found
+
+bench.hand_back(without=runs(program), within=runs(within), small=keeping(1000, program) is program)
+""")
+    assert min(found["without"]) > 20_000, "else this test shows nothing"
+    assert faulting(found["within"]) <= 10
+    assert found["small"]
+
+
+@pytest.mark.parametrize("backend", ["openxla", "inductor_freezing"])
+def test_compiled_graphs_have_it(backend: str) -> None:
+    if backend == "openxla":
+        pytest.importorskip("jax")
+    found = measured(f"""
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 4096), torch.nn.Linear(4096, 8)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+model, x = Wide().eval(), torch.randn(8192, 8)
+
+def runs(function):
+    found = []
+    for _ in range(30):
+        before = faults()
+        kept = function(x)
+        found.append(faults() - before)
+    return found
+
+with torch.no_grad():
+    compiled = torch.compile(model, backend="{backend}")
+    right = torch.allclose(compiled(x), model(x), atol=1e-4)
+    bench.hand_back(without=runs(model), within=runs(compiled), right=right)
+""")
+    assert found["right"]
+    assert min(found["without"]) > 20_000, "else this test shows nothing"
+    assert faulting(found["within"]) <= 3

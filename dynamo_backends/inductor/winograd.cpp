@@ -17,6 +17,7 @@ constexpr int64_t LANES = Vec::size();
 constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
 constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
 constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
+constexpr int64_t DEPTH = 32;                     // terms of such a sum
 
 struct Sizes {
     int64_t batch, height, width, channels;       // of the input
@@ -73,26 +74,33 @@ static void transform_input(const float* input, const float* zeros, float* v, in
     }
 }
 
-// ROWS rows and one panel of a product of two matrices.
+// ROWS rows and one panel of a product of two matrices, in sums of DEPTH terms: a sum that grows
+// longer is rounded off more with each term.
 static inline void multiply(const float* a, int64_t depth, const float* b, float* result,
                             int64_t stride) {
-    Vec sums[ROWS][COLUMNS];
-    for (int i = 0; i < ROWS; i++) {
-        for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
-    }
-    for (int64_t k = 0; k < depth; k++) {
-        Vec line[COLUMNS];
-        for (int j = 0; j < COLUMNS; j++) line[j] = Vec::loadu(b + k * PANEL + j * LANES);
-#pragma GCC unroll 16
+    for (int64_t first = 0; first < depth; first += DEPTH) {
+        const int64_t end = std::min(first + DEPTH, depth);
+        Vec sums[ROWS][COLUMNS];
         for (int i = 0; i < ROWS; i++) {
-            const Vec factor(a[i * depth + k]);
-            for (int j = 0; j < COLUMNS; j++) {
-                sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+            for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
+        }
+        for (int64_t k = first; k < end; k++) {
+            Vec line[COLUMNS];
+            for (int j = 0; j < COLUMNS; j++) line[j] = Vec::loadu(b + k * PANEL + j * LANES);
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) {
+                const Vec factor(a[i * depth + k]);
+                for (int j = 0; j < COLUMNS; j++) {
+                    sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+                }
             }
         }
-    }
-    for (int i = 0; i < ROWS; i++) {
-        for (int j = 0; j < COLUMNS; j++) sums[i][j].store(result + i * stride + j * LANES);
+        for (int i = 0; i < ROWS; i++) {
+            for (int j = 0; j < COLUMNS; j++) {
+                float* place = result + i * stride + j * LANES;
+                (first ? sums[i][j] + Vec::loadu(place) : sums[i][j]).store(place);
+            }
+        }
     }
 }
 

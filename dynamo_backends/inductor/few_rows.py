@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from dynamo_backends.graph.declared import define
 from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.measured import fastest
-from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.inductor.patterns import followers, frozen_nodes, linear_layer, replace
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
@@ -81,26 +81,20 @@ def _parts(
     node: fx.Node, frozen: Collection[fx.Node]
 ) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
     """Input, weight and bias of a linear layer for which the kernel is made."""
-    if node.target is aten.addmm.default and not node.kwargs:
-        bias, x, turned = node.args
-    elif node.target is aten.mm.default:
-        bias, (x, turned) = None, node.args
-    else:
+    layer = linear_layer(node, frozen)
+    if layer is None:
         return None
-    if not isinstance(turned, fx.Node) or turned.target is not aten.t.default:
+    x, turned, bias = layer
+    if turned.target is not aten.t.default:
         return None
     weight: Any = turned.args[0]
-    if weight not in frozen or not (bias is None or bias in frozen):
-        return None
-    values: list[Any] = [None if n is None else n.meta["val"] for n in (x, weight, bias)]  # type: ignore[union-attr]
-    given, w, b = values
-    plain = given.device.type == "cpu" and given.dtype == torch.float32 and w.is_contiguous()
-    if not plain or w.numel() < _LEAST or not (b is None or b.shape == (len(w),)):
+    given, w = x.meta["val"], weight.meta["val"]
+    if not w.is_contiguous() or w.numel() < _LEAST:
         return None
     library = _library()
     if library is None or not 0 < len(given) <= library.most():
         return None
-    return x, weight, bias  # type: ignore[return-value]
+    return x, weight, bias
 
 
 def _is_faster(x: fx.Node, weight: fx.Node) -> bool:

@@ -15,11 +15,14 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
+from dynamo_backends.inductor.linears import multiply_by_onednn
 from dynamo_backends.inductor.native import pool_natively
 from dynamo_backends.inductor.winograd import filter_minimally
 from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
+from dynamo_backends.toolkit.reserve import keeping
 
 _lock = threading.RLock()  # Inductor is compiled with by one thread at a time
 
@@ -52,11 +55,13 @@ class InductorExecutable(PreparedExecutable):
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
             multiply_few_rows(module)
+            multiply_by_onednn(module)
             if filter_minimally(module):
                 pool_natively(module)
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
-            return compile_frozen_with_inductor(module, inputs, settings)
+            size = peak_bytes(module.graph)
+            return keeping(size, compile_frozen_with_inductor(module, inputs, settings))
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:

@@ -40,7 +40,6 @@ SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("ov", "openxla")  # single candidates that can be told to compute in bfloat16
 OF_EACH_SUITE = 10
 LEAST_OF_EAGER = 0.98
-TOLERANCE = {"float32": None, "bf16": 1e-2}  # for bf16 that of PyTorch's runners
 
 Results = Mapping[str, Sequence[Row]]
 """Rows by model."""
@@ -111,9 +110,9 @@ def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measurin
     }
     if settings.precision == "bf16":
         options |= {name: {"precision": "bf16"} for name in singles if name in REDUCED}
-    tolerance = TOLERANCE[settings.precision]
+    autocast = settings.precision == "bf16"
     return Measuring(
-        settings.device, settings.scale, settings.rounds, options=options, tolerance=tolerance
+        settings.device, settings.scale, settings.rounds, options=options, autocast=autocast
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.identity import vendor_versions
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.errors import OptionError
 from dynamo_backends.registry import (
@@ -103,7 +103,7 @@ class Candidate:
         """
         with self._precision():
             run = self._compile(private.copy_captured(captured), example_inputs, options)
-        if not self._autocast():
+        if not self._by_autocast():
             return run
         dtypes = [_dtype(node) for node in _outputs(captured)]
         if self.owner == "eager":
@@ -137,21 +137,16 @@ class Candidate:
 
         return Split()
 
-    def _autocast(self) -> bool:
+    def _by_autocast(self) -> bool:
         return self.reduced and self.backend in _AUTOCAST
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        return _autocast() if self._autocast() else contextlib.nullcontext()
-
-
-def _autocast() -> contextlib.AbstractContextManager[Any]:
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.autocast(kind, dtype=torch.bfloat16)
+        return autocast_bfloat16() if self._by_autocast() else contextlib.nullcontext()
 
 
 def _in_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        with _autocast():
+        with autocast_bfloat16():
             return run(*args)
 
     return call

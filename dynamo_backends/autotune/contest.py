@@ -36,7 +36,7 @@ class Entrant:
     Attributes:
         name: Unique.
         build: Compiles it; may raise.
-        reduced: Its results may have the precision of bfloat16.
+        reduced: Its results may be as inexact as eager's under autocast to bfloat16.
         rehearse: Tries it in a process of its own; returns what went wrong there, or "". None:
             it need not be tried so.
         failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".

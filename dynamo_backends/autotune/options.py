@@ -25,8 +25,9 @@ class AutotuneOptions(Options):
             Candidates that are likely to lose are tried last. For each graph the likeliest one is
             tried even when the budget is spent.
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
-            candidates that compute in bfloat16, with an error of at most 2% of the size of
-            the results (`verify.REDUCED_TOLERANCE`).
+            candidates that compute in bfloat16, if their results are as accurate as eager's under
+            autocast, and their error at most a tenth of the size of the results
+            (`verify.REDUCED_TOLERANCE`).
         isolate: Whose first compilation and calls happen in a process of their own, so that a
             crash or a hang costs only the candidate: "third-party" (backends of other packages),
             "all", or "off".

@@ -5,6 +5,9 @@ draws other numbers than eager is excluded. Those of this package draw torch's n
 Inductor is told to.
 """
 
+import contextlib
+import functools
+import logging
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -19,8 +22,12 @@ from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
 
-REDUCED_TOLERANCE = 0.02
-"""With `precision="bf16"`: largest error of an output, relative to its root mean square."""
+log = logging.getLogger("dynamo_backends")
+
+REDUCED_TOLERANCE = 0.1
+"""With `precision="bf16"`: largest root mean square error of an output, relative to its root mean
+square, however inexact eager itself is in bfloat16. (Under autocast that is 0.5% for torchvision's
+initial ResNet-50, and 9% for one whose random weights keep activations at unit size.)"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Trial:
         promised: Sequence[Sequence[int] | None] = (),
     ):
         self._arguments = arguments
+        self._original = original
         self._rng = snapshot_rng()
         self._promised = promised
         args = arguments.fresh()
@@ -82,12 +90,29 @@ class Trial:
             return None  # such as a cast to float32 in the middle: compared with eager alone
         return results + [args[i] for i in sorted(self._arguments.mutated)]
 
+    @functools.cached_property
+    def _expected_in_bfloat16(self) -> list[Any]:
+        """Eager's results under autocast; those without it if it fails there."""
+        args = self._arguments.fresh()
+        restore_rng(self._rng)
+        try:
+            with autocast_bfloat16():
+                results = list(self._original(list(args)))
+        except Exception:
+            log.debug("eager fails under autocast", exc_info=True)
+            return self._expected
+        results += [args[i] for i in sorted(self._arguments.mutated)]
+        return [
+            r.to(e.dtype) if isinstance(e, Tensor) and _is_inexact(e) else e
+            for e, r in zip(self._expected, results, strict=True)
+        ]
+
     def judge(self, run: Run, reduced: bool = False, calls: int = 2) -> Verdict:
         """Calls a candidate, several times, and compares.
 
         Args:
             run: The candidate.
-            reduced: Whether results may have the precision of bfloat16.
+            reduced: Whether results may be as inexact as eager's under autocast to bfloat16.
             calls: How often it is called. From each call to the next, what is no floating-point
                 number must stay the same; the others must be accurate each time.
         """
@@ -156,16 +181,14 @@ class Trial:
             pattern = _pattern(e, r)
             if pattern:
                 return f"output {i} {pattern}"
-        if not reduced:
-            with silenced("torch._dynamo"):
-                return difference(self._expected, results, self._precise) or ""
-        for i, (e, p, r) in enumerate(zip(self._expected, self._precise, results, strict=True)):
-            error = relative_error([p], [r])
+        expected = self._expected_in_bfloat16 if reduced else self._expected
+        with silenced("torch._dynamo"):
+            wrong = difference(expected, results, self._precise)
+        if reduced and not wrong:
+            error = relative_error(self._precise, results)
             if error > REDUCED_TOLERANCE:
-                return f"output {i} has a relative error of {error:.1e}"
-            if isinstance(e, Tensor) and not _is_inexact(e) and not torch.equal(e, r):
-                return f"output {i} differs from eager in {int((e != r).sum())} elements"
-        return ""
+                wrong = f"a relative error of {error:.1e} is too large even for bfloat16"
+        return wrong or ""
 
 
 def judge(trials: Sequence[Trial], run: Run, reduced: bool = False) -> Verdict:
@@ -203,6 +226,12 @@ def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]
         tuple(i for i, p in enumerate(places) if p is not None and p == place)
         for place in places[len(args) :]
     ]
+
+
+def autocast_bfloat16() -> contextlib.AbstractContextManager[Any]:
+    """Eager's own way of computing in bfloat16."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.autocast(kind, dtype=torch.bfloat16)
 
 
 def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:

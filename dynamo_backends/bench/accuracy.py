@@ -64,7 +64,11 @@ def reference(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def compare_outputs(
-    expected: Any, result: Any, precise: Any, tolerance: float = TOLERANCE
+    expected: Any,
+    result: Any,
+    precise: Any,
+    tolerance: float = TOLERANCE,
+    allowed: Any = None,
 ) -> Accuracy:
     """Compares nested outputs.
 
@@ -73,6 +77,8 @@ def compare_outputs(
         result: Those in question.
         precise: The same in float64.
         tolerance: Absolute and relative.
+        allowed: Eager's in a lower precision, with the dtypes of `expected`, if results may be as
+            inexact as these.
     """
     leaves, structure = pytree.tree_flatten(expected)
     results, result_structure = pytree.tree_flatten(result)
@@ -80,10 +86,11 @@ def compare_outputs(
         found = f"the outputs have the structure {result_structure} instead of {structure}"
         return Accuracy(False, float("inf"), float("inf"), found)
     precise_leaves = pytree.tree_leaves(precise)
+    standards = leaves if allowed is None else pytree.tree_leaves(allowed)
     max_abs = max_rel = 0.0
     wrong = []
-    for i, (e, r, p) in enumerate(zip(leaves, results, precise_leaves, strict=True)):
-        problem = _difference(e, r, p, tolerance)
+    for i, (e, s, r, p) in enumerate(zip(leaves, standards, results, precise_leaves, strict=True)):
+        problem = _difference(s, r, p, tolerance)
         if problem:
             wrong.append(f"output {i} {problem}")
         absolute, relative = distance(e, r)

@@ -103,8 +103,8 @@ class Measuring:
         rounds: Samples of each backend.
         round_budget_s: No round begins later than this many seconds after the first.
         options: Of the backends.
-        tolerance: By which results may differ from eager's more than eager's from float64 (see
-            `torch._dynamo.utils.same`); None: that of PyTorch's benchmark runners for the cell.
+        autocast: In inference, results may be as inexact as eager's under autocast to bfloat16,
+            cast to the dtypes that they have without it.
     """
 
     device: str
@@ -112,7 +112,7 @@ class Measuring:
     rounds: int
     round_budget_s: float = math.inf
     options: Mapping[str, Mapping[str, Any]] | None = None
-    tolerance: float | None = None
+    autocast: bool = False
 
 
 Step = Callable[[], Any]
@@ -204,7 +204,11 @@ class _Work:
         wide = _cast(self._inputs, how.device, torch.float64)
         self._precise = _detached(self._run(precise, precise, wide))
         del precise
-        self._expected = _detached(self.step(self.model)())
+        self._expected = self._allowed = _detached(self.step(self.model)())
+        if how.autocast:
+            with torch.autocast(how.device, dtype=torch.bfloat16):
+                inexact = _detached(self.step(self.model)())
+            self._allowed = pytree.tree_map(_as_precise, self._expected, inexact)
 
     def step(self, function: Callable[..., Any]) -> Step:
         """A call of the cell's kind without arguments; gives what is to be checked."""
@@ -224,8 +228,10 @@ class _Work:
                 seconds = time.perf_counter() - start
                 for _ in range(3):  # backends that record calls do so at a later one
                     result = step()
-            tolerance = self._how.tolerance or _TOLERANCE[self._cell.dtype, self._cell.mode]
-            accuracy = compare_outputs(self._expected, _detached(result), self._precise, tolerance)
+            tolerance = _TOLERANCE[self._cell.dtype, self._cell.mode]
+            accuracy = compare_outputs(
+                self._expected, _detached(result), self._precise, tolerance, self._allowed
+            )
         except Exception as error:  # a row of the table; the others still have their turn
             return Row(backend, "failed", error=brief_error(error)), None
         row = Row(
@@ -280,6 +286,12 @@ def _cast(inputs: Inputs, device: str, dtype: torch.dtype) -> Inputs:
 
 def _detached(outputs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), outputs)
+
+
+def _as_precise(expected: Any, inexact: Any) -> Any:
+    """A result under autocast in the dtype of the one without; what is no float, without."""
+    floating = isinstance(expected, Tensor) and expected.is_floating_point()
+    return inexact.to(expected.dtype) if floating else expected
 
 
 def _note(reports: Sequence[Any]) -> str:

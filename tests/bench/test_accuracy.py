@@ -39,6 +39,17 @@ def test_more_accurate_than_eager_passes_however_far_from_it() -> None:
     assert not compare_outputs(expected, torch.full((100,), 1.5), precise).passed
 
 
+def test_results_may_err_as_eager_does_in_a_lower_precision() -> None:
+    precise = torch.ones(100, dtype=torch.float64)
+    expected, allowed = torch.ones(100), torch.full((100,), 1.01)
+    near, far = torch.full((100,), 0.985), torch.full((100,), 0.95)
+    accuracy = compare_outputs(expected, near, precise, allowed=allowed)
+    assert accuracy.passed
+    assert accuracy.max_rel == pytest.approx(0.015, rel=1e-3)
+    assert not compare_outputs(expected, near, precise).passed
+    assert not compare_outputs(expected, far, precise, allowed=allowed).passed
+
+
 @pytest.mark.parametrize(
     ("wrong", "detail"),
     [

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dynamo_backends.bench import cell_runs, cell_tables
-from dynamo_backends.bench.cells import Cell, Row, cells
+from dynamo_backends.bench.cells import Cell, Measuring, Row, cells, measure_cell
 from dynamo_backends.bench.ledger import Ledger, LedgerError
 from dynamo_backends.bench.suites import ModelCase
 from dynamo_backends.bench.suites.catalogue import SUITES
@@ -29,7 +29,15 @@ def broken(captured: Any, inputs: Any) -> Callable[..., Any]:
     raise RuntimeError("no licence")
 
 
-wrong._tags = broken._tags = ()  # type: ignore[attr-defined]
+def in_bfloat16(captured: Any, inputs: Any) -> Callable[..., Any]:
+    def run(*args: Any) -> list[Any]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return [x.float() for x in captured(*args)]
+
+    return run
+
+
+wrong._tags = broken._tags = in_bfloat16._tags = ()  # type: ignore[attr-defined]
 
 
 def tiny(scale: str, batch: int) -> list[ModelCase]:
@@ -51,7 +59,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(SUITES, "tiny", tiny)
     monkeypatch.setattr(gpu, "MODELS", (("tiny", "dense"), ("tiny", "conv")))
-    for name, function in (("gpu_test_wrong", wrong), ("gpu_test_broken", broken)):
+    functions = {"wrong": wrong, "broken": broken, "in_bfloat16": in_bfloat16}
+    for name, function in functions.items():
+        name = f"gpu_test_{name}"
         monkeypatch.setitem(registry._COMPILER_FNS, name, function)
         monkeypatch.setitem(registry._BACKENDS, name, None)
 
@@ -240,3 +250,17 @@ def test_cells_of_inference_come_first():
     assert found[:2] == [("inference", "float32", 1), ("inference", "float32", 32)]
     assert found[2::2] == [("inference", "bf16", 1), ("training", "float32", 1)]
     assert len(order) == 8
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_is_right_only_where_eager_may_compute_so(autocast: bool):
+    how = Measuring("cpu", "test", 2, autocast=autocast)
+    backends = ["gpu_test_in_bfloat16", "gpu_test_wrong", "aot_eager"]
+    rows = {row.backend: row for row in measure_cell(CELL, backends, how)}
+    status = {name: row.status for name, row in rows.items()}
+    assert status["gpu_test_in_bfloat16"] == ("ok" if autocast else "wrong")
+    assert status["gpu_test_wrong"] == "wrong"
+    assert status["aot_eager"] == "ok"
+    error = rows["gpu_test_in_bfloat16"].max_rel
+    assert error is not None
+    assert error > 1e-4, "of float32, not of autocast"

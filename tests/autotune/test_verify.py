@@ -1,0 +1,85 @@
+"""How far from eager a candidate may be that computes in bfloat16."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.verify import Trial, autocast_bfloat16
+from dynamo_backends.tuning.race import Run
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(32, 64, generator=GENERATOR)
+W = torch.randn(64, 16, generator=GENERATOR)
+
+
+def product(args: list[Tensor]) -> Sequence[Tensor]:
+    return [args[0] @ args[1]]
+
+
+def small_difference(args: list[Tensor]) -> Sequence[Tensor]:
+    """What bfloat16 makes of it is mostly error: the product, less most of itself."""
+    return [args[0] @ args[1] - args[2]]
+
+
+def trial_of(original: Run, *extra: Tensor) -> Trial:
+    return Trial(Arguments([X, W, *extra], (), ()), original, original)
+
+
+def off_by(share: float) -> Run:
+    """The product, with random errors that are so much of autocast's."""
+    precise = X.double() @ W.double()
+    with autocast_bfloat16():
+        error = float((X @ W - precise).square().mean().sqrt())
+    signs = torch.randn(precise.shape, generator=GENERATOR, dtype=torch.float64).sign()
+    return lambda args: [(precise + share * error * signs).float()]
+
+
+def test_bfloat16_may_err_as_much_as_autocast_does():
+    trial = trial_of(product)
+    assert trial.judge(off_by(1.5), reduced=True).right
+    assert "differs from eager" in trial.judge(off_by(5), reduced=True).wrong
+
+
+def test_float32_may_not():
+    verdict = trial_of(product).judge(off_by(0.1))
+    assert "differs from eager" in verdict.wrong
+
+
+def test_what_is_precise_passes_also_as_bfloat16():
+    verdict = trial_of(product).judge(product, reduced=True)
+    assert verdict.right
+    assert verdict.error < 1e-6
+
+
+def test_bfloat16_is_refused_where_it_loses_the_result():
+    trial = trial_of(small_difference, (X @ W) * (1 - 1e-3))
+
+    def in_bfloat16(args: list[Tensor]) -> Sequence[Tensor]:
+        with autocast_bfloat16():
+            return [small_difference(args)[0].float()]
+
+    verdict = trial.judge(in_bfloat16, reduced=True)
+    assert "is too large even for bfloat16" in verdict.wrong
+
+
+def test_where_autocast_fails_results_must_be_precise():
+    def original(args: list[Tensor]) -> Sequence[Tensor]:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("not in this precision")
+        return product(args)
+
+    trial = trial_of(original)
+    assert trial.judge(original, reduced=True).right
+    assert not trial.judge(off_by(1), reduced=True).right
+
+
+def test_integers_must_be_equal_in_bfloat16_too():
+    def original(args: list[Tensor]) -> Sequence[Tensor]:
+        return [product(args)[0].argmax(1)]
+
+    trial = trial_of(original)
+    assert trial.judge(original, reduced=True).right
+    other = trial.judge(lambda args: [original(args)[0].flip(0)], reduced=True)
+    assert "elements" in other.wrong

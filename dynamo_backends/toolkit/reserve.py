@@ -15,7 +15,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -27,8 +27,9 @@ _ALIGNMENT = 64  # bytes, that runtimes ask for: of what begins elsewhere malloc
 # which small blocks take, in the way of the next run
 _HEADER = 8  # bytes, that malloc adds to each block
 _SLACK = 128  # bytes, that aligned_alloc looks for beyond what it is asked for, at most
-_MARGIN = 256  # chunks; nobody writes there, so they cost addresses only
-_LEAST_ASIDE = 1 << 16  # bytes; of it no smaller pieces are taken again
+_MARGIN = 64  # chunks; nobody writes there, so they cost addresses only
+_STEP = 2048  # bytes of the margin that are given up at once; of 1 KiB malloc makes no free piece
+_LEAST_PIECE = 1 << 16  # bytes; no smaller ones are taken again after a run
 _RUNS = 4  # for which a block is made, at least; twice as many for each next one
 
 
@@ -43,19 +44,58 @@ def _glibc() -> Any:
     library.malloc.restype = library.aligned_alloc.restype = ctypes.c_void_p
     library.malloc.argtypes = [ctypes.c_size_t]
     library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+    library.realloc.restype = ctypes.c_void_p
+    library.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.free.argtypes = [ctypes.c_void_p]
     library.free.restype = None
     return library
 
 
+class _Room:
+    """A part of the block: a margin, which stays ours in runs, and what is free in them.
+
+    A run's large tensor lies at the start. Small ones that come to lie close after it, and stay,
+    are in the way of the next large one. Then some of the margin is given up, and the next one
+    begins that much earlier.
+
+    Attributes:
+        is_enough: Whether what was taken again last has a piece as large as promised.
+    """
+
+    def __init__(self, chunks: Sequence[int], margin: int) -> None:
+        """Makes a room of chunks side by side, so many of which are the margin."""
+        self.is_enough = False
+        self.margin = list(chunks[:margin])
+        self._start = self.margin[-1] + _CHUNK
+        self._end = chunks[-1] + _CHUNK
+        for chunk in chunks[margin:]:
+            _glibc().free(chunk)  # neighbours become one
+
+    @property
+    def region(self) -> range:
+        """Addresses that runs may have."""
+        return range(self._start, self._end)
+
+    def widen(self) -> bool:
+        """Gives up some of the margin; False if there is no more."""
+        left = self._start - self.margin[-1] - _STEP
+        if left >= _STEP:
+            self.margin[-1] = _glibc().realloc(self.margin[-1], left - _HEADER)  # the same
+            self._start -= _STEP
+        elif len(self.margin) > 1:
+            self._start = self.margin.pop()
+            _glibc().free(self._start)
+        else:
+            return False
+        return True
+
+
 class Reserve:
     """A block of the heap; `with reserve:` leaves it to malloc for as long as it takes.
 
-    malloc gives the smallest free piece that is large enough. So what is small, as results are that
-    stay, shall find a smaller piece of its own: some room aside. A run's large block lies at the
-    block's start. Small ones that come to lie close after it all the same are in the way of the
-    next large block. So there is a margin before it, which stays ours in runs too: some of it is
-    given up, and the next large block begins that much earlier.
+    malloc gives the smallest free piece that is large enough. So there are rooms for large pieces,
+    each a little larger than the one before, and a smaller one aside, for what is small and may
+    stay, as results do.
 
     Attributes:
         size: Bytes of the block that runs may allocate from; 0 if there is no block.
@@ -64,12 +104,9 @@ class Reserve:
     def __init__(self) -> None:
         self.size = 0
         self._piece = 0  # how much a run may need in one piece
-        self._aside = range(0)
-        self._margin: list[int] = []
+        self._rooms: list[_Room] = []
         self._held: list[int] = []
-        self._end: int | None = None
-        self._is_whole = True
-        self._is_enough = True  # what is held in one piece
+        self._last: int | None = None  # chunk, between the block and the heap's end
         self._thread = 0  # each thread may have a heap of its own
         self._runs = 0
         self._patience = _RUNS
@@ -81,27 +118,29 @@ class Reserve:
             size: Of the block.
             piece: How much of it a run needs in one piece; None: all.
         """
-        self._piece = max(self._piece, (size if piece is None else piece) + _SLACK)
-        if size > self.size and size >= LEAST and _glibc() is not None:
-            self._move(size)
+        piece = size if piece is None else piece
+        if (size > self.size or piece > self._piece) and size >= LEAST and _glibc() is not None:
+            self._piece = max(self._piece, piece)
+            self._move(max(size, self.size))
 
     def _move(self, size: int) -> None:
         former = self._forget()  # which malloc shall not find yet
-        large = -(-(size + _SLACK) // _CHUNK)
-        small = 1 + large // 2  # the large block does not fit there
-        chunks, self._end = _consecutive_chunks(1 + small + 2 * _MARGIN + large)
-        fence, aside, chunks = chunks[:1], chunks[1 : 1 + small], chunks[1 + small :]
-        self._margin = [*fence, *chunks[:_MARGIN]]
-        for chunk in [*aside, *chunks[_MARGIN:]]:
-            _glibc().free(chunk)  # neighbours become one
-        if self._end is not None:
-            self._aside = range(aside[0], aside[-1] + _CHUNK)
+        large = -(-(self._piece + _SLACK) // _CHUNK)
+        sizes = [2 + large // 4]
+        sizes += (_MARGIN + large + k for k in range(-(-size // self._piece)))
+        chunks, self._last = _consecutive_chunks(sum(sizes))
+        if self._last is None:
+            former += chunks
+        else:
+            for size_of_room in sizes:
+                part, chunks = chunks[:size_of_room], chunks[size_of_room:]
+                self._rooms.append(_Room(part, _MARGIN if self._rooms else 1))
             self._thread = threading.get_ident()
             self._runs = 0
             self.size = size
             self._take()
-        if not (self._end is not None and self._is_whole and self._is_found()):
-            self.release()
+            if not self._is_found():
+                self.release()
         for pointer in former:
             _glibc().free(pointer)
 
@@ -111,8 +150,9 @@ class Reserve:
             _glibc().free(pointer)
 
     def _forget(self) -> list[int]:
-        pieces = [*self._held, *self._margin, *([] if self._end is None else [self._end])]
-        self._held, self._margin, self._end, self.size = [], [], None, 0
+        margins = [pointer for room in self._rooms for pointer in room.margin]
+        pieces = [*self._held, *margins, *([] if self._last is None else [self._last])]
+        self._held, self._rooms, self._last, self.size = [], [], None, 0
         return pieces
 
     def __enter__(self) -> None:
@@ -120,8 +160,7 @@ class Reserve:
         if not self.size or threading.get_ident() != self._thread:
             return
         self._runs += 1
-        if not self._is_enough:
-            self._give_way()
+        self._make_room()
         held, self._held = self._held, []
         for pointer in held:
             _glibc().free(pointer)
@@ -136,50 +175,53 @@ class Reserve:
         if self.size and not self._held and threading.get_ident() == self._thread:
             self._take()
 
-    def _give_way(self) -> None:
-        """Makes room before what stayed in the block; when there is none, elsewhere."""
-        reaches_margin = self._margin[-1] + _CHUNK in self._held
-        if reaches_margin and len(self._margin) > 2:
-            _glibc().free(self._margin.pop())
-        elif self._runs >= self._patience:
+    def _make_room(self) -> None:
+        """Widens rooms that lack a large piece; when there is nothing to widen, moves elsewhere."""
+        wide = [r.region.start in self._held and r.widen() for r in self._rooms if not r.is_enough]
+        if not all(wide) and self._runs >= self._patience:
             self._patience *= 2
             self._move(self.size)
             return_free_memory()
 
     def _take(self) -> None:
-        assert self._end is not None
-        start = self._margin[-1] + _CHUNK
-        region = range(start, self._end)
-        self._is_whole = self._take_piece(len(region) - _HEADER, region)
-        self._is_enough = self._is_whole or self._take_piece(self._piece, region)
-        if not self._is_whole:
-            self._take_pieces(self.size, LEAST, region)
-        if not self._take_piece(len(self._aside) - _HEADER, self._aside):
-            self._take_pieces(len(self._aside) // 2, _LEAST_ASIDE, self._aside)
-
-    def _take_pieces(self, size: int, least: int, region: range) -> None:
-        while size >= least:
-            if not self._take_piece(size, region):
+        disturbed = []
+        for room in reversed(self._rooms):  # malloc gives the smallest piece that is large enough
+            room.is_enough = self._take_piece(len(room.region) - _HEADER, [room]) is room
+            if not room.is_enough:
+                disturbed.append(room)
+        size = max((len(room.region) for room in disturbed), default=0)
+        size = min(size, self._piece + _SLACK)
+        while size >= _LEAST_PIECE:
+            found = self._take_piece(size, disturbed)
+            if found is None:
                 size //= 2
+            else:
+                found.is_enough |= size > self._piece
+        self._rooms[0].is_enough = True  # for whatever finds a place there
 
-    def _take_piece(self, size: int, region: range) -> bool:
+    def _take_piece(self, size: int, rooms: Sequence[_Room]) -> _Room | None:
+        """The one of these rooms where malloc found it; None if that was elsewhere."""
         pointer = _glibc().malloc(size)
-        if pointer in region:
-            self._held.append(pointer)
-            return True
+        for room in rooms:
+            if pointer in room.region:
+                self._held.append(pointer)
+                return room
         _glibc().free(pointer)
-        return False
+        return None
 
     def _is_found(self) -> bool:
         """Whether malloc looks where it is supposed to."""
+        if not all(room.is_enough for room in self._rooms):
+            return False
         with self:
-            pointer = _glibc().aligned_alloc(64, -(-self.size // 64) * 64)
+            size = -(-self._piece // _ALIGNMENT) * _ALIGNMENT
+            pointer = _glibc().aligned_alloc(_ALIGNMENT, size)
             _glibc().free(pointer)
-        return pointer is not None and self._margin[0] < pointer < (self._end or 0)
+        return any(pointer in room.region for room in self._rooms[1:])
 
     def __del__(self) -> None:
         """Gives the block back."""
-        if self._end is not None and not sys.is_finalizing():
+        if self._last is not None and not sys.is_finalizing():
             self.release()
 
 

@@ -90,6 +90,7 @@ def test_it_grows_and_goes() -> None:
     found = measured("""
 first, second = shared_reserve(40 * MiB), shared_reserve(100 * MiB)
 assert first is second
+second.grow(90 * MiB, 30 * MiB)
 runs = [run(second)[0] for _ in range(10)]
 grown = bench.rss_bytes()
 smaller = shared_reserve(MiB).size
@@ -101,6 +102,19 @@ bench.hand_back(runs=runs, smaller=smaller, freed=grown - bench.rss_bytes())
     assert faulting(found["runs"]) <= 5
     assert found["smaller"] == 100 << 20
     assert found["freed"] > 95 << 20
+
+
+def test_it_is_made_for_larger_pieces() -> None:
+    found = measured("""
+reserve = Reserve()
+reserve.grow(200 * MiB, 50 * MiB)
+before = [run(reserve)[0] for _ in range(3)]
+reserve.grow(100 * MiB)
+bench.hand_back(before=before, runs=[run(reserve)[0] for _ in range(10)], size=reserve.size)
+""")
+    assert faulting(found["before"]) == 3
+    assert faulting(found["runs"]) <= 2
+    assert found["size"] == 200 << 20
 
 
 def test_other_threads_run_without_it() -> None:

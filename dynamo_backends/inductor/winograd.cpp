@@ -5,6 +5,9 @@
 // (tiles, K); and M is transformed to pixels. The chunk is so small that V and M stay in the cache,
 // and so large that U, which is read once for each chunk, does not cost more than the products.
 //
+// Matrices lie in the order in which products go through them: V as (blocks of ROWS tiles, vectors
+// of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS, PANEL).
+//
 // For each filtering F winograd.py inserts its transforms here, and a function at the end.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
@@ -41,6 +44,11 @@ static inline Tile tile_of(int64_t number, const Sizes& s) {
     return {number / (across * down), number / across % down * F::m, number % across * F::m};
 }
 
+// Where a row of a matrix begins, of which each block of ROWS has so many columns.
+static inline int64_t start_of(int64_t row, int64_t columns, int64_t width) {
+    return row / ROWS * ROWS * columns + row % ROWS * width;
+}
+
 // V[i, j, row, :] = (B' d B)[i, j] of one tile d, for all channels.
 template <class F>
 static void transform_input(const float* input, const float* zeros, float* v, int64_t row,
@@ -56,7 +64,8 @@ static void transform_input(const float* input, const float* zeros, float* v, in
         }
     }
     const int64_t matrix = s.chunk * s.channels;
-    for (int64_t c = 0; c < s.channels; c += LANES) {
+    v += start_of(row, s.channels, LANES);
+    for (int64_t c = 0; c < s.channels; c += LANES, v += ROWS * LANES) {
         Vec rows[n][n];
         for (int j = 0; j < n; j++) {
             Vec d[n], r[n];
@@ -68,7 +77,7 @@ static void transform_input(const float* input, const float* zeros, float* v, in
             Vec r[n];
             F::input(rows[i], r);
             for (int j = 0; j < n; j++) {
-                r[j].store(v + (i * n + j) * matrix + row * s.channels + c);
+                r[j].store(v + (i * n + j) * matrix);
             }
         }
     }
@@ -76,28 +85,31 @@ static void transform_input(const float* input, const float* zeros, float* v, in
 
 // ROWS rows and one panel of a product of two matrices, in sums of DEPTH terms: a sum that grows
 // longer is rounded off more with each term.
-static inline void multiply(const float* a, int64_t depth, const float* b, float* result,
-                            int64_t stride) {
+static inline void multiply(const float* a, int64_t depth, const float* b, float* result) {
     for (int64_t first = 0; first < depth; first += DEPTH) {
         const int64_t end = std::min(first + DEPTH, depth);
         Vec sums[ROWS][COLUMNS];
         for (int i = 0; i < ROWS; i++) {
             for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
         }
-        for (int64_t k = first; k < end; k++) {
-            Vec line[COLUMNS];
-            for (int j = 0; j < COLUMNS; j++) line[j] = Vec::loadu(b + k * PANEL + j * LANES);
-#pragma GCC unroll 16
-            for (int i = 0; i < ROWS; i++) {
-                const Vec factor(a[i * depth + k]);
+        for (int64_t k = first; k < end; k += LANES) {
+            for (int64_t lane = 0; lane < LANES; lane++) {
+                Vec line[COLUMNS];
                 for (int j = 0; j < COLUMNS; j++) {
-                    sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+                    line[j] = Vec::loadu(b + (k + lane) * PANEL + j * LANES);
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < ROWS; i++) {
+                    const Vec factor(a[k * ROWS + i * LANES + lane]);
+                    for (int j = 0; j < COLUMNS; j++) {
+                        sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+                    }
                 }
             }
         }
         for (int i = 0; i < ROWS; i++) {
             for (int j = 0; j < COLUMNS; j++) {
-                float* place = result + i * stride + j * LANES;
+                float* place = result + i * PANEL + j * LANES;
                 (first ? sums[i][j] + Vec::loadu(place) : sums[i][j]).store(place);
             }
         }
@@ -110,12 +122,14 @@ static void transform_output(const float* m, const float* bias, const float* res
                              float* output, int64_t row, Tile tile, const Sizes& s) {
     constexpr int n = F::m + F::taps - 1;
     const int64_t matrix = s.chunk * s.out_channels;
+    m += start_of(row, s.out_channels, PANEL);
     for (int64_t k = 0; k < s.out_channels; k += LANES) {
+        const float* column = m + k / PANEL * ROWS * PANEL + k % PANEL;
         Vec rows[F::m][n];
         for (int j = 0; j < n; j++) {
             Vec d[n], r[F::m];
             for (int i = 0; i < n; i++) {
-                d[i] = Vec::loadu(m + (i * n + j) * matrix + row * s.out_channels + k);
+                d[i] = Vec::loadu(column + (i * n + j) * matrix);
             }
             F::output(d, r);
             for (int i = 0; i < F::m; i++) rows[i][j] = r[i];
@@ -160,10 +174,9 @@ static void convolve(const float* input, const float* u, const float* bias, cons
             for (int64_t p = 0; p < panels; p++) {
                 const float* a = v + e * s.chunk * s.channels;
                 const float* b = u + (e * panels + p) * s.channels * PANEL;
-                float* c = m + e * s.chunk * s.out_channels + p * PANEL;
+                float* c = m + e * s.chunk * s.out_channels + p * ROWS * PANEL;
                 for (int64_t t = 0; t < rows; t += ROWS) {
-                    multiply(a + t * s.channels, s.channels, b, c + t * s.out_channels,
-                             s.out_channels);
+                    multiply(a + t * s.channels, s.channels, b, c + t * s.out_channels);
                 }
             }
         }

@@ -9,7 +9,7 @@ the call.
 import ctypes
 import functools
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ aten = torch.ops.aten
 
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
 _DIRECT = "direct"
-_CHUNK = 8 << 20  # bytes of transformed tiles that are worked on at a time
-_LEAST = 96  # tiles, for each of which all weights are read
+_CHUNK = 3 << 20  # bytes of transformed tiles that are worked on at a time
+_LEAST = 108  # tiles, for each of which all weights are read
 
 _workspaces = threading.local()
 
@@ -67,23 +67,70 @@ def _struct(name: str, f: Transforms) -> str:
     """The transforms in C++, written out."""
     n = len(f.input)
     lines = [f"struct {name} {{", f"    static constexpr int m = {f.m}, taps = {f.taps};"]
-    for what, matrix in (("input", f.input), ("output", f.output)):
+    for what, matrix, body in (
+        ("input", f.input, _product_of_rows(f.input)),
+        ("output", f.output, _product_of_columns(f.output)),
+    ):
         signature = f"const Vec (&d)[{n}], Vec (&r)[{len(matrix)}]"
         lines.append(f"    static inline void {what}({signature}) {{")
-        lines += [f"        r[{i}] = {_sum(row)};" for i, row in enumerate(matrix)]
+        lines += [f"        {line}" for line in body]
         lines.append("    }")
     return "\n".join([*lines, "};"])
 
 
-def _sum(factors: np.ndarray) -> str:
-    """A weighted sum of the vectors d, those with positive factors first."""
-    terms = sorted(enumerate(factors.tolist()), key=lambda term: term[1] < 0)
+def _product_of_rows(matrix: np.ndarray) -> list[str]:
+    """r = matrix d; what two points ±p share is computed once: r = even ± odd."""
+    lines, done = [], set()
+    d = [f"d[{k}]" for k in range(matrix.shape[1])]
+    signs = _alternating(len(d))
+    for i, row in enumerate(matrix):
+        mirrored = [j for j in range(i + 1, len(matrix)) if (matrix[j] == row * signs).all()]
+        if mirrored:
+            even, odd = f"even{i}", f"odd{i}"
+            lines.append(f"const Vec {even} = {_sum(row[::2], d[::2])};")
+            lines.append(f"const Vec {odd} = {_sum(row[1::2], d[1::2])};")
+            lines += [f"r[{i}] = {even} + {odd};", f"r[{mirrored[0]}] = {even} - {odd};"]
+            done.add(mirrored[0])
+        elif i not in done:
+            lines.append(f"r[{i}] = {_sum(row, d)};")
+    return lines
+
+
+def _product_of_columns(matrix: np.ndarray) -> list[str]:
+    """r = matrix d, where of two points ±p the sum or the difference is needed."""
+    lines, columns, matrix = [], [], matrix.copy()
+    signs = _alternating(len(matrix))
+    for k in range(matrix.shape[1]):
+        column = [f"d[{k}]"] * len(matrix)
+        for other in range(k + 1, matrix.shape[1]):
+            if (matrix[:, other] == matrix[:, k] * signs).all() and matrix[:, k].any():
+                lines.append(f"const Vec sum{k} = d[{k}] + d[{other}];")
+                lines.append(f"const Vec difference{k} = d[{k}] - d[{other}];")
+                column = [f"difference{k}" if i % 2 else f"sum{k}" for i in range(len(matrix))]
+                matrix[:, other] = 0
+        columns.append(column)
+    for i, row in enumerate(matrix):
+        lines.append(f"r[{i}] = {_sum(row, [column[i] for column in columns])};")
+    return lines
+
+
+def _alternating(count: int) -> np.ndarray:
+    return np.where(np.arange(count) % 2, -1, 1)
+
+
+def _sum(factors: Sequence[float], terms: Sequence[str]) -> str:
+    """A weighted sum, those with factor one first, so that the others are multiply-adds."""
+    weighted = [(float(f), t) for f, t in zip(factors, terms, strict=True) if f]
     text = ""
-    for i, factor in terms:
-        if factor:
-            size = abs(factor)
-            sign = "-" if factor < 0 else "+" if text else ""
-            text += sign + (f"d[{i}]" if size == 1 else f"Vec({size!r}f) * d[{i}]")
+    for factor, term in sorted(weighted, key=lambda pair: (pair[0] != 1, abs(pair[0]) != 1)):
+        if abs(factor) == 1 and text:
+            text = f"({text} {'+' if factor > 0 else '-'} {term})"
+        elif factor == 1:
+            text = term
+        elif not text:
+            text = f"Vec({factor!r}f) * {term}"
+        else:
+            text = f"at::vec::fmadd(Vec({factor!r}f), {term}, {text})"
     return text
 
 
@@ -128,7 +175,8 @@ def _plan(
     shape = _shape(size, channels, padding, f)
     tiles = batch * -(-shape[2] // f.m) * -(-shape[3] // f.m)
     of_tile = f.input.size * (depth + channels)
-    chunk = min(max(_LEAST, _CHUNK // (4 * of_tile)), tiles)
+    most = max(_LEAST, _CHUNK // (4 * of_tile))
+    chunk = -(-tiles // max(round(tiles / most), 1))  # all chunks are about as large
     chunk = -(-chunk // library.rows()) * library.rows()
     sizes = _Sizes(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, threads)
     function = getattr(library, f"convolve_{filtering}")

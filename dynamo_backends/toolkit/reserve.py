@@ -110,6 +110,7 @@ class Reserve:
         self._thread = 0  # each thread may have a heap of its own
         self._runs = 0
         self._patience = _RUNS
+        self._lock = threading.RLock()
 
     def grow(self, size: int, piece: int | None = None) -> None:
         """Makes the block so large that a run can allocate `size` bytes, if malloc permits.
@@ -119,9 +120,12 @@ class Reserve:
             piece: How much of it a run needs in one piece; None: all.
         """
         piece = size if piece is None else piece
-        if (size > self.size or piece > self._piece) and size >= LEAST and _glibc() is not None:
-            self._piece = max(self._piece, piece)
-            self._move(max(size, self.size))
+        if size < LEAST or _glibc() is None:
+            return
+        with self._lock:
+            if size > self.size or piece > self._piece:
+                self._piece = max(self._piece, piece)
+                self._move(max(size, self.size))
 
     def _move(self, size: int) -> None:
         former = self._forget()  # which malloc shall not find yet
@@ -146,8 +150,9 @@ class Reserve:
 
     def release(self) -> None:
         """Gives the block back to malloc."""
-        for pointer in self._forget():
-            _glibc().free(pointer)
+        with self._lock:
+            for pointer in self._forget():
+                _glibc().free(pointer)
 
     def _forget(self) -> list[int]:
         margins = [pointer for room in self._rooms for pointer in room.margin]
@@ -157,13 +162,14 @@ class Reserve:
 
     def __enter__(self) -> None:
         """Leaves the block to malloc."""
-        if not self.size or threading.get_ident() != self._thread:
-            return
-        self._runs += 1
-        self._make_room()
-        held, self._held = self._held, []
-        for pointer in held:
-            _glibc().free(pointer)
+        with self._lock:
+            if not self.size or threading.get_ident() != self._thread:
+                return
+            self._runs += 1
+            self._make_room()
+            held, self._held = self._held, []
+            for pointer in held:
+                _glibc().free(pointer)
 
     def __exit__(
         self,
@@ -172,8 +178,9 @@ class Reserve:
         trace: TracebackType | None,
     ) -> None:
         """Takes the block again, or what there is around what stayed in it."""
-        if self.size and not self._held and threading.get_ident() == self._thread:
-            self._take()
+        with self._lock:
+            if self.size and not self._held and threading.get_ident() == self._thread:
+                self._take()
 
     def _make_room(self) -> None:
         """Widens rooms that lack a large piece; when there is nothing to widen, moves elsewhere."""

@@ -131,6 +131,27 @@ bench.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
     assert faulting(found["here"]) <= 5
 
 
+def test_a_thread_makes_it_larger_while_another_one_runs() -> None:
+    found = measured("""
+reserve = Reserve()
+reserve.grow(MiB)
+def grow():
+    for size in range(2, 60):
+        reserve.grow(size * MiB)
+thread = threading.Thread(target=grow)
+thread.start()
+runs = 0
+while thread.is_alive():
+    run(reserve, 8 * MiB, kept=2)
+    runs += 1
+thread.join()
+reserve.grow(60 * MiB)
+bench.hand_back(runs=runs, here=[run(reserve, 60 * MiB)[0] for _ in range(10)])
+""")
+    assert found["runs"] > 5, "else this test shows nothing"
+    assert sum(faults > 5_000 for faults in found["here"]) <= 2
+
+
 def test_nobody_else_gets_it() -> None:
     found = measured("""
 reserve = Reserve()

@@ -21,7 +21,7 @@ from typing import Any
 
 from dynamo_backends.toolkit.memory import return_free_memory
 
-LEAST = 1 << 20  # bytes: of less, malloc keeps more than this itself
+LEAST = 4 << 20  # bytes: less than that malloc mostly keeps itself
 _CHUNK = 0x1F000  # bytes; malloc never maps a block of less than 128 KiB
 _ALIGNMENT = 64  # bytes, that runtimes ask for: of what begins elsewhere malloc cuts off a piece,
 # which small blocks take, in the way of the next run
@@ -30,6 +30,7 @@ _SLACK = 128  # bytes, that aligned_alloc looks for beyond what it is asked for,
 _MARGIN = 64  # chunks; nobody writes there, so they cost addresses only
 _STEP = 2048  # bytes of the margin that are given up at once; of 1 KiB malloc makes no free piece
 _LEAST_PIECE = 1 << 16  # bytes; no smaller ones are taken again after a run
+_TRIES = 4  # to find a free piece of the block
 _RUNS = 4  # for which a block is made, at least; twice as many for each next one
 
 
@@ -191,30 +192,46 @@ class Reserve:
             return_free_memory()
 
     def _take(self) -> None:
-        disturbed = []
-        for room in reversed(self._rooms):  # malloc gives the smallest piece that is large enough
+        aside, *large = self._rooms
+        for room in reversed(large):  # malloc gives the smallest piece that is large enough
             room.is_enough = self._take_piece(len(room.region) - _HEADER, [room]) is room
-            if not room.is_enough:
-                disturbed.append(room)
-        size = max((len(room.region) for room in disturbed), default=0)
-        size = min(size, self._piece + _SLACK)
+        aside.is_enough = True  # for whatever finds a place there
+        disturbed = [room for room in large if not room.is_enough]
+        if disturbed:
+            self._take_pieces(self._piece + _SLACK, disturbed)
+        if self._take_piece(len(aside.region) - _HEADER, [aside]) is None:
+            self._take_pieces(len(aside.region) // 2, [aside])
+
+    def _take_pieces(self, size: int, rooms: Sequence[_Room]) -> None:
+        """All pieces of these rooms, or nearly all when they are enough."""
         while size >= _LEAST_PIECE:
-            found = self._take_piece(size, disturbed)
+            tries = 1 if all(room.is_enough for room in rooms) else _TRIES
+            found = self._take_piece(size, rooms, tries)
             if found is None:
                 size //= 2
             else:
                 found.is_enough |= size > self._piece
-        self._rooms[0].is_enough = True  # for whatever finds a place there
 
-    def _take_piece(self, size: int, rooms: Sequence[_Room]) -> _Room | None:
+    def _take_piece(self, size: int, rooms: Sequence[_Room], tries: int = 1) -> _Room | None:
         """The one of these rooms where malloc found it; None if that was elsewhere."""
-        pointer = _glibc().malloc(size)
-        for room in rooms:
-            if pointer in room.region:
+        malloc, free = _glibc().malloc, _glibc().free
+        found = None
+        elsewhere: list[int] = []  # in smaller free pieces that are large enough, too
+        while found is None and len(elsewhere) < tries:
+            pointer = malloc(size)
+            for room in rooms:
+                if pointer in room.region:
+                    found = room
+            if found is not None:
                 self._held.append(pointer)
-                return room
-        _glibc().free(pointer)
-        return None
+            elif pointer is None or _is_mapped(pointer):
+                free(pointer)
+                break
+            else:
+                elsewhere.append(pointer)
+        for pointer in elsewhere:
+            free(pointer)
+        return found
 
     def _is_found(self) -> bool:
         """Whether malloc looks where it is supposed to."""
@@ -230,6 +247,11 @@ class Reserve:
         """Gives the block back."""
         if self._last is not None and not sys.is_finalizing():
             self.release()
+
+
+def _is_mapped(pointer: int) -> bool:
+    """Whether malloc had no free piece and mapped this block from the system."""
+    return bool(ctypes.c_size_t.from_address(pointer - _HEADER).value & 2)
 
 
 def _consecutive_chunks(count: int) -> tuple[list[int], int | None]:

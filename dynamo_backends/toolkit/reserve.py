@@ -10,6 +10,7 @@ all is freed, the block is whole again and ours. Nothing else in the process cha
 else's memory gets between. It works with glibc's malloc only; with another there is no reserve.
 """
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -298,6 +299,14 @@ def shared_reserve(size: int, piece: int | None = None) -> Reserve:
         _shared = weakref.ref(reserve)
     reserve.grow(size, piece)
     return reserve
+
+
+def memory_for(size: int) -> contextlib.AbstractContextManager[None]:
+    """The shared reserve for a program that allocates so many bytes in one piece, if it needs one.
+
+    A small program would only pay for what larger ones have reserved.
+    """
+    return shared_reserve(size) if size >= LEAST else contextlib.nullcontext()
 
 
 def keeping(size: int, run: Callable[..., Any]) -> Callable[..., Any]:

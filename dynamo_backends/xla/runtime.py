@@ -20,7 +20,7 @@ from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.toolkit.memory import return_free_memory
-from dynamo_backends.toolkit.reserve import LEAST, shared_reserve
+from dynamo_backends.toolkit.reserve import memory_for
 from dynamo_backends.toolkit.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
@@ -270,8 +270,7 @@ class XlaExecutable(Executable):
         execute = self._execute
         handle = self._device.handle
         pid = self._device.pid
-        size = _jaxlib.temporary_bytes(self.main)
-        reserve = shared_reserve(size) if size >= LEAST else contextlib.nullcontext()
+        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main))
         places, importers = self.wiring.activations, self._activations
         free = self._staging
         offset = len(prepared)
@@ -292,7 +291,7 @@ class XlaExecutable(Executable):
             for k in staging.large:
                 tensor = importers[k](inputs[places[k]])
                 buffers[offset + k] = import_dlpack(to_dlpack(tensor), handle, None)
-            with reserve:
+            with kept_memory:
                 results = execute(buffers)
                 free.append(staging)
                 outputs = [from_dlpack(export_dlpack(r)) for r in results]

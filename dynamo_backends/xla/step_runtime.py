@@ -23,7 +23,7 @@ from dynamo_backends.aot.step.whole import at_once, give_up, until_done
 from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.layouts import Exporter, Importer
-from dynamo_backends.toolkit.reserve import shared_reserve
+from dynamo_backends.toolkit.reserve import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.homes import Home, find_home, move_in
@@ -99,7 +99,7 @@ class XlaStep(StepProgram):
         self._device = device
         self._interface = _Interface(device, graph)
         self._execute = _jaxlib.executor(executable, device.handle, self._interface.results)
-        self._reserve = shared_reserve(_jaxlib.temporary_bytes(executable))
+        self._kept_memory = memory_for(_jaxlib.temporary_bytes(executable))
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
@@ -120,7 +120,7 @@ class XlaStep(StepProgram):
         guests = [interface.importers[i].view(inputs[i]) for i in interface.updated if not homes[i]]
         tensors = [inputs[i] for i in interface.updated]
         self.launches += 1
-        with self._reserve:
+        with self._kept_memory:
             _Launch(tensors, updated, guests, taken).run(self._execute(buffers))
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:

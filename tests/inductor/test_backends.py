@@ -1,10 +1,11 @@
 """Inductor with frozen weights: never stale, and no setting of Inductor's is left changed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.inductor.runtime import with_constants
@@ -47,6 +48,34 @@ def test_without_a_compiler_the_error_says_how_to_get_one(monkeypatch: pytest.Mo
     monkeypatch.setenv("CXX", "no-such-c++")
     text = "needs a C++ compiler, and 'no-such-c++' is not installed. To mend it: apt-get install"
     refusals.backend_is_refused("inductor_freezing", text)
+
+
+HIDDEN = torch.zeros(5, 7)
+HIDDEN[2] = -torch.inf  # one query sees nothing
+HIDDEN[0, 3:] = -torch.inf
+
+
+@pytest.mark.parametrize("name", ["inductor_freezing", "ts_trace"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": HIDDEN}, {"attn_mask": HIDDEN == 0}],
+    ids=["plain", "causal", "scaled", "mask", "boolean mask"],
+)
+def test_attention_is_torchs_kernel(name: str, given: dict[str, Any]):
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = (x.unflatten(-1, (3, 8)).transpose(1, 2) for x in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(*heads, **given).transpose(1, 2)
+
+    q, k, v = torch.randn(2, 5, 24), torch.randn(2, 7, 24), torch.randn(2, 7, 24)
+    with torch.no_grad():
+        checks.agree(name, attend, q, k, v)
+        compiled = torch.compile(attend, backend=name)
+        compiled(q, k, v)
+        with torch.profiler.profile() as profile:
+            compiled(q, k, v)
+    names = {event.key for event in profile.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+    assert "aten::bmm" not in names
 
 
 def test_weights_that_keep_changing_become_inputs():

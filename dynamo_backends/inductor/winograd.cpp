@@ -5,22 +5,15 @@
 // (tiles, K); and M is transformed to pixels. The chunk is so small that V and M stay in the cache,
 // and so large that U, which is read once for each chunk, does not cost more than the products.
 //
-// Matrices lie in the order in which products go through them: V as (blocks of ROWS tiles, vectors
-// of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS, PANEL).
+// Matrices lie in the order in which products go through them (see microkernel.h): V as (blocks of
+// ROWS tiles, vectors of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS,
+// PANEL).
 //
 // For each filtering F winograd.py inserts its transforms here, and a function at the end.
 
-#include <torch/csrc/inductor/cpp_prefix.h>
+@MICROKERNEL@
 
-#include <cstdint>
-
-using Vec = at::vec::Vectorized<float>;
-
-constexpr int64_t LANES = Vec::size();
-constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
-constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
-constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
-constexpr int64_t DEPTH = 32;                     // terms of such a sum
+constexpr int64_t DEPTH = 32;  // terms of a sum, before it is added to others
 
 struct Sizes {
     int64_t batch, height, width, channels;       // of the input
@@ -42,11 +35,6 @@ static inline Tile tile_of(int64_t number, const Sizes& s) {
     const int64_t across = (s.out_width + F::m - 1) / F::m;
     const int64_t down = (s.out_height + F::m - 1) / F::m;
     return {number / (across * down), number / across % down * F::m, number % across * F::m};
-}
-
-// Where a row of a matrix begins, of which each block of ROWS has so many columns.
-static inline int64_t start_of(int64_t row, int64_t columns, int64_t width) {
-    return row / ROWS * ROWS * columns + row % ROWS * width;
 }
 
 // V[i, j, row, :] = (B' d B)[i, j] of one tile d, for all channels.
@@ -83,32 +71,15 @@ static void transform_input(const float* input, const float* zeros, float* v, in
     }
 }
 
-// ROWS rows and one panel of a product of two matrices, in sums of DEPTH terms: a sum that grows
+// R rows and one panel of a product of two matrices, in sums of DEPTH terms: a sum that grows
 // longer is rounded off more with each term.
+template <int64_t R>
 static inline void multiply(const float* a, int64_t depth, const float* b, float* result) {
     for (int64_t first = 0; first < depth; first += DEPTH) {
-        const int64_t end = std::min(first + DEPTH, depth);
-        Vec sums[ROWS][COLUMNS];
-        for (int i = 0; i < ROWS; i++) {
-            for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
-        }
-        for (int64_t k = first; k < end; k += LANES) {
-            for (int64_t lane = 0; lane < LANES; lane++) {
-                Vec line[COLUMNS];
-                for (int j = 0; j < COLUMNS; j++) {
-                    line[j] = Vec::loadu(b + (k + lane) * PANEL + j * LANES);
-                }
-#pragma GCC unroll 16
-                for (int i = 0; i < ROWS; i++) {
-                    const Vec factor(a[k * ROWS + i * LANES + lane]);
-                    for (int j = 0; j < COLUMNS; j++) {
-                        sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
-                    }
-                }
-            }
-        }
-        for (int i = 0; i < ROWS; i++) {
-            for (int j = 0; j < COLUMNS; j++) {
+        Vec sums[R][COLUMNS];
+        sum(a, b, first, std::min(first + DEPTH, depth), sums);
+        for (int64_t i = 0; i < R; i++) {
+            for (int64_t j = 0; j < COLUMNS; j++) {
                 float* place = result + i * PANEL + j * LANES;
                 (first ? sums[i][j] + Vec::loadu(place) : sums[i][j]).store(place);
             }
@@ -164,7 +135,6 @@ static void convolve(const float* input, const float* u, const float* bias, cons
 #pragma omp parallel num_threads(s.threads)
     for (int64_t first = 0; first < tiles; first += s.chunk) {
         const int64_t count = std::min(s.chunk, tiles - first);
-        const int64_t rows = (count + ROWS - 1) / ROWS * ROWS;  // of the last, some are anything
 #pragma omp for
         for (int64_t t = 0; t < count; t++) {
             transform_input<F>(input, zeros, v, t, tile_of<F>(first + t, s), s);
@@ -175,8 +145,10 @@ static void convolve(const float* input, const float* u, const float* bias, cons
                 const float* a = v + e * s.chunk * s.channels;
                 const float* b = u + (e * panels + p) * s.channels * PANEL;
                 float* c = m + e * s.chunk * s.out_channels + p * ROWS * PANEL;
-                for (int64_t t = 0; t < rows; t += ROWS) {
-                    multiply(a + t * s.channels, s.channels, b, c + t * s.out_channels);
+                for (int64_t t = 0; t < count; t += ROWS) {
+                    with_rows(count - t, [&](auto rows) {
+                        multiply<rows>(a + t * s.channels, s.channels, b, c + t * s.out_channels);
+                    });
                 }
             }
         }

@@ -8,7 +8,6 @@ the call.
 
 import ctypes
 import functools
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,10 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
-from dynamo_backends.inductor.kernels import load_kernel, pointers
+from dynamo_backends.inductor.kernels import load_kernel, pointers, workspace
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
-from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.inductor.patterns import added_tensor, followers, frozen_nodes, replace
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
 
@@ -32,8 +31,6 @@ _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
 _DIRECT = "direct"
 _CHUNK = 3 << 20  # bytes of transformed tiles that are worked on at a time
 _LEAST = 108  # tiles, for each of which all weights are read
-
-_workspaces = threading.local()
 
 
 # The library.
@@ -191,14 +188,6 @@ def _shape(
     return (batch, channels, *(n + 2 * p - less for n, p in zip(spatial, padding, strict=True)))
 
 
-def _workspace(elements: int) -> Tensor:
-    """Memory for transformed tiles, the same for all calls of a thread."""
-    known: Tensor | None = getattr(_workspaces, "memory", None)
-    if known is None or known.numel() < elements:
-        known = _workspaces.memory = torch.empty(elements)
-    return known
-
-
 # The operators.
 
 
@@ -220,7 +209,7 @@ def _convolve(
         residual = residual.contiguous(memory_format=torch.channels_last)
     if bias is not None:
         bias = bias.contiguous()
-    tensors = (image, weight.contiguous(), bias, residual, result, _workspace(plan.elements))
+    tensors = (image, weight.contiguous(), bias, residual, result, workspace(plan.elements))
     plan.function(*pointers(*tensors), plan.sizes)
     return result
 
@@ -347,7 +336,7 @@ def _replace(node: fx.Node, filtering: str) -> None:
             replaced.append(follower)
             relu = True
             break
-        other = _added(follower, replaced[-1])
+        other = added_tensor(follower, replaced[-1])
         if residual is not None or other is None:
             break
         replaced.append(follower)
@@ -359,15 +348,3 @@ def _replace(node: fx.Node, filtering: str) -> None:
         args = (image, u, bias, residual, filtering, padding, relu)
         call = graph.call_function(CONVOLVE, args)
     replace(replaced, call)
-
-
-def _added(follower: fx.Node, value: fx.Node) -> fx.Node | None:
-    """What is added to a value by a call, if it is a tensor of the same kind."""
-    if follower.target is not aten.add.Tensor or follower.kwargs:
-        return None
-    others = [n for n in follower.args if n is not value]
-    if len(follower.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
-        return None
-    x, y = others[0].meta["val"], value.meta["val"]
-    same = isinstance(x, Tensor) and x.shape == y.shape and x.dtype == y.dtype
-    return others[0] if same else None

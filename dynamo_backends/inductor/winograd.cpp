@@ -4,6 +4,7 @@
 // element of a tile; these are multiplied by U, the transformed weight, to M, of matrices
 // (tiles, K); and M is transformed to pixels. The chunk is so small that V and M stay in the cache,
 // and so large that U, which is read once for each chunk, does not cost more than the products.
+// Where U is small, each thread works on chunks of its own, whose V and M stay in its own cache.
 //
 // Matrices lie in the order in which products go through them (see microkernel.h): V as (blocks of
 // ROWS tiles, vectors of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS,
@@ -20,7 +21,8 @@ struct Sizes {
     int64_t out_height, out_width, out_channels;
     int64_t top, left;                            // padding
     int64_t relu;                                 // whether it follows
-    int64_t chunk;                                // tiles; a multiple of ROWS
+    int64_t chunk;                                // tiles at a time
+    int64_t shared;                               // whether all threads work on the same chunk
     int64_t threads;
 };
 
@@ -37,6 +39,11 @@ static inline Tile tile_of(int64_t number, const Sizes& s) {
     return {number / (across * down), number / across % down * F::m, number % across * F::m};
 }
 
+// Rows that V and M have room for.
+static inline int64_t room(const Sizes& s) {
+    return (s.chunk + ROWS - 1) / ROWS * ROWS;
+}
+
 // V[i, j, row, :] = (B' d B)[i, j] of one tile d, for all channels.
 template <class F>
 static void transform_input(const float* input, const float* zeros, float* v, int64_t row,
@@ -51,7 +58,7 @@ static void transform_input(const float* input, const float* zeros, float* v, in
             pixels[i][j] = inside ? input + at : zeros;
         }
     }
-    const int64_t matrix = s.chunk * s.channels;
+    const int64_t matrix = room(s) * s.channels;
     v += start_of(row, s.channels, LANES);
     for (int64_t c = 0; c < s.channels; c += LANES, v += ROWS * LANES) {
         Vec rows[n][n];
@@ -92,7 +99,7 @@ template <class F>
 static void transform_output(const float* m, const float* bias, const float* residual,
                              float* output, int64_t row, Tile tile, const Sizes& s) {
     constexpr int n = F::m + F::taps - 1;
-    const int64_t matrix = s.chunk * s.out_channels;
+    const int64_t matrix = room(s) * s.out_channels;
     m += start_of(row, s.out_channels, PANEL);
     for (int64_t k = 0; k < s.out_channels; k += LANES) {
         const float* column = m + k / PANEL * ROWS * PANEL + k % PANEL;
@@ -121,6 +128,17 @@ static void transform_output(const float* m, const float* bias, const float* res
     }
 }
 
+// Does pieces of work in each thread: all of them, or its part of what threads share.
+template <class Work>
+static inline void each(int64_t count, const Sizes& s, Work&& work) {
+    if (!s.shared) {
+        for (int64_t i = 0; i < count; i++) work(i);
+        return;
+    }
+#pragma omp for
+    for (int64_t i = 0; i < count; i++) work(i);
+}
+
 template <class F>
 static void convolve(const float* input, const float* u, const float* bias, const float* residual,
                      float* output, float* workspace, const Sizes& s) {
@@ -128,33 +146,34 @@ static void convolve(const float* input, const float* u, const float* bias, cons
     const int64_t tiles = s.batch * ((s.out_height + F::m - 1) / F::m) *
                           ((s.out_width + F::m - 1) / F::m);
     const int64_t panels = s.out_channels / PANEL;
+    const int64_t v_size = elements * room(s) * s.channels;
+    const int64_t m_size = elements * room(s) * s.out_channels;
     float* zeros = workspace;
-    float* v = zeros + s.channels;
-    float* m = v + elements * s.chunk * s.channels;
-    std::fill(zeros, v, 0.0f);
+    std::fill(zeros, zeros + s.channels, 0.0f);
 #pragma omp parallel num_threads(s.threads)
-    for (int64_t first = 0; first < tiles; first += s.chunk) {
-        const int64_t count = std::min(s.chunk, tiles - first);
-#pragma omp for
-        for (int64_t t = 0; t < count; t++) {
-            transform_input<F>(input, zeros, v, t, tile_of<F>(first + t, s), s);
-        }
-#pragma omp for collapse(2)
-        for (int64_t e = 0; e < elements; e++) {
-            for (int64_t p = 0; p < panels; p++) {
-                const float* a = v + e * s.chunk * s.channels;
-                const float* b = u + (e * panels + p) * s.channels * PANEL;
-                float* c = m + e * s.chunk * s.out_channels + p * ROWS * PANEL;
+    {
+        const int64_t thread = s.shared ? 0 : omp_get_thread_num();
+        const int64_t threads = s.shared ? 1 : omp_get_num_threads();
+        float* v = zeros + s.channels + thread * (v_size + m_size);
+        float* m = v + v_size;
+        for (int64_t first = thread * s.chunk; first < tiles; first += threads * s.chunk) {
+            const int64_t count = std::min(s.chunk, tiles - first);
+            each(count, s, [&](int64_t t) {
+                transform_input<F>(input, zeros, v, t, tile_of<F>(first + t, s), s);
+            });
+            each(elements * panels, s, [&](int64_t i) {
+                const float* a = v + i / panels * room(s) * s.channels;
+                const float* b = u + i * s.channels * PANEL;
+                float* c = m + i / panels * room(s) * s.out_channels + i % panels * ROWS * PANEL;
                 for (int64_t t = 0; t < count; t += ROWS) {
                     with_rows(count - t, [&](auto rows) {
                         multiply<rows>(a + t * s.channels, s.channels, b, c + t * s.out_channels);
                     });
                 }
-            }
-        }
-#pragma omp for
-        for (int64_t t = 0; t < count; t++) {
-            transform_output<F>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);
+            });
+            each(count, s, [&](int64_t t) {
+                transform_output<F>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);
+            });
         }
     }
 }

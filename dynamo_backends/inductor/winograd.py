@@ -29,8 +29,10 @@ aten = torch.ops.aten
 
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
 _DIRECT = "direct"
-_CHUNK = 3 << 20  # bytes of transformed tiles that are worked on at a time
-_LEAST = 108  # tiles, for each of which all weights are read
+_CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
+_LEAST = 108  # of these tiles: the weight is read once for so many
+_OWN_CHUNK = 512 << 10  # bytes of transformed tiles where each thread has its own,
+_OWN_WEIGHT = 4 << 20  # which is where the transformed weight takes at most so many
 
 
 # The library.
@@ -137,7 +139,7 @@ class _Sizes(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "height", "width", "channels")),
         *((name, ctypes.c_int64) for name in ("out_height", "out_width", "out_channels")),
-        *((name, ctypes.c_int64) for name in ("top", "left", "relu", "chunk", "threads")),
+        *((name, ctypes.c_int64) for name in ("top", "left", "relu", "chunk", "shared", "threads")),
     )
 
 
@@ -172,12 +174,25 @@ def _plan(
     shape = _shape(size, channels, padding, f)
     tiles = batch * -(-shape[2] // f.m) * -(-shape[3] // f.m)
     of_tile = f.input.size * (depth + channels)
-    most = max(_LEAST, _CHUNK // (4 * of_tile))
-    chunk = -(-tiles // max(round(tiles / most), 1))  # all chunks are about as large
-    chunk = -(-chunk // library.rows()) * library.rows()
-    sizes = _Sizes(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, threads)
+    rows = library.rows()
+    shared = 4 * f.input.size * depth * channels > _OWN_WEIGHT
+    if shared:
+        chunks = max(round(tiles / max(_LEAST, _CHUNK // (4 * of_tile))), 1)
+    else:
+        most = max(_OWN_CHUNK // (4 * of_tile) // rows, 1) * rows
+        chunks = _up_to(-(-tiles // most), threads)
+    chunk = -(-tiles // chunks)  # all are about as large
+    room = _up_to(chunk, rows) * of_tile * (1 if shared else threads)
+    sizes = _Sizes(
+        *(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, shared, threads)
+    )
     function = getattr(library, f"convolve_{filtering}")
-    return _Plan(function, ctypes.byref(sizes), shape, depth + chunk * of_tile)
+    return _Plan(function, ctypes.byref(sizes), shape, depth + room)
+
+
+def _up_to(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple
 
 
 def _shape(

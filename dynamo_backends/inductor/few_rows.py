@@ -2,8 +2,8 @@
 
 Their time is that of reading the weights. Libraries' products of matrices are made for many rows:
 MKL reads the weights at a quarter of the speed of memory here where there are four rows. Whether
-`few_rows.cpp` is faster depends on the processor, so it is measured. Weights stay where they are; a
-bias and a relu are part of the call.
+`few_rows.cpp` is faster than MKL and oneDNN depends on shapes and processor, so it is measured.
+Weights stay where they are; a bias and a relu are part of the call.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from dynamo_backends.graph.declared import define
 from dynamo_backends.inductor.kernels import load_kernel, pointers
+from dynamo_backends.inductor.linears import prepacked_linear
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, linear_layer, replace
 from dynamo_backends.tuning.race import Run
@@ -102,10 +103,14 @@ def _is_faster(x: fx.Node, weight: fx.Node) -> bool:
 
     def ways() -> dict[str, Run]:
         w = torch.ones(size)
-        return {
+        found: dict[str, Run] = {
             "torch": lambda inputs: [linear(inputs[0], w)],
             "few rows": lambda inputs: [LINEAR(inputs[0], w, None, False)],
         }
+        if torch.backends.mkldnn.is_available():
+            by_onednn = prepacked_linear(w, shape[0])  # see `linears`, which comes after this
+            found["oneDNN"] = lambda inputs: [by_onednn(inputs[0])]
+        return found
 
     layout = (shape, (shape[1], 1), torch.float32)
     return fastest(f"linear layer {tuple(size)}", "torch", ways, [layout]) == "few rows"

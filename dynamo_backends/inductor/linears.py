@@ -6,6 +6,7 @@ oneDNN's are spelt as Inductor spells them for bfloat16, so it fuses activations
 gives them what its packed weights need.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,18 @@ PACK = define(
 )
 
 
+def prepacked_linear(weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
+    """oneDNN's linear layer, as it is called where weights are frozen.
+
+    Args:
+        weight: ``(out, in)``.
+        rows: That the input will have.
+    """
+    packed = _pack(weight, rows)
+    run: Any = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: run(x, packed, None, "none", [], "")
+
+
 def multiply_by_onednn(module: fx.GraphModule) -> None:
     """Lets oneDNN compute the linear layers for which it is faster than MKL.
 
@@ -57,12 +70,10 @@ def _is_faster(x: fx.Node, product: fx.Node) -> bool:
 
     def ways() -> dict[str, Run]:
         weight = torch.ones(columns, depth)
-        packed = _pack(weight, rows)
-        by_mkl = _by_mkl(weight, rows)
-        by_onednn = torch.ops.mkldnn._linear_pointwise
+        by_mkl, by_onednn = _by_mkl(weight, rows), prepacked_linear(weight, rows)
         return {
             "MKL": lambda inputs: [by_mkl(inputs[0])],
-            "oneDNN": lambda inputs: [by_onednn(inputs[0], packed, None, "none", [], "")],
+            "oneDNN": lambda inputs: [by_onednn(inputs[0])],
         }
 
     layout = ((rows, depth), (depth, 1), torch.float32)

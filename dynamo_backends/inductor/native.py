@@ -1,8 +1,8 @@
 """ATen's kernels where they are faster on CPUs than the loops that Inductor writes instead.
 
-This is max pooling of images: ATen's kernels, in memory that is channels last (see `layouts`), work
-on many channels at a time, where Inductor's loops scatter gradients of maxima one by one. Gradients
-of convolutions are ATen's in any case, but so they get the layout that suits them.
+This is max pooling of images in training: ATen's kernels, in memory that is channels last (see
+`layouts`), work on many channels at a time, where Inductor's loops scatter gradients of maxima one
+by one. Gradients of convolutions are ATen's in any case, but so they get the layout that suits them.
 
 Inductor decomposes these operators, so a graph calls them by other names: each is an operator of
 the library `dynamo_backends` with the schema of ATen's, which runs ATen's.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from dynamo_backends.graph.declared import NAMESPACE, declare
 
@@ -70,15 +70,3 @@ POOLS: Mapping[Any, Any] = {
 def is_image_on_cpu(value: Any) -> bool:
     """Whether a value is a tensor of four dimensions in the memory of the CPU."""
     return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"
-
-
-def pool_natively(module: fx.GraphModule) -> None:
-    """Lets max pools of images be ATen's.
-
-    Args:
-        module: Its nodes have values.
-    """
-    for node in module.graph.nodes:
-        if node.target in POOLS and is_image_on_cpu(node.all_input_nodes[0].meta["val"]):
-            node.target = POOLS[node.target]
-    module.recompile()

@@ -19,7 +19,6 @@ from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.linears import multiply_by_onednn
-from dynamo_backends.inductor.native import pool_natively
 from dynamo_backends.inductor.winograd import filter_minimally
 from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
 from dynamo_backends.toolkit.reserve import keeping
@@ -57,7 +56,6 @@ class InductorExecutable(PreparedExecutable):
             multiply_few_rows(module)
             multiply_by_onednn(module)
             if filter_minimally(module):
-                pool_natively(module)
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
             size = peak_bytes(module.graph)

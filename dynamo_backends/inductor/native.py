@@ -2,7 +2,8 @@
 
 This is max pooling of images in training: ATen's kernels, in memory that is channels last (see
 `layouts`), work on many channels at a time, where Inductor's loops scatter gradients of maxima one
-by one. Gradients of convolutions are ATen's in any case, but so they get the layout that suits them.
+by one. Gradients of convolutions are ATen's in any case, but so they get the layout that suits
+them.
 
 Inductor decomposes these operators, so a graph calls them by other names: each is an operator of
 the library `dynamo_backends` with the schema of ATen's, which runs ATen's.

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 aten = torch.ops.aten
 
@@ -65,15 +65,3 @@ def replace(nodes: list[fx.Node], call: fx.Node) -> None:
     last.replace_all_uses_with(call)
     for node in reversed(nodes):
         node.graph.erase_node(node)
-
-
-def added_tensor(follower: fx.Node, value: fx.Node) -> fx.Node | None:
-    """What is added to a value by a call, if it is a tensor of the same kind."""
-    if follower.target is not aten.add.Tensor or follower.kwargs:
-        return None
-    others = [n for n in follower.args if n is not value]
-    if len(follower.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
-        return None
-    x, y = others[0].meta["val"], value.meta["val"]
-    same = isinstance(x, Tensor) and x.shape == y.shape and x.dtype == y.dtype
-    return others[0] if same else None

@@ -6,15 +6,22 @@
 // and so large that U, which is read once for each chunk, does not cost more than the products.
 // Where U is small, each thread works on chunks of its own, whose V and M stay in its own cache.
 //
-// Matrices lie in the order in which products go through them (see microkernel.h): V as (blocks of
-// ROWS tiles, vectors of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS,
-// PANEL).
+// Matrices lie in the order in which products go through them: V as (blocks of ROWS tiles, vectors
+// of channels, ROWS, LANES), U as (panels, C, PANEL), M as (blocks, panels, ROWS, PANEL).
 //
 // For each filtering F winograd.py inserts its transforms here, and a function at the end.
 
-@MICROKERNEL@
+#include <torch/csrc/inductor/cpp_prefix.h>
 
-constexpr int64_t DEPTH = 32;  // terms of a sum, before it is added to others
+#include <cstdint>
+
+using Vec = at::vec::Vectorized<float>;
+
+constexpr int64_t LANES = Vec::size();
+constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
+constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
+constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
+constexpr int64_t DEPTH = 32;                     // terms of such a sum
 
 struct Sizes {
     int64_t batch, height, width, channels;       // of the input
@@ -37,6 +44,11 @@ static inline Tile tile_of(int64_t number, const Sizes& s) {
     const int64_t across = (s.out_width + F::m - 1) / F::m;
     const int64_t down = (s.out_height + F::m - 1) / F::m;
     return {number / (across * down), number / across % down * F::m, number % across * F::m};
+}
+
+// Where a row of a matrix begins, of which each block of ROWS has so many columns.
+static inline int64_t start_of(int64_t row, int64_t columns, int64_t width) {
+    return row / ROWS * ROWS * columns + row % ROWS * width;
 }
 
 // Rows that V and M have room for.
@@ -83,14 +95,44 @@ static void transform_input(const float* input, const float* zeros, float* v, in
 template <int64_t R>
 static inline void multiply(const float* a, int64_t depth, const float* b, float* result) {
     for (int64_t first = 0; first < depth; first += DEPTH) {
+        const int64_t end = std::min(first + DEPTH, depth);
         Vec sums[R][COLUMNS];
-        sum(a, b, first, std::min(first + DEPTH, depth), sums);
-        for (int64_t i = 0; i < R; i++) {
-            for (int64_t j = 0; j < COLUMNS; j++) {
+        for (int i = 0; i < R; i++) {
+            for (int j = 0; j < COLUMNS; j++) sums[i][j] = Vec(0.0f);
+        }
+        for (int64_t k = first; k < end; k += LANES) {
+            for (int64_t lane = 0; lane < LANES; lane++) {
+                Vec line[COLUMNS];
+                for (int j = 0; j < COLUMNS; j++) {
+                    line[j] = Vec::loadu(b + (k + lane) * PANEL + j * LANES);
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < R; i++) {
+                    const Vec factor(a[k * ROWS + i * LANES + lane]);
+                    for (int j = 0; j < COLUMNS; j++) {
+                        sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < R; i++) {
+            for (int j = 0; j < COLUMNS; j++) {
                 float* place = result + i * PANEL + j * LANES;
                 (first ? sums[i][j] + Vec::loadu(place) : sums[i][j]).store(place);
             }
         }
+    }
+}
+
+// All rows and one panel of a product; the last rows in fewer registers.
+static inline void multiply_rows(const float* a, int64_t rows, int64_t depth, const float* b,
+                                 int64_t columns, float* result) {
+    for (int64_t row = 0; row < rows; row += ROWS) {
+        const float* from = a + row * depth;
+        float* to = result + row * columns;
+        if (rows - row <= ROWS / 3) multiply<ROWS / 3>(from, depth, b, to);
+        else if (rows - row <= 2 * ROWS / 3) multiply<2 * ROWS / 3>(from, depth, b, to);
+        else multiply<ROWS>(from, depth, b, to);
     }
 }
 
@@ -165,11 +207,7 @@ static void convolve(const float* input, const float* u, const float* bias, cons
                 const float* a = v + i / panels * room(s) * s.channels;
                 const float* b = u + i * s.channels * PANEL;
                 float* c = m + i / panels * room(s) * s.out_channels + i % panels * ROWS * PANEL;
-                for (int64_t t = 0; t < count; t += ROWS) {
-                    with_rows(count - t, [&](auto rows) {
-                        multiply<rows>(a + t * s.channels, s.channels, b, c + t * s.out_channels);
-                    });
-                }
+                multiply_rows(a, count, s.channels, b, s.out_channels, c);
             });
             each(count, s, [&](int64_t t) {
                 transform_output<F>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);

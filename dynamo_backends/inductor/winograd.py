@@ -8,6 +8,7 @@ the call.
 
 import ctypes
 import functools
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,10 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
-from dynamo_backends.inductor.kernels import load_kernel, pointers, workspace
+from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
-from dynamo_backends.inductor.patterns import added_tensor, followers, frozen_nodes, replace
+from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
 
@@ -33,6 +34,8 @@ _CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
 _LEAST = 108  # of these tiles: the weight is read once for so many
 _OWN_CHUNK = 512 << 10  # bytes of transformed tiles where each thread has its own,
 _OWN_WEIGHT = 4 << 20  # which is where the transformed weight takes at most so many
+
+_workspaces = threading.local()
 
 
 # The library.
@@ -178,21 +181,18 @@ def _plan(
     shared = 4 * f.input.size * depth * channels > _OWN_WEIGHT
     if shared:
         chunks = max(round(tiles / max(_LEAST, _CHUNK // (4 * of_tile))), 1)
+        chunk = -(-tiles // chunks)  # all are about as large
     else:
-        most = max(_OWN_CHUNK // (4 * of_tile) // rows, 1) * rows
-        chunks = _up_to(-(-tiles // most), threads)
-    chunk = -(-tiles // chunks)  # all are about as large
-    room = _up_to(chunk, rows) * of_tile * (1 if shared else threads)
+        most = max(_OWN_CHUNK // (4 * of_tile), rows)
+        whole = [n for n in range(1, most + 1) if n % rows in (0, rows * 2 // 3)]
+        # As if each had two tiles more, for reading the weight.
+        chunk = min(whole, key=lambda n: -(-tiles // (n * threads)) * (n + 2))
+    room = -(-chunk // rows) * rows * of_tile * (1 if shared else threads)
     sizes = _Sizes(
         *(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, shared, threads)
     )
     function = getattr(library, f"convolve_{filtering}")
     return _Plan(function, ctypes.byref(sizes), shape, depth + room)
-
-
-def _up_to(number: int, multiple: int) -> int:
-    """The next multiple."""
-    return -(-number // multiple) * multiple
 
 
 def _shape(
@@ -201,6 +201,14 @@ def _shape(
     batch, _, *spatial = size
     less = f.taps - 1
     return (batch, channels, *(n + 2 * p - less for n, p in zip(spatial, padding, strict=True)))
+
+
+def _workspace(elements: int) -> Tensor:
+    """Memory for transformed tiles, the same for all calls of a thread."""
+    known: Tensor | None = getattr(_workspaces, "memory", None)
+    if known is None or known.numel() < elements:
+        known = _workspaces.memory = torch.empty(elements)
+    return known
 
 
 # The operators.
@@ -224,7 +232,7 @@ def _convolve(
         residual = residual.contiguous(memory_format=torch.channels_last)
     if bias is not None:
         bias = bias.contiguous()
-    tensors = (image, weight.contiguous(), bias, residual, result, workspace(plan.elements))
+    tensors = (image, weight.contiguous(), bias, residual, result, _workspace(plan.elements))
     plan.function(*pointers(*tensors), plan.sizes)
     return result
 
@@ -351,7 +359,7 @@ def _replace(node: fx.Node, filtering: str) -> None:
             replaced.append(follower)
             relu = True
             break
-        other = added_tensor(follower, replaced[-1])
+        other = _added(follower, replaced[-1])
         if residual is not None or other is None:
             break
         replaced.append(follower)
@@ -363,3 +371,15 @@ def _replace(node: fx.Node, filtering: str) -> None:
         args = (image, u, bias, residual, filtering, padding, relu)
         call = graph.call_function(CONVOLVE, args)
     replace(replaced, call)
+
+
+def _added(follower: fx.Node, value: fx.Node) -> fx.Node | None:
+    """What is added to a value by a call, if it is a tensor of the same kind."""
+    if follower.target is not aten.add.Tensor or follower.kwargs:
+        return None
+    others = [n for n in follower.args if n is not value]
+    if len(follower.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node):
+        return None
+    x, y = others[0].meta["val"], value.meta["val"]
+    same = isinstance(x, Tensor) and x.shape == y.shape and x.dtype == y.dtype
+    return others[0] if same else None

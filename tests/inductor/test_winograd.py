@@ -68,6 +68,31 @@ def test_the_operator_is_as_accurate_as_a_convolution(name: str, shape: Any, lay
 _DTYPES = (torch.float32, torch.float64)
 
 
+@pytest.mark.parametrize("name", FILTERINGS)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_share_chunks_or_have_their_own(
+    name: str, shared: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+):
+    usual = torch.get_num_threads()
+    monkeypatch.setattr(winograd, "_OWN_WEIGHT", 0 if shared else 1 << 40)
+    monkeypatch.setattr(winograd, "_CHUNK", 0)  # so that there are several
+    monkeypatch.setattr(winograd, "_LEAST", 20)
+    monkeypatch.setattr(winograd, "_OWN_CHUNK", 0)
+    winograd._plan.cache_clear()
+    torch.set_num_threads(threads)
+    try:
+        draw, taps = torch.Generator().manual_seed(0), FILTERINGS[name].taps
+        x = torch.randn(2, 2 * LANES, 25, 26, generator=draw)
+        w = torch.randn(2 * PANEL, 2 * LANES, taps, taps, generator=draw)
+        expected, precise = (_follow(x, w, None, None, 1, False, d) for d in _DTYPES)
+        found = CONVOLVE(x, TRANSFORM(w, name, PANEL), None, None, name, [1, 1], False)
+    finally:
+        torch.set_num_threads(usual)
+        winograd._plan.cache_clear()
+    assert same(expected, found, precise, tol=1e-4)
+
+
 def _follow(x: Tensor, w: Tensor, b: Any, r: Any, padding: Any, relu: bool, dtype: Any) -> Tensor:
     x, w, b, r = (None if t is None else t.to(dtype) for t in (x, w, b, r))  # type: ignore[assignment]
     result = F.conv2d(x, w, b, padding=padding)

@@ -77,7 +77,8 @@ def _is_faster(x: fx.Node, product: fx.Node) -> bool:
         }
 
     layout = ((rows, depth), (depth, 1), torch.float32)
-    return fastest(f"linear layer {columns}", "MKL", ways, [layout]) == "oneDNN"
+    kind = f"linear layer {columns}"  # oneDNN's computes what follows, too
+    return fastest(kind, "MKL", ways, [layout], preferred="oneDNN") == "oneDNN"
 
 
 def _by_mkl(weight: Tensor, rows: int) -> Any:

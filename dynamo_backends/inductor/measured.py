@@ -18,9 +18,13 @@ Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
 
 
 def fastest(
-    kind: str, usual: str, make: Callable[[], Mapping[str, Run]], layouts: Sequence[Layout]
+    kind: str,
+    usual: str,
+    make: Callable[[], Mapping[str, Run]],
+    layouts: Sequence[Layout],
+    preferred: str | None = None,
 ) -> str:
-    """Name of the fastest way to compute something; the usual one unless another one is faster.
+    """Name of the fastest way to compute something.
 
     Equal kinds give equal choices as long as the process lives. Where torch is told to be
     deterministic nothing is measured, and it is the usual one.
@@ -30,6 +34,7 @@ def fastest(
         usual: Name of the usual way.
         make: Gives all ways by name, each a function of a list of tensors.
         layouts: Of these tensors.
+        preferred: Name of the way to be taken if no other one is faster; by default the usual one.
     """
     if torch.are_deterministic_algorithms_enabled():
         return usual
@@ -37,16 +42,16 @@ def fastest(
     with _lock:
         if key not in _known:
             with private.disable_current_modes(), torch.no_grad():
-                _known[key] = _race(usual, make(), layouts)
+                _known[key] = _race(preferred or usual, make(), layouts)
         return _known[key]
 
 
-def _race(usual: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> str:
+def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> str:
     def inputs() -> list[Tensor]:
         return [
             torch.empty_strided(shape, strides, dtype=dtype).fill_(1.0)
             for shape, strides, dtype in layouts
         ]
 
-    measured = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S).run(usual)
-    return usual if usual in measured.equal else measured.order[0]
+    measured = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S).run(preferred)
+    return preferred if preferred in measured.equal else measured.order[0]

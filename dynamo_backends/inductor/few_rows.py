@@ -113,7 +113,8 @@ def _is_faster(x: fx.Node, weight: fx.Node) -> bool:
         return found
 
     layout = (shape, (shape[1], 1), torch.float32)
-    return fastest(f"linear layer {tuple(size)}", "torch", ways, [layout]) == "few rows"
+    kind = f"linear layer {tuple(size)}"  # oneDNN's needs a copy of the weight
+    return fastest(kind, "torch", ways, [layout], preferred="few rows") == "few rows"
 
 
 def _replace(node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:

@@ -77,7 +77,7 @@ def _is_faster(x: fx.Node, product: fx.Node) -> bool:
         }
 
     layout = ((rows, depth), (depth, 1), torch.float32)
-    kind = f"linear layer {columns}"  # oneDNN's computes what follows, too
+    kind = f"linear layer {columns}"  # oneDNN computes what follows, too
     return fastest(kind, "MKL", ways, [layout], preferred="oneDNN") == "oneDNN"
 
 

@@ -194,6 +194,7 @@ static void convolve(const float* input, const float* u, const float* bias, cons
     std::fill(zeros, zeros + s.channels, 0.0f);
 #pragma omp parallel num_threads(s.threads)
     {
+        // Those that work on one chunk together go through all chunks, as one would.
         const int64_t thread = s.shared ? 0 : omp_get_thread_num();
         const int64_t threads = s.shared ? 1 : omp_get_num_threads();
         float* v = zeros + s.channels + thread * (v_size + m_size);

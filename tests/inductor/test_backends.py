@@ -55,7 +55,7 @@ HIDDEN[2] = -torch.inf  # one query sees nothing
 HIDDEN[0, 3:] = -torch.inf
 
 
-@pytest.mark.parametrize("name", ["inductor_freezing", "ts_trace"])
+@pytest.mark.parametrize("name", ["inductor_freezing", "ts_trace", "ofi", "static_runtime"])
 @pytest.mark.parametrize(
     "given",
     [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": HIDDEN}, {"attn_mask": HIDDEN == 0}],

@@ -119,18 +119,22 @@ def test_a_kernel_that_cannot_be_compiled_is_told_and_not_used(
         assert text in caplog.text
 
 
-def test_the_choice_is_measured_against_torch(calls: list[Any], monkeypatch: pytest.MonkeyPatch):
+def test_the_choice_is_measured_against_libraries(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+):
     seen: list[Any] = []
 
-    def fastest(kind: str, usual: str, make: Any, layouts: Any) -> str:
+    def fastest(kind: str, usual: str, make: Any, layouts: Any, preferred: str) -> str:
         ((shape, strides, dtype),) = layouts
         x = torch.empty_strided(shape, strides, dtype=dtype).normal_()
         results = {name: run([x])[0] for name, run in make().items()}
-        torch.testing.assert_close(results["few rows"], results["torch"], rtol=1e-4, atol=1e-4)
-        seen.append((kind, usual))
+        for found in results.values():
+            torch.testing.assert_close(found, results["torch"], rtol=1e-4, atol=1e-4)
+        seen.append((kind, usual, preferred, sorted(results)))
         return usual
 
     monkeypatch.setattr(few_rows, "fastest", fastest)
     check(nn.Linear(16, 8), torch.randn(2, 16))
-    assert seen == [("linear layer (8, 16)", "torch")]
+    ways = ["few rows", "oneDNN", "torch"]
+    assert seen == [("linear layer (8, 16)", "torch", "few rows", ways)]
     assert calls == []

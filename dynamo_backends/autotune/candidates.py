@@ -41,7 +41,7 @@ COVERED: Mapping[str, str] = {
 _TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
 
 # In bfloat16 by autocast: what cannot be told to compute so by an option.
-_AUTOCAST = frozenset({EAGER, "inductor", "inductor_freezing"})
+_AUTOCAST = frozenset({EAGER, "inductor"})
 
 
 @dataclass(frozen=True)

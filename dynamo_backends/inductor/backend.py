@@ -8,13 +8,21 @@ import os
 import shutil
 import sys
 from collections.abc import Collection
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.backend import (
+    SUPPORTED,
+    Availability,
+    Backend,
+    Executable,
+    Options,
+    Support,
+)
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
@@ -28,6 +36,18 @@ def _cxx() -> str:
     return os.environ.get("CXX", usual.get(sys.platform, "g++"))
 
 
+@dataclass(frozen=True)
+class InductorOptions(Options):
+    """The options of Inductor's variants, besides those that every backend has.
+
+    Attributes:
+        precision: "float32" computes in the dtypes that the model has; "bf16" lets float32 products
+            and convolutions, and what lies between them, be computed in bfloat16.
+    """
+
+    precision: Literal["float32", "bf16"] = "float32"
+
+
 class InductorFreezing(Backend):
     """Inductor with weights compiled in, so that it folds and prepacks them.
 
@@ -37,6 +57,7 @@ class InductorFreezing(Backend):
 
     name = "inductor_freezing"
     summary = "Inductor with frozen weights"
+    Options = InductorOptions
     settings: ClassVar[dict[str, Any]] = {}
 
     def availability(self) -> Availability:
@@ -59,11 +80,11 @@ class InductorFreezing(Backend):
             return Support(False, shape)
         return SUPPORTED
 
-    def compile(self, graph: Graph, options: Any) -> Executable:
+    def compile(self, graph: Graph, options: InductorOptions) -> Executable:
         """See `Backend.compile`."""
         from dynamo_backends.inductor.runtime import InductorExecutable
 
-        return InductorExecutable(graph, self.settings)
+        return InductorExecutable(graph, self.settings, options.precision == "bf16")
 
 
 class InductorMaxAutotune(InductorFreezing):

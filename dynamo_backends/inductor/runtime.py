@@ -19,6 +19,7 @@ from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.linears import multiply_by_onednn
+from dynamo_backends.inductor.reduced import reduce_precision
 from dynamo_backends.inductor.winograd import filter_minimally
 from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
 from dynamo_backends.toolkit.reserve import keeping
@@ -32,10 +33,12 @@ class InductorExecutable(PreparedExecutable):
     Args:
         graph: With static shapes.
         settings: Of `torch._inductor.config`, for compiling.
+        reduced: Whether it may compute in bfloat16.
     """
 
-    def __init__(self, graph: Graph, settings: Mapping[str, Any]):
+    def __init__(self, graph: Graph, settings: Mapping[str, Any], reduced: bool = False):
         self._settings = dict(settings)
+        self._reduced = reduced
         super().__init__(graph)
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
@@ -53,9 +56,11 @@ class InductorExecutable(PreparedExecutable):
             module = with_constants(self.graph, weights)
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
+            if self._reduced:
+                reduce_precision(module)
             multiply_few_rows(module)
             multiply_by_onednn(module)
-            if filter_minimally(module):
+            if filter_minimally(module, self._reduced):
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
             size = peak_bytes(module.graph)

@@ -1,4 +1,7 @@
-// Convolutions of stride 1 by Winograd's minimal filtering, images channels last, float32.
+// Convolutions of stride 1 by Winograd's minimal filtering, images channels last.
+//
+// Images are float32, or bfloat16 where the processor multiplies that. Transforms and sums are
+// float32 in either case; of bfloat16 V and U have pairs of channels in place of numbers.
 //
 // A chunk of tiles at a time: all its tiles are transformed to V, one matrix (tiles, C) for each
 // element of a tile; these are multiplied by U, the transformed weight, to M, of matrices
@@ -21,7 +24,7 @@ constexpr int64_t LANES = Vec::size();
 constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
 constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
 constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
-constexpr int64_t DEPTH = 32;                     // terms of such a sum
+constexpr int64_t DEPTH = 32;                     // words that such a sum goes over
 
 struct Sizes {
     int64_t batch, height, width, channels;       // of the input
@@ -32,6 +35,38 @@ struct Sizes {
     int64_t shared;                               // whether all threads work on the same chunk
     int64_t threads;
 };
+
+// How images, U and V are stored. The last two consist of words of 32 bits.
+struct Float {
+    using Number = float;
+    static constexpr int64_t IN_WORD = 1;  // numbers
+
+    static inline Vec load(const float* from) { return Vec::loadu(from); }
+    static inline void store(Vec x, float* to) { x.store(to); }
+    static inline Vec multiply_add(Vec a, Vec b, Vec sums) { return at::vec::fmadd(a, b, sums); }
+};
+
+#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
+#define HAS_BFLOAT16 1
+
+struct BFloat16 {
+    using Number = uint16_t;
+    static constexpr int64_t IN_WORD = 2;
+
+    static inline Vec load(const uint16_t* from) {
+        const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+    }
+    static inline void store(Vec x, uint16_t* to) {
+        _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x));
+    }
+    static inline Vec multiply_add(Vec a, Vec b, Vec sums) {
+        return _mm512_dpbf16_ps(sums, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
+    }
+};
+#else
+#define HAS_BFLOAT16 0
+#endif
 
 @TRANSFORMS@
 
@@ -57,11 +92,12 @@ static inline int64_t room(const Sizes& s) {
 }
 
 // V[i, j, row, :] = (B' d B)[i, j] of one tile d, for all channels.
-template <class F>
-static void transform_input(const float* input, const float* zeros, float* v, int64_t row,
-                            Tile tile, const Sizes& s) {
+template <class F, class Type>
+static void transform_input(const typename Type::Number* input, const typename Type::Number* zeros,
+                            float* v, int64_t row, Tile tile, const Sizes& s) {
+    using Number = typename Type::Number;
     constexpr int n = F::m + F::taps - 1;
-    const float* pixels[n][n];
+    const Number* pixels[n][n];
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
             const int64_t y = tile.y + i - s.top, x = tile.x + j - s.left;
@@ -70,13 +106,16 @@ static void transform_input(const float* input, const float* zeros, float* v, in
             pixels[i][j] = inside ? input + at : zeros;
         }
     }
-    const int64_t matrix = room(s) * s.channels;
-    v += start_of(row, s.channels, LANES);
-    for (int64_t c = 0; c < s.channels; c += LANES, v += ROWS * LANES) {
+    const int64_t words = s.channels / Type::IN_WORD;
+    const int64_t matrix = room(s) * words;
+    v += start_of(row, words, LANES);
+    for (int64_t c = 0; c < s.channels; c += LANES) {
+        const int64_t in_vector = c % (LANES * Type::IN_WORD);
+        Number* const to = (Number*)(v + (c - in_vector) / Type::IN_WORD * ROWS) + in_vector;
         Vec rows[n][n];
         for (int j = 0; j < n; j++) {
             Vec d[n], r[n];
-            for (int i = 0; i < n; i++) d[i] = Vec::loadu(pixels[i][j] + c);
+            for (int i = 0; i < n; i++) d[i] = Type::load(pixels[i][j] + c);
             F::input(d, r);
             for (int i = 0; i < n; i++) rows[i][j] = r[i];
         }
@@ -84,15 +123,15 @@ static void transform_input(const float* input, const float* zeros, float* v, in
             Vec r[n];
             F::input(rows[i], r);
             for (int j = 0; j < n; j++) {
-                r[j].store(v + (i * n + j) * matrix);
+                Type::store(r[j], to + (i * n + j) * matrix * Type::IN_WORD);
             }
         }
     }
 }
 
-// R rows and one panel of a product of two matrices, in sums of DEPTH terms: a sum that grows
+// R rows and one panel of a product of two matrices, in sums of DEPTH words: a sum that grows
 // longer is rounded off more with each term.
-template <int64_t R>
+template <int64_t R, class Type>
 static inline void multiply(const float* a, int64_t depth, const float* b, float* result) {
     for (int64_t first = 0; first < depth; first += DEPTH) {
         const int64_t end = std::min(first + DEPTH, depth);
@@ -110,7 +149,7 @@ static inline void multiply(const float* a, int64_t depth, const float* b, float
                 for (int i = 0; i < R; i++) {
                     const Vec factor(a[k * ROWS + i * LANES + lane]);
                     for (int j = 0; j < COLUMNS; j++) {
-                        sums[i][j] = at::vec::fmadd(factor, line[j], sums[i][j]);
+                        sums[i][j] = Type::multiply_add(factor, line[j], sums[i][j]);
                     }
                 }
             }
@@ -125,21 +164,23 @@ static inline void multiply(const float* a, int64_t depth, const float* b, float
 }
 
 // All rows and one panel of a product; the last rows in fewer registers.
+template <class Type>
 static inline void multiply_rows(const float* a, int64_t rows, int64_t depth, const float* b,
                                  int64_t columns, float* result) {
     for (int64_t row = 0; row < rows; row += ROWS) {
         const float* from = a + row * depth;
         float* to = result + row * columns;
-        if (rows - row <= ROWS / 3) multiply<ROWS / 3>(from, depth, b, to);
-        else if (rows - row <= 2 * ROWS / 3) multiply<2 * ROWS / 3>(from, depth, b, to);
-        else multiply<ROWS>(from, depth, b, to);
+        if (rows - row <= ROWS / 3) multiply<ROWS / 3, Type>(from, depth, b, to);
+        else if (rows - row <= 2 * ROWS / 3) multiply<2 * ROWS / 3, Type>(from, depth, b, to);
+        else multiply<ROWS, Type>(from, depth, b, to);
     }
 }
 
 // Pixels of one tile = A' M A + bias + residual, for all channels.
-template <class F>
-static void transform_output(const float* m, const float* bias, const float* residual,
-                             float* output, int64_t row, Tile tile, const Sizes& s) {
+template <class F, class Type>
+static void transform_output(const float* m, const float* bias,
+                             const typename Type::Number* residual, typename Type::Number* output,
+                             int64_t row, Tile tile, const Sizes& s) {
     constexpr int n = F::m + F::taps - 1;
     const int64_t matrix = room(s) * s.out_channels;
     m += start_of(row, s.out_channels, PANEL);
@@ -162,9 +203,9 @@ static void transform_output(const float* m, const float* bias, const float* res
                 const int64_t pixel =
                     (tile.image * s.out_height + tile.y + i) * s.out_width + tile.x + j;
                 Vec value = r[j] + shift;
-                if (residual) value = value + Vec::loadu(residual + pixel * s.out_channels + k);
+                if (residual) value = value + Type::load(residual + pixel * s.out_channels + k);
                 if (s.relu) value = at::vec::clamp_min(value, Vec(0.0f));
-                value.store(output + pixel * s.out_channels + k);
+                Type::store(value, output + pixel * s.out_channels + k);
             }
         }
     }
@@ -181,37 +222,39 @@ static inline void each(int64_t count, const Sizes& s, Work&& work) {
     for (int64_t i = 0; i < count; i++) work(i);
 }
 
-template <class F>
-static void convolve(const float* input, const float* u, const float* bias, const float* residual,
-                     float* output, float* workspace, const Sizes& s) {
+template <class F, class Type>
+static void convolve(const typename Type::Number* input, const float* u, const float* bias,
+                     const typename Type::Number* residual, typename Type::Number* output,
+                     float* workspace, const Sizes& s) {
     constexpr int64_t elements = (F::m + F::taps - 1) * (F::m + F::taps - 1);
     const int64_t tiles = s.batch * ((s.out_height + F::m - 1) / F::m) *
                           ((s.out_width + F::m - 1) / F::m);
     const int64_t panels = s.out_channels / PANEL;
-    const int64_t v_size = elements * room(s) * s.channels;
+    const int64_t words = s.channels / Type::IN_WORD;
+    const int64_t v_size = elements * room(s) * words;
     const int64_t m_size = elements * room(s) * s.out_channels;
-    float* zeros = workspace;
-    std::fill(zeros, zeros + s.channels, 0.0f);
+    const auto zeros = (const typename Type::Number*)workspace;
+    std::fill(workspace, workspace + words, 0.0f);
 #pragma omp parallel num_threads(s.threads)
     {
         // Those that work on one chunk together go through all chunks, as one would.
         const int64_t thread = s.shared ? 0 : omp_get_thread_num();
         const int64_t threads = s.shared ? 1 : omp_get_num_threads();
-        float* v = zeros + s.channels + thread * (v_size + m_size);
+        float* v = workspace + words + thread * (v_size + m_size);
         float* m = v + v_size;
         for (int64_t first = thread * s.chunk; first < tiles; first += threads * s.chunk) {
             const int64_t count = std::min(s.chunk, tiles - first);
             each(count, s, [&](int64_t t) {
-                transform_input<F>(input, zeros, v, t, tile_of<F>(first + t, s), s);
+                transform_input<F, Type>(input, zeros, v, t, tile_of<F>(first + t, s), s);
             });
             each(elements * panels, s, [&](int64_t i) {
-                const float* a = v + i / panels * room(s) * s.channels;
-                const float* b = u + i * s.channels * PANEL;
+                const float* a = v + i / panels * room(s) * words;
+                const float* b = u + i * words * PANEL;
                 float* c = m + i / panels * room(s) * s.out_channels + i % panels * ROWS * PANEL;
-                multiply_rows(a, count, s.channels, b, s.out_channels, c);
+                multiply_rows<Type>(a, count, words, b, s.out_channels, c);
             });
             each(count, s, [&](int64_t t) {
-                transform_output<F>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);
+                transform_output<F, Type>(m, bias, residual, output, t, tile_of<F>(first + t, s), s);
             });
         }
     }
@@ -220,5 +263,6 @@ static void convolve(const float* input, const float* u, const float* bias, cons
 extern "C" int64_t lanes() { return LANES; }
 extern "C" int64_t panel() { return PANEL; }
 extern "C" int64_t rows() { return ROWS; }
+extern "C" int64_t has_bfloat16() { return HAS_BFLOAT16; }
 
 @FUNCTIONS@

@@ -4,6 +4,9 @@ oneDNN computes 3×3 and 5×5 convolutions directly. With frozen weights, transf
 a third to a half of the time (see `toolkit/winograd.py`, `winograd.cpp`). Whether they do depends
 on shapes and processor, so it is measured. A bias, the addition after it, and a relu are part of
 the call.
+
+Convolutions in bfloat16 are among them only if the user asked for `precision="bf16"`: theirs are
+other rounding errors than oneDNN's, and larger ones.
 """
 
 import ctypes
@@ -23,12 +26,14 @@ from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.inductor.native import is_image_on_cpu
 from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.inductor.reduced import unreduced
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
 
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
+_IN_BFLOAT16 = ("F2",)  # F4 errs 3.4 times as much as a direct convolution, F2 1.5 times
 _DIRECT = "direct"
 _CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
 _LEAST = 108  # of these tiles: the weight is read once for so many
@@ -47,21 +52,28 @@ def _library() -> Any:
     library = load_kernel(
         __file__,
         TRANSFORMS="\n".join(_struct(name, f) for name, f in _FILTERINGS.items()),
-        FUNCTIONS="\n".join(map(_FUNCTION.format, _FILTERINGS)),
+        FUNCTIONS="\n".join(
+            [_function(name, "Float", "float") for name in _FILTERINGS]
+            + ["#if HAS_BFLOAT16"]
+            + [_function(name, "BFloat16", "uint16_t") for name in _IN_BFLOAT16]
+            + ["#endif"]
+        ),
     )
     if library is None:
         return None
-    for name in ("lanes", "panel", "rows"):
+    for name in ("lanes", "panel", "rows", "has_bfloat16"):
         getattr(library, name).restype = ctypes.c_int64
     private.tell_inductor_of_images(CONVOLVE)
     return library
 
 
-_FUNCTION = """
-extern "C" void convolve_{0}(const float* input, const float* u, const float* bias,
-                             const float* residual, float* output, float* workspace,
-                             const Sizes* s) {{
-    convolve<{0}>(input, u, bias, residual, output, workspace, *s);
+def _function(filtering: str, kind: str, number: str) -> str:
+    """What is called for one filtering and one type, in C++."""
+    return f"""
+extern "C" void convolve_{filtering}_{kind}(const {number}* input, const float* u,
+        const float* bias, const {number}* residual, {number}* output, float* workspace,
+        const Sizes* s) {{
+    convolve<{filtering}, {kind}>(input, u, bias, residual, output, workspace, *s);
 }}"""
 
 
@@ -154,7 +166,7 @@ class _Plan:
         function: Of the library.
         sizes: Its last argument.
         shape: Of the result.
-        elements: Of the workspace.
+        elements: Of the workspace, which is float32.
     """
 
     function: Any
@@ -166,6 +178,7 @@ class _Plan:
 @functools.lru_cache(maxsize=4096)
 def _plan(
     size: torch.Size,
+    dtype: torch.dtype,
     channels: int,
     filtering: str,
     padding: tuple[int, int],
@@ -176,9 +189,10 @@ def _plan(
     batch, depth, *spatial = size
     shape = _shape(size, channels, padding, f)
     tiles = batch * -(-shape[2] // f.m) * -(-shape[3] // f.m)
-    of_tile = f.input.size * (depth + channels)
+    words = depth * dtype.itemsize // 4  # of a pixel
+    of_tile = f.input.size * (words + channels)
     rows = library.rows()
-    shared = 4 * f.input.size * depth * channels > _OWN_WEIGHT
+    shared = 4 * f.input.size * words * channels > _OWN_WEIGHT
     if shared:
         chunks = max(round(tiles / max(_LEAST, _CHUNK // (4 * of_tile))), 1)
         chunk = -(-tiles // chunks)  # all are about as large
@@ -191,8 +205,11 @@ def _plan(
     sizes = _Sizes(
         *(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, shared, threads)
     )
-    function = getattr(library, f"convolve_{filtering}")
-    return _Plan(function, ctypes.byref(sizes), shape, depth + room)
+    function = getattr(library, f"convolve_{filtering}_{_KINDS[dtype]}")
+    return _Plan(function, ctypes.byref(sizes), shape, words + room)
+
+
+_KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}  # as winograd.cpp calls them
 
 
 def _shape(
@@ -226,12 +243,14 @@ def _convolve(
     image = image.contiguous(memory_format=torch.channels_last)
     top, left = padding
     channels = _channels(image, weight)
-    plan = _plan(image.shape, channels, filtering, (top, left), relu, torch.get_num_threads())
-    result = torch.empty(plan.shape, memory_format=torch.channels_last)
+    plan = _plan(
+        image.shape, image.dtype, channels, filtering, (top, left), relu, torch.get_num_threads()
+    )
+    result = torch.empty(plan.shape, dtype=image.dtype, memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
     if bias is not None:
-        bias = bias.contiguous()
+        bias = bias.to(torch.float32).contiguous()
     tensors = (image, weight.contiguous(), bias, residual, result, _workspace(plan.elements))
     plan.function(*pointers(*tensors), plan.sizes)
     return result
@@ -251,22 +270,32 @@ def _convolve_fake(
     return image.new_empty(shape).contiguous(memory_format=torch.channels_last)
 
 
-def _transform(weight: Tensor, filtering: str, panel: int) -> Tensor:
-    """G g Gᵀ, ``(elements of a tile, panels * C, panel)``: one panel of columns after the other."""
+def _transform(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -> Tensor:
+    """G g Gᵀ, ``(elements of a tile, panels * C, panel)``: one panel of columns after the other.
+
+    In bfloat16 each word of 32 bits has two rows' numbers: ``(elements, panels * C/2, panel * 2)``.
+    """
     g = torch.from_numpy(_FILTERINGS[filtering].weight).to(torch.float64)
     wide = weight.to(torch.float64).unflatten(0, (-1, panel))
-    found = torch.einsum("ai,pocij,bj->abpco", g, wide, g).to(weight.dtype)
-    return found.contiguous().view(_transform_fake(weight, filtering, panel).shape)
+    wide = wide.unflatten(2, (-1, _in_word(dtype)))
+    found = torch.einsum("ai,pocwij,bj->abpcow", g, wide, g).to(dtype)
+    return found.contiguous().view(_transform_fake(weight, filtering, panel, dtype).shape)
 
 
-def _transform_fake(weight: Tensor, filtering: str, panel: int) -> Tensor:
-    out, depth = weight.shape[:2]
-    return weight.new_empty(_FILTERINGS[filtering].input.size, out // panel * depth, panel)
+def _transform_fake(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -> Tensor:
+    (out, depth), packed = weight.shape[:2], _in_word(dtype)
+    shape = (_FILTERINGS[filtering].input.size, out // panel * depth // packed, panel * packed)
+    return weight.new_empty(shape, dtype=dtype)
+
+
+def _in_word(dtype: torch.dtype) -> int:
+    """Numbers in a word of the transformed images and weights."""
+    return 4 // dtype.itemsize
 
 
 def _channels(image: Tensor, weight: Tensor) -> int:
     """Of the result."""
-    return weight.shape[1] // image.shape[1] * weight.shape[2]
+    return weight.shape[1] * weight.shape[2] // image.shape[1]
 
 
 CONVOLVE = define(
@@ -276,7 +305,7 @@ CONVOLVE = define(
     _convolve_fake,
 )
 TRANSFORM = define(
-    "winograd_weight(Tensor weight, str filtering, int panel) -> Tensor",
+    "winograd_weight(Tensor weight, str filtering, int panel, ScalarType dtype) -> Tensor",
     _transform,
     _transform_fake,
 )
@@ -285,18 +314,20 @@ TRANSFORM = define(
 # The pass.
 
 
-def filter_minimally(module: fx.GraphModule) -> bool:
+def filter_minimally(module: fx.GraphModule, reduced: bool = False) -> bool:
     """Lets convolutions be computed by Winograd's filtering where that is faster here.
 
     Args:
         module: Functional; frozen weights are read by `get_attr` nodes.
+        reduced: Also those in bfloat16.
 
     Returns:
         Whether something has changed.
     """
     frozen, changed = frozen_nodes(module.graph), False
+    types = _types(reduced)
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _is_possible(node, frozen):
+        if _is_possible(node, frozen, types):
             way = _fastest(node)
             if way != _DIRECT:
                 _replace(node, way)
@@ -305,27 +336,38 @@ def filter_minimally(module: fx.GraphModule) -> bool:
     return changed
 
 
-def _is_possible(node: fx.Node, frozen: Collection[fx.Node]) -> bool:
+def _types(reduced: bool) -> Collection[torch.dtype]:
+    """The types in which convolutions may be filtered."""
+    library = _library()
+    if library is None:
+        return ()
+    if reduced and library.has_bfloat16():
+        return (torch.float32, torch.bfloat16)
+    return (torch.float32,)
+
+
+def _is_possible(
+    node: fx.Node, frozen: Collection[fx.Node], types: Collection[torch.dtype]
+) -> bool:
     image, weight, _, *geometry = node.args
     if weight not in frozen or not isinstance(image, fx.Node) or not isinstance(weight, fx.Node):
         return False
     stride, padding, dilation, transposed, _, groups = geometry
     x, w, result = (n.meta["val"] for n in (image, weight, node))
-    if not is_image_on_cpu(x) or x.dtype != torch.float32 or transposed or groups != 1:
+    if not is_image_on_cpu(x) or x.dtype not in types or transposed or groups != 1:
         return False
     plain = all(n == 1 for n in (*stride, *dilation)) and len(padding) == 2  # type: ignore[misc, arg-type]
     if not plain or not _filterings(w) or not result.numel() or not x.numel():
         return False
-    library = _library()
-    if library is None:
-        return False
-    return bool(w.shape[1] % library.lanes() == 0 and w.shape[0] % library.panel() == 0)
+    vector, panel = _library().lanes() * _in_word(x.dtype), _library().panel()
+    return bool(w.shape[1] % vector == 0 and w.shape[0] % panel == 0)
 
 
 def _filterings(weight: Tensor) -> list[str]:
-    """Those for kernels of this size."""
+    """Those for kernels of this size and type."""
     size = tuple(weight.shape[2:])
-    return [name for name, f in _FILTERINGS.items() if size == (f.taps, f.taps)]
+    names = _FILTERINGS if weight.dtype == torch.float32 else _IN_BFLOAT16
+    return [name for name in names if size == (_FILTERINGS[name].taps,) * 2]
 
 
 def _fastest(node: fx.Node) -> str:
@@ -335,11 +377,12 @@ def _fastest(node: fx.Node) -> str:
     channels_last = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last)
 
     def ways() -> dict[str, Run]:
-        given = torch.ones(w.shape)
-        direct = private.prepacked_convolution(torch.empty(x.shape), given, padding)  # type: ignore[arg-type]
+        given = torch.ones(w.shape, dtype=w.dtype)
+        pixels = torch.empty(x.shape, dtype=x.dtype)
+        direct = private.prepacked_convolution(pixels, given, padding)  # type: ignore[arg-type]
         runs: dict[str, Run] = {_DIRECT: lambda inputs: [direct(*inputs)]}
         for name in _filterings(w):
-            u = TRANSFORM(given, name, _library().panel())
+            u = TRANSFORM(given, name, _library().panel(), w.dtype)
             runs[name] = lambda inputs, name=name, u=u: [  # type: ignore[misc]
                 CONVOLVE(*inputs, u, None, None, name, padding, False)
             ]
@@ -353,6 +396,7 @@ def _fastest(node: fx.Node) -> str:
 def _replace(node: fx.Node, filtering: str) -> None:
     """A convolution, and what follows it that the filtering computes too."""
     image, weight, bias, _, padding, *_ = node.args
+    dtype = node.meta["val"].dtype
     replaced, residual, relu = [node], None, False
     for follower in followers(node):
         if follower.target is aten.relu.default:
@@ -365,9 +409,10 @@ def _replace(node: fx.Node, filtering: str) -> None:
         replaced.append(follower)
         residual = other
     graph = node.graph
+    weight, bias = unreduced(weight), None if bias is None else unreduced(bias)  # type: ignore[arg-type]
     with graph.inserting_before(replaced[-1]):
-        u = graph.call_function(TRANSFORM, (weight, filtering, _library().panel()))
-        u.meta["val"] = TRANSFORM(weight.meta["val"], *u.args[1:])  # type: ignore[union-attr]
+        u = graph.call_function(TRANSFORM, (weight, filtering, _library().panel(), dtype))
+        u.meta["val"] = TRANSFORM(weight.meta["val"], *u.args[1:])
         args = (image, u, bias, residual, filtering, padding, relu)
         call = graph.call_function(CONVOLVE, args)
     replace(replaced, call)

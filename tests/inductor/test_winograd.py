@@ -54,7 +54,7 @@ def test_the_operator_is_as_accurate_as_a_convolution(name: str, shape: Any, lay
     w = torch.randn(panels * PANEL, lanes * LANES, taps, taps, generator=draw)
     w = w.to(memory_format=layout)
     bias = torch.randn(len(w), generator=draw)
-    u = TRANSFORM(w, name, PANEL)
+    u = TRANSFORM(w, name, PANEL, torch.float32)
     residual = torch.randn_like(F.conv2d(x, w, padding=padding))
     for b in (None, bias):
         for r in (None, residual):
@@ -86,11 +86,44 @@ def test_threads_share_chunks_or_have_their_own(
         x = torch.randn(2, 2 * LANES, 25, 26, generator=draw)
         w = torch.randn(2 * PANEL, 2 * LANES, taps, taps, generator=draw)
         expected, precise = (_follow(x, w, None, None, 1, False, d) for d in _DTYPES)
-        found = CONVOLVE(x, TRANSFORM(w, name, PANEL), None, None, name, [1, 1], False)
+        found = CONVOLVE(
+            x, TRANSFORM(w, name, PANEL, torch.float32), None, None, name, [1, 1], False
+        )
     finally:
         torch.set_num_threads(usual)
         winograd._plan.cache_clear()
     assert same(expected, found, precise, tol=1e-4)
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    not winograd._library().has_bfloat16(), reason="this processor has no products of bfloat16"
+)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("name", winograd._IN_BFLOAT16)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] % 2 == 0], ids=str)
+def test_bfloat16_errs_twice_as_much_as_a_convolution(
+    name: str, shared: bool, shape: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(winograd, "_OWN_WEIGHT", 0 if shared else 1 << 40)
+    winograd._plan.cache_clear()
+    batch, lanes, panels, height, width, padding = shape
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, lanes * LANES, height, width, generator=draw).bfloat16()
+    taps = FILTERINGS[name].taps
+    w = torch.randn(panels * PANEL, lanes * LANES, taps, taps, generator=draw)
+    bias = torch.randn(len(w), generator=draw)
+    residual = torch.randn_like(F.conv2d(x.float(), w, padding=padding)).bfloat16()
+    u = TRANSFORM(w, name, PANEL, torch.bfloat16)
+    precise = _follow(x, w, bias, residual, padding, True, torch.float64)
+    usual = F.conv2d(x, w.bfloat16(), bias.bfloat16(), padding=padding) + residual
+    found = CONVOLVE(x, u, bias, residual, name, list(padding), True)
+    assert found.dtype == torch.bfloat16
+    errors = [float((y.double() - precise).norm()) for y in (usual.relu(), found)]
+    assert errors[1] < 2 * errors[0]
+    winograd._plan.cache_clear()
 
 
 def _follow(x: Tensor, w: Tensor, b: Any, r: Any, padding: Any, relu: bool, dtype: Any) -> Tensor:
@@ -105,7 +138,7 @@ def test_nan_is_not_lost_in_a_relu_and_stays_in_its_tiles(m: int):
     x = torch.randn(1, LANES, 12, 12)
     x[0, 0, 0, 0] = float("nan")
     name = f"F{m}"
-    u = TRANSFORM(torch.randn(PANEL, LANES, 3, 3), name, PANEL)
+    u = TRANSFORM(torch.randn(PANEL, LANES, 3, 3), name, PANEL, torch.float32)
     found = CONVOLVE(x, u, None, None, name, [1, 1], True)
     assert found[..., :m, :m].isnan().all()
     assert found[..., m:, :].isfinite().all()
@@ -114,7 +147,7 @@ def test_nan_is_not_lost_in_a_relu_and_stays_in_its_tiles(m: int):
 
 def test_eight_threads_at_once():
     model = nn.Conv2d(2 * LANES, PANEL, 3, padding=1)
-    u = TRANSFORM(model.weight.detach(), "F2", PANEL)
+    u = TRANSFORM(model.weight.detach(), "F2", PANEL, torch.float32)
     bias = model.bias.detach()
     threads_agree(
         lambda x: CONVOLVE(x, u, bias, None, "F2", [1, 1], False), model, 1, 2 * LANES, 20, 20
@@ -145,8 +178,8 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     found: list[Any] = []
     filter_minimally = runtime.filter_minimally
 
-    def spy(module: Any) -> bool:
-        changed = filter_minimally(module)
+    def spy(module: Any, reduced: bool) -> bool:
+        changed = filter_minimally(module, reduced)
         nodes = module.graph.find_nodes(op="call_function", target=CONVOLVE)
         found.extend(node.args for node in nodes)
         return changed
@@ -213,8 +246,28 @@ def test_other_convolutions_stay(settings: dict[str, Any], calls: list[Any]):
 def test_other_types_and_weights_that_are_not_frozen_stay(calls: list[Any]):
     net = Net(FOLLOWERS["relu"][0])
     check(copy.deepcopy(net).double(), images().double())
+    check(copy.deepcopy(net).bfloat16(), images().bfloat16())
     check(net, images(), {"freezing": "off"})
     assert calls == []
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("calls", ["F2"], indirect=True)
+@pytest.mark.parametrize("name", FOLLOWERS)
+def test_convolutions_that_may_be_reduced(name: str, calls: list[Any]):
+    follow, residual, relu = FOLLOWERS[name]
+    net, x = Net(follow).eval(), images()
+    compiled = torch.compile(net, backend="inductor_freezing", options={"precision": "bf16"})
+    with torch.no_grad():
+        expected, found = net(x), compiled(x)
+    assert 1e-4 < float((found - expected).norm() / expected.norm()) < 0.01
+    assert found.dtype == torch.float32
+    ((_, weight, bias, added, *_, clamped),) = calls
+    assert weight.meta["val"].dtype == torch.bfloat16
+    assert bias.meta["val"].dtype == torch.float32
+    assert weight.args[0].meta["val"].dtype == torch.float32, "it is rounded only once"
+    widened = name in ("residual", "the other way round", "two residuals")  # of float32 numbers
+    assert (added is not None, clamped) == (residual and not widened, relu and not widened)
 
 
 def test_nothing_changes_where_torch_is_to_be_deterministic(calls: list[Any]):

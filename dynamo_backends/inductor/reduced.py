@@ -1,0 +1,223 @@
+"""Computes in bfloat16 what is faster so: `precision="bf16"`.
+
+As under torch's autocast products and convolutions read and give bfloat16, and what loses by it,
+such as normalizations, softmax and sums, is computed in float32. What follows a product and neither
+gains nor loses stays in bfloat16 as long as all that it reads is, so that images and activations
+take half the memory. Unlike autocast this comes after weights have been folded, and casts of frozen
+weights are computed once.
+
+torch's kernel of attention is no faster on CPUs in bfloat16 than in float32. Where the scores stay
+in the cache two products and a softmax are faster than it, which is measured.
+"""
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.graph.attention import flash_attention_for_cpu
+from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.inductor.measured import fastest
+from dynamo_backends.toolkit.expansion import replace
+from dynamo_backends.tuning.race import Run
+
+aten = torch.ops.aten
+
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+_CAST = torch.ops.prims.convert_element_type.default
+_PRODUCTS = {
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.bmm.default,
+    aten.convolution.default,
+    aten.mm.default,
+}
+_CARRIERS = {
+    operator.getitem,
+    aten._adaptive_avg_pool2d.default,
+    aten._unsafe_view.default,
+    aten.add.Tensor,
+    aten.avg_pool2d.default,
+    aten.cat.default,
+    aten.clamp.default,
+    aten.clamp_max.default,
+    aten.clamp_min.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.expand.default,
+    aten.flip.default,
+    aten.gelu.default,
+    aten.hardsigmoid.default,
+    aten.hardswish.default,
+    aten.hardtanh.default,
+    aten.leaky_relu.default,
+    aten.max_pool2d_with_indices.default,
+    aten.mean.dim,
+    aten.mul.Tensor,
+    aten.permute.default,
+    aten.relu.default,
+    aten.reshape.default,
+    aten.roll.default,
+    aten.select.int,
+    aten.sigmoid.default,
+    aten.silu.default,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.sub.Tensor,
+    aten.t.default,
+    aten.tanh.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+
+
+def reduce_precision(module: fx.GraphModule) -> bool:
+    """Lets a graph compute in bfloat16, as the module's docstring says.
+
+    Args:
+        module: Functional, its calls with values. Inputs and outputs keep their types.
+
+    Returns:
+        Whether something has changed.
+    """
+    graph = module.graph
+    changed = _multiply_attention(graph)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if changed:
+        infer = Inference()
+        for node in calls:  # those that are new have values of another fake mode
+            infer(node)
+    if not any(_is_product(node) for node in calls):
+        return changed
+    types = _Types(graph)
+    for node in calls:
+        types.visit(node)
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        output.args = fx.map_arg(output.args, types.wide)
+    module.recompile()
+    return True
+
+
+def _multiply_attention(graph: fx.Graph) -> bool:
+    """Takes attention apart where products in bfloat16 are faster than torch's kernel."""
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=_ATTENTION):
+        value = node.meta["val"]
+        weighed = any(user.args[1] == 1 for user in node.users)  # what only gradients need
+        if weighed or not _is_float32(value) or not value[0].numel() or node.args[3:4] > (0.0,):
+            continue
+        if _is_faster_in_products(node):
+            replace(node, flash_attention_for_cpu)
+            changed = True
+    return changed
+
+
+def _is_faster_in_products(node: fx.Node) -> bool:
+    query, key, value = (n.meta["val"] for n in node.args[:3])  # type: ignore[union-attr]
+    *batch, length, _ = query.shape
+
+    def ways() -> dict[str, Run]:
+        q, k, v = (
+            torch.ones(math.prod(batch), *x.shape[-2:], dtype=torch.bfloat16)
+            for x in (query, key, value)
+        )
+        scores = q.new_empty(len(q), length, k.shape[1])
+        weights, result = torch.empty_like(scores), q.new_empty(len(q), length, v.shape[2])
+
+        def multiply(_: list[Tensor]) -> list[Tensor]:
+            torch.bmm(q, k.mT, out=scores)
+            aten._softmax.out(scores, -1, False, out=weights)
+            return [torch.bmm(weights, v, out=result)]
+
+        return {
+            "whole": lambda inputs: list(_ATTENTION(*inputs)),
+            "products": multiply,
+        }
+
+    layouts = [(x.shape, x.stride(), x.dtype) for x in (query, key, value)]
+    return fastest("attention", "whole", ways, layouts) == "products"
+
+
+def unreduced(node: fx.Node) -> fx.Node:
+    """What a value was before it was cast to bfloat16 here, or the value itself."""
+    if node.target is not _CAST:
+        return node
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source if _is_float32(source.meta["val"]) else node
+
+
+class _Types:
+    """What is in bfloat16.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: fx.Graph):
+        self._graph = graph
+        self._infer = Inference()
+        self._reduced: set[fx.Node] = set()  # these were float32
+        self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+
+    def visit(self, node: fx.Node) -> None:
+        """Gives a call its arguments in the type that it is to compute in."""
+        before = node.meta["val"]
+        with self._graph.inserting_before(node):
+            if _is_product(node):
+                node.args = fx.map_arg(node.args, self._narrow)
+            elif not self._carries(node):
+                node.args = fx.map_arg(node.args, self.wide)
+                node.kwargs = fx.map_arg(node.kwargs, self.wide)
+                return
+        self._infer(node)
+        if _is_float32(before) and not _is_float32(node.meta["val"]):
+            self._reduced.add(node)
+
+    def _carries(self, node: fx.Node) -> bool:
+        """Whether a call is to compute in bfloat16 because all that it reads is."""
+        if node.target not in _CARRIERS:
+            return False
+        floats = [
+            n for n in node.all_input_nodes
+            if n in self._reduced or (_is_float32(n.meta["val"]) and not _is_scalar(n.meta["val"]))
+        ]  # fmt: skip
+        return bool(floats) and self._reduced.issuperset(floats)
+
+    def wide(self, node: fx.Node) -> fx.Node:
+        """A value as it was before this pass."""
+        return self._cast(node, torch.float32) if node in self._reduced else node
+
+    def _narrow(self, node: fx.Node) -> fx.Node:
+        return self._cast(node, torch.bfloat16) if _is_float32(node.meta["val"]) else node
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        key = (node, dtype)
+        if key not in self._casts:
+            self._casts[key] = self._graph.call_function(_CAST, key)
+            self._infer(self._casts[key])
+        return self._casts[key]
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target in _PRODUCTS and _is_float32(node.meta["val"])
+
+
+def _is_float32(value: Any) -> bool:
+    """Whether a value is float32, or a tuple of which an item is."""
+    if isinstance(value, tuple | list):
+        return any(map(_is_float32, value))
+    return isinstance(value, Tensor) and value.dtype == torch.float32
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether torch's promotion of types passes over a value because it has no dimensions."""
+    return isinstance(value, Tensor) and value.ndim == 0

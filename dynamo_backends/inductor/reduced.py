@@ -116,8 +116,18 @@ def _multiply_attention(graph: fx.Graph) -> bool:
             continue
         if _is_faster_in_products(node):
             replace(node, flash_attention_for_cpu)
+            if node.kwargs.get("attn_mask") is None:
+                _trust_softmax(graph, node.name)
             changed = True
     return changed
+
+
+def _trust_softmax(graph: fx.Graph, attention: str) -> None:
+    """Without a mask each query sees a key, which torch's softmax for attention looks for."""
+    for node in graph.find_nodes(op="call_function", target=aten._safe_softmax.default):
+        if node.meta.get("expanded_from") == attention:
+            node.target = aten._softmax.default
+            node.args, node.kwargs = (*node.args[:2], False), {}
 
 
 def _is_faster_in_products(node: fx.Node) -> bool:

@@ -34,6 +34,7 @@ Policy = Literal["probe", "strict", "off"]
 
 _RUN = 16  # elements; one cache line of float32
 _RUNS = 4
+_LINE = 64  # bytes; where runs begin, if they can
 _CANDIDATES = 16
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -92,8 +93,9 @@ def _samples(tensor: Tensor) -> list[Tensor]:
     line = _line(_bits(tensor))
     if line.numel() <= _RUN * _RUNS:
         return [line]
-    last = line.numel() - _RUN
-    starts = sorted({last * i // (_CANDIDATES - 1) for i in range(_CANDIDATES)})
+    last, size = line.numel() - _RUN, line.element_size()
+    spread = (last * i // (_CANDIDATES - 1) for i in range(_CANDIDATES))
+    starts = sorted({max(n - (line.data_ptr() + n * size) % _LINE // size, 0) for n in spread})
     filled = torch.stack([line[s : s + _RUN].count_nonzero() for s in starts])
     best = filled.argsort(descending=True, stable=True)[:_RUNS]
     return [line[starts[i] : starts[i] + _RUN] for i in best.tolist()]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.graph.freezing import Snapshot, pointers
+from dynamo_backends.graph.freezing import Snapshot, _samples, pointers
 
 
 def net() -> nn.Module:
@@ -112,3 +112,37 @@ def test_an_optimizers_step_concerns_the_weights_that_share_its_storages():
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 2, 7, 33, 64])
+def test_each_element_of_small_weights_is_watched_wherever_they_lie(
+    dtype: torch.dtype, offset: int, count: int
+):
+    memory = torch.ones(offset + count, dtype=dtype)
+    others = [torch.ones(5, dtype=dtype), torch.ones(0, dtype=dtype)]
+    weights = [others[0], memory[offset:], others[1]]
+    snapshot = Snapshot(weights, range(3), "probe")
+    bits = memory.view(torch.uint8).numpy()
+    for place in range(offset * dtype.itemsize, len(bits)):
+        assert snapshot.is_current(weights)
+        bits[place] ^= 1
+        assert not snapshot.is_current(weights)
+        bits[place] ^= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", range(3))
+def test_runs_of_large_weights_are_whole_lines_where_they_can_be(dtype: torch.dtype, offset: int):
+    weight = torch.ones(1000 + offset, dtype=dtype)[offset:]
+    runs = _samples(weight)
+    assert len(runs) == 4
+    starts = [run.data_ptr() for run in runs]
+    assert all(n % 64 == 0 or n == weight.data_ptr() for n in starts)
+    assert all(run.numel() == 16 for run in runs)
+    end = weight.data_ptr() + weight.nbytes
+    assert all(weight.data_ptr() <= n <= end - run.nbytes for n, run in zip(starts, runs, strict=True))
+    snapshot = Snapshot([weight], [0], "probe")
+    weight.numpy()[:] += 1
+    assert not snapshot.is_current([weight])

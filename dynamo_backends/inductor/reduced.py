@@ -26,7 +26,6 @@ from dynamo_backends.tuning.race import Run
 aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-
 _CAST = torch.ops.prims.convert_element_type.default
 _PRODUCTS = {
     aten.addmm.default,
@@ -110,16 +109,19 @@ def _multiply_attention(graph: fx.Graph) -> bool:
     """Takes attention apart where products in bfloat16 are faster than torch's kernel."""
     changed = False
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
-        value = node.meta["val"]
-        weighed = any(user.args[1] == 1 for user in node.users)  # what only gradients need
-        if weighed or not _is_float32(value) or not value[0].numel() or node.args[3:4] > (0.0,):
-            continue
-        if _is_faster_in_products(node):
+        if _is_divisible(node) and _is_faster_in_products(node):
             replace(node, flash_attention_for_cpu)
             if node.kwargs.get("attn_mask") is None:
                 _trust_softmax(graph, node.name)
             changed = True
     return changed
+
+
+def _is_divisible(node: fx.Node) -> bool:
+    """Whether an attention reads something in float32, and gives only what inference needs."""
+    inputs = [n.meta["val"] for n in node.all_input_nodes]
+    plain = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return plain and _is_float32(inputs[0]) and all(x.numel() for x in inputs)
 
 
 def _trust_softmax(graph: fx.Graph, attention: str) -> None:
@@ -133,6 +135,7 @@ def _trust_softmax(graph: fx.Graph, attention: str) -> None:
 def _is_faster_in_products(node: fx.Node) -> bool:
     query, key, value = (n.meta["val"] for n in node.args[:3])  # type: ignore[union-attr]
     *batch, length, _ = query.shape
+    settings = node.args[3:]
 
     def ways() -> dict[str, Run]:
         q, k, v = (
@@ -148,12 +151,12 @@ def _is_faster_in_products(node: fx.Node) -> bool:
             return [torch.bmm(weights, v, out=result)]
 
         return {
-            "whole": lambda inputs: list(_ATTENTION(*inputs)),
+            "whole": lambda inputs: list(_ATTENTION(*inputs, *settings)),
             "products": multiply,
         }
 
-    layouts = [(x.shape, x.stride(), x.dtype) for x in (query, key, value)]
-    return fastest("attention", "whole", ways, layouts) == "products"
+    layouts = [(x.shape, x.contiguous().stride(), x.dtype) for x in (query, key, value)]
+    return fastest(f"attention {settings}", "whole", ways, layouts) == "products"
 
 
 def unreduced(node: fx.Node) -> fx.Node:

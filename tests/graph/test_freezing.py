@@ -142,7 +142,9 @@ def test_runs_of_large_weights_are_whole_lines_where_they_can_be(dtype: torch.dt
     assert all(n % 64 == 0 or n == weight.data_ptr() for n in starts)
     assert all(run.numel() == 16 for run in runs)
     end = weight.data_ptr() + weight.nbytes
-    assert all(weight.data_ptr() <= n <= end - run.nbytes for n, run in zip(starts, runs, strict=True))
+    assert all(
+        weight.data_ptr() <= n <= end - run.nbytes for n, run in zip(starts, runs, strict=True)
+    )
     snapshot = Snapshot([weight], [0], "probe")
     weight.numpy()[:] += 1
     assert not snapshot.is_current([weight])

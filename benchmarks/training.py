@@ -29,6 +29,8 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 from dynamo_backends import bench
+from dynamo_backends.aot.step.duel import STEPS
+from dynamo_backends.autotune.steps import RIVALS
 from dynamo_backends.bench.suites import call
 from dynamo_backends.tuning import budget
 
@@ -40,8 +42,8 @@ MODELS = {
 
 EAGER = "eager"
 SAMPLE_S = 0.25
-SETTLING = 40
-"""So many steps later autotune has chosen (see `aot/step/duel.py`)."""
+SETTLING = (RIVALS + 2) * STEPS
+"""So many steps later autotune has chosen: its winner, rivals and eager took theirs."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.duel import ROUNDS, WARMUP, Duel
+from dynamo_backends.aot.step.duel import STEPS, Duel
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
@@ -129,12 +129,11 @@ def test_the_function_itself_is_compared_on_real_steps(
     monkeypatch.setattr(
         Duel, "note", lambda self, turn, _: note(self, turn, seconds if turn is None else 1.0)
     )
-    turns = WARMUP + ROUNDS
-    step, report = train("openxla", steps=1 + 2 * turns + 3, net=nets.mlp)
+    step, report = train("openxla", steps=1 + 2 * STEPS + 3, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert set(rows) == {"eager", "openxla", FUNCTION}
     wins = eager == "fast"
-    assert step.eager_steps == turns + 3 * wins
+    assert step.eager_steps == STEPS + 3 * wins
     assert report.chosen == (FUNCTION if wins else "openxla")
     assert rows[report.chosen].reason == ""
     assert "against" in rows["openxla" if wins else FUNCTION].reason
@@ -161,7 +160,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Duel, "note", lambda self, turn, _: note(self, turn, seconds[turn]))
 
 
-TURNS = 1 + 3 * (WARMUP + ROUNDS)
+TURNS = 1 + 3 * STEPS
 
 
 @pytest.mark.usefixtures("timed")

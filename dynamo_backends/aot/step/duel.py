@@ -5,8 +5,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-WARMUP = 2  # steps of each that do not count
-ROUNDS = 7  # steps of each that do
+RUN = 3  # steps in a row; the first finds threads asleep, and the caches and memory of another
+RUNS = 4  # of each; the first one, in which code is still new, does not count either
+STEPS = RUN * RUNS  # of each
 WORTH = 0.98  # eager must take at most this part of the compiled step's time
 
 
@@ -30,19 +31,23 @@ class Duel:
     @property
     def turn(self) -> int | None:
         """Which of the compiled ones takes the next step; None: eager does."""
-        taken = len(self.eager)
-        return next((i for i, steps in enumerate(self.compiled) if len(steps) == taken), None)
+        due = len(self.eager) // RUN * RUN + RUN
+        return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
 
     def note(self, turn: int | None, seconds: float) -> None:
         """Notes how long the step took of one whose turn it was."""
         (self.eager if turn is None else self.compiled[turn]).append(seconds)
-        if len(self.eager) == WARMUP + ROUNDS:
-            medians = [statistics.median(steps[WARMUP:]) for steps in self.compiled]
-            self.settle(medians, statistics.median(self.eager[WARMUP:]))
+        if len(self.eager) == STEPS:
+            self.settle([_typical(steps) for steps in self.compiled], _typical(self.eager))
 
     def give_up(self, turn: int) -> None:
         """One of the compiled ones has no more turns, and loses."""
-        self.compiled[turn][:] = [math.inf] * (WARMUP + ROUNDS)
+        self.compiled[turn][:] = [math.inf] * STEPS
+
+
+def _typical(steps: Sequence[float]) -> float:
+    """The median of those that count."""
+    return statistics.median(s for i, s in enumerate(steps) if i >= RUN and i % RUN)
 
 
 def eager_wins(compiled: float, eager: float) -> bool:

@@ -37,11 +37,7 @@ from dynamo_backends.bench.cells import EAGER, Cell, Measuring, Row, cells
 from dynamo_backends.bench.ledger import Ledger, LedgerError
 
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
-REDUCED = (
-    "inductor_freezing",
-    "ov",
-    "openxla",
-)  # single candidates that can be told to compute in bfloat16
+REDUCED = ("inductor_freezing", "ov", "openxla")  # can be told to compute in bfloat16
 OF_EACH_SUITE = 10
 LEAST_OF_EAGER = 0.98
 

@@ -33,6 +33,7 @@ from dynamo_backends.tuning.race import Run
 aten = torch.ops.aten
 
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
+_KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}  # as winograd.cpp calls them
 _IN_BFLOAT16 = ("F2",)  # F4 errs 3.4 times as much as a direct convolution, F2 1.5 times
 _DIRECT = "direct"
 _CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
@@ -207,9 +208,6 @@ def _plan(
     )
     function = getattr(library, f"convolve_{filtering}_{_KINDS[dtype]}")
     return _Plan(function, ctypes.byref(sizes), shape, words + room)
-
-
-_KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}  # as winograd.cpp calls them
 
 
 def _shape(

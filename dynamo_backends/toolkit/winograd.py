@@ -2,9 +2,10 @@
 
 m² outputs from a tile of n² inputs, n = m + r - 1, take n² multiplications instead of m²·r²: for
 3×3 convolutions less than half of them with m = 2 and a quarter with m = 4. Lavin and Gray, "Fast
-Algorithms for Convolutional Neural Networks" (2015), arXiv:1509.09308. Float32 only: the transforms
-cost a few bits, which other types do not have to spare or are expected to keep. An infinite input
-makes its whole tile NaN.
+Algorithms for Convolutional Neural Networks" (2015), arXiv:1509.09308. For float32: the transforms
+cost a few bits, which other types do not have to spare or are expected to keep. (Of those here only
+F2 is used in bfloat16, and where a user admits its errors.) An infinite input makes its whole tile
+NaN.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class InductorExecutable(PreparedExecutable):
         reduced: Whether it may compute in bfloat16.
     """
 
-    def __init__(self, graph: Graph, settings: Mapping[str, Any], reduced: bool = False):
+    def __init__(self, graph: Graph, settings: Mapping[str, Any], reduced: bool):
         self._settings = dict(settings)
         self._reduced = reduced
         super().__init__(graph)

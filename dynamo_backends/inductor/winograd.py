@@ -312,7 +312,7 @@ TRANSFORM = define(
 # The pass.
 
 
-def filter_minimally(module: fx.GraphModule, reduced: bool = False) -> bool:
+def filter_minimally(module: fx.GraphModule, reduced: bool) -> bool:
     """Lets convolutions be computed by Winograd's filtering where that is faster here.
 
     Args:
@@ -323,9 +323,8 @@ def filter_minimally(module: fx.GraphModule, reduced: bool = False) -> bool:
         Whether something has changed.
     """
     frozen, changed = frozen_nodes(module.graph), False
-    types = _types(reduced)
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _is_possible(node, frozen, types):
+        if _is_possible(node, frozen, reduced):
             way = _fastest(node)
             if way != _DIRECT:
                 _replace(node, way)
@@ -334,31 +333,23 @@ def filter_minimally(module: fx.GraphModule, reduced: bool = False) -> bool:
     return changed
 
 
-def _types(reduced: bool) -> Collection[torch.dtype]:
-    """The types in which convolutions may be filtered."""
-    library = _library()
-    if library is None:
-        return ()
-    if reduced and library.has_bfloat16():
-        return (torch.float32, torch.bfloat16)
-    return (torch.float32,)
-
-
-def _is_possible(
-    node: fx.Node, frozen: Collection[fx.Node], types: Collection[torch.dtype]
-) -> bool:
+def _is_possible(node: fx.Node, frozen: Collection[fx.Node], reduced: bool) -> bool:
     image, weight, _, *geometry = node.args
     if weight not in frozen or not isinstance(image, fx.Node) or not isinstance(weight, fx.Node):
         return False
     stride, padding, dilation, transposed, _, groups = geometry
     x, w, result = (n.meta["val"] for n in (image, weight, node))
+    types = _KINDS if reduced else (torch.float32,)
     if not is_image_on_cpu(x) or x.dtype not in types or transposed or groups != 1:
         return False
     plain = all(n == 1 for n in (*stride, *dilation)) and len(padding) == 2  # type: ignore[misc, arg-type]
     if not plain or not _filterings(w) or not result.numel() or not x.numel():
         return False
-    vector, panel = _library().lanes() * _in_word(x.dtype), _library().panel()
-    return bool(w.shape[1] % vector == 0 and w.shape[0] % panel == 0)
+    library = _library()
+    if library is None or (x.dtype == torch.bfloat16 and not library.has_bfloat16()):
+        return False
+    vector = library.lanes() * _in_word(x.dtype)
+    return bool(w.shape[1] % vector == 0 and w.shape[0] % library.panel() == 0)
 
 
 def _filterings(weight: Tensor) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.duel import STEPS, Duel
+from dynamo_backends.aot.step.duel import RUN, RUNS, STEPS, Duel
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
@@ -142,6 +142,22 @@ def test_the_function_itself_is_compared_on_real_steps(
     assert counts.samples == samples
     assert step.launches == (1 if wins else 4)
     assert report.chosen == (FUNCTION if wins else "openxla")
+
+
+def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
+    settled: list[Any] = []
+    duel = Duel(lambda compiled, eager: settled.append((compiled, eager)), [[], []])
+    turns = []
+    for _ in range(3 * STEPS):
+        turn = duel.turn
+        fresh = turns[-1:] != [turn]  # as slow as what has just taken over
+        duel.note(
+            turn, 100.0 if fresh or len(turns) < 3 * RUN else {0: 2.0, 1: 1.0, None: 3.0}[turn]
+        )
+        turns.append(turn)
+    assert turns[: 3 * RUN] == [0] * RUN + [1] * RUN + [None] * RUN
+    assert turns == turns[: 3 * RUN] * RUNS
+    assert settled == [([2.0, 1.0], 3.0)]
 
 
 @pytest.fixture

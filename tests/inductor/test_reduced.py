@@ -82,20 +82,6 @@ def test_a_scalar_tensor_does_not_widen():
     assert types(module, aten.mul.Tensor) == [torch.bfloat16]
 
 
-class Masked(nn.Module):
-    """Attention whose mask is as transformers make it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(32, 96)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = self.project(x).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
-        low = (1 - mask)[:, None, None, :] * torch.finfo(torch.float32).min
-        y = F.scaled_dot_product_attention(q, k, v, low.expand(-1, 1, x.shape[1], -1))
-        return y.transpose(1, 2).flatten(2) + 1
-
-
 class Convolutions(nn.Module):
     """Two with normalizations, a residual, pools, a classifier and a norm."""
 
@@ -112,16 +98,19 @@ class Convolutions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention without a mask."""
+    """Attention, with a mask as transformers make it or without one."""
 
     def __init__(self, **settings: Any):
         super().__init__()
         self.project = nn.Linear(32, 96)
         self.settings = settings
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.project(x).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, **self.settings)
+        if mask is not None:
+            low = (1 - mask)[:, None, None, :] * torch.finfo(torch.float32).min
+            mask = low.expand(-1, 1, x.shape[1], -1)
+        y = F.scaled_dot_product_attention(q, k, v, mask, **self.settings)
         return y.transpose(1, 2).flatten(2) + 1
 
 
@@ -129,7 +118,7 @@ def masked() -> tuple[nn.Module, list[Tensor]]:
     mask = torch.ones(3, 10)
     mask[1, 4:] = 0
     mask[2] = 0  # all least numbers: torch attends to everything
-    return Masked(), [torch.randn(3, 10, 32), mask]
+    return Attention(), [torch.randn(3, 10, 32), mask]
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, list[Tensor]]]] = {

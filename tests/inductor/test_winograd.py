@@ -1,7 +1,7 @@
 """Convolutions by Winograd's filtering: the operator, and where Inductor's graphs call it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -68,18 +68,23 @@ def test_the_operator_is_as_accurate_as_a_convolution(name: str, shape: Any, lay
 _DTYPES = (torch.float32, torch.float64)
 
 
-@pytest.mark.parametrize("name", FILTERINGS)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_share_chunks_or_have_their_own(
-    name: str, shared: bool, threads: int, monkeypatch: pytest.MonkeyPatch
-):
-    usual = torch.get_num_threads()
-    monkeypatch.setattr(winograd, "_OWN_WEIGHT", 0 if shared else 1 << 40)
-    monkeypatch.setattr(winograd, "_CHUNK", 0)  # so that there are several
+@pytest.fixture(params=[False, True], ids=["own", "shared"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """There are several, and threads share them or have their own."""
+    monkeypatch.setattr(winograd, "_OWN_WEIGHT", 0 if request.param else 1 << 40)
+    monkeypatch.setattr(winograd, "_CHUNK", 0)
     monkeypatch.setattr(winograd, "_LEAST", 20)
     monkeypatch.setattr(winograd, "_OWN_CHUNK", 0)
     winograd._plan.cache_clear()
+    yield
+    winograd._plan.cache_clear()
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("name", FILTERINGS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_share_chunks_or_have_their_own(name: str, threads: int):
+    usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         draw, taps = torch.Generator().manual_seed(0), FILTERINGS[name].taps
@@ -91,7 +96,6 @@ def test_threads_share_chunks_or_have_their_own(
         )
     finally:
         torch.set_num_threads(usual)
-        winograd._plan.cache_clear()
     assert same(expected, found, precise, tol=1e-4)
 
 
@@ -101,14 +105,10 @@ needs_bfloat16 = pytest.mark.skipif(
 
 
 @needs_bfloat16
+@pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("name", winograd._IN_BFLOAT16)
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] % 2 == 0], ids=str)
-def test_bfloat16_errs_twice_as_much_as_a_convolution(
-    name: str, shared: bool, shape: Any, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(winograd, "_OWN_WEIGHT", 0 if shared else 1 << 40)
-    winograd._plan.cache_clear()
+def test_bfloat16_errs_at_most_twice_as_much_as_a_convolution(name: str, shape: Any):
     batch, lanes, panels, height, width, padding = shape
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(batch, lanes * LANES, height, width, generator=draw).bfloat16()
@@ -123,7 +123,6 @@ def test_bfloat16_errs_twice_as_much_as_a_convolution(
     assert found.dtype == torch.bfloat16
     errors = [float((y.double() - precise).norm()) for y in (usual.relu(), found)]
     assert errors[1] < 2 * errors[0]
-    winograd._plan.cache_clear()
 
 
 def _follow(x: Tensor, w: Tensor, b: Any, r: Any, padding: Any, relu: bool, dtype: Any) -> Tensor:

@@ -4,7 +4,8 @@ As under torch's autocast products and convolutions read and give bfloat16, and 
 such as normalizations, softmax and sums, is computed in float32. What follows a product and neither
 gains nor loses stays in bfloat16 as long as all that it reads is, so that images and activations
 take half the memory. Unlike autocast this comes after weights have been folded, and casts of frozen
-weights are computed once.
+weights are computed once. (`trt/precision.py` rounds the operands of the same calls; TensorRT joins
+them with what follows by itself.)
 
 torch's kernel of attention is no faster on CPUs in bfloat16 than in float32. Where the scores stay
 in the cache two products and a softmax are faster than it, which is measured.
@@ -21,19 +22,13 @@ from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.inductor.measured import fastest
 from dynamo_backends.toolkit.expansion import replace
+from dynamo_backends.toolkit.precision import PRODUCTS
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _CAST = torch.ops.prims.convert_element_type.default
-_PRODUCTS = {
-    aten.addmm.default,
-    aten.baddbmm.default,
-    aten.bmm.default,
-    aten.convolution.default,
-    aten.mm.default,
-}
 _CARRIERS = {
     operator.getitem,
     aten._adaptive_avg_pool2d.default,
@@ -77,7 +72,7 @@ _CARRIERS = {
 }
 
 
-def reduce_precision(module: fx.GraphModule) -> bool:
+def compute_in_bfloat16(module: fx.GraphModule) -> bool:
     """Lets a graph compute in bfloat16, as the module's docstring says.
 
     Args:
@@ -228,7 +223,7 @@ class _Types:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return node.target in _PRODUCTS and _is_float32(node.meta["val"])
+    return node.target in PRODUCTS and _is_float32(node.meta["val"])
 
 
 def _is_float32(value: Any) -> bool:

@@ -19,7 +19,7 @@ from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.linears import multiply_by_onednn
-from dynamo_backends.inductor.reduced import reduce_precision
+from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.inductor.winograd import filter_minimally
 from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
 from dynamo_backends.toolkit.reserve import keeping
@@ -57,7 +57,7 @@ class InductorExecutable(PreparedExecutable):
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
             if self._reduced:
-                reduce_precision(module)
+                compute_in_bfloat16(module)
             multiply_few_rows(module)
             multiply_by_onednn(module)
             if filter_minimally(module, self._reduced):

@@ -12,17 +12,11 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SIZES
+from dynamo_backends.toolkit.precision import PRODUCTS
 
 aten = torch.ops.aten
 
-PRODUCTS = frozenset(
-    {
-        aten.mm.default, aten.bmm.default, aten.matmul.default, aten.linear.default,
-        aten.addmm.default, aten.baddbmm.default, aten.convolution.default, aten.conv1d.default,
-        aten.conv2d.default, aten.conv3d.default, aten.scaled_dot_product_attention.default,
-    }
-)  # fmt: skip
-"""Calls that autocast runs in reduced precision on CUDA."""
+_REDUCED = PRODUCTS | {aten.scaled_dot_product_attention.default}
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -37,7 +31,7 @@ def reduce_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     copy = graph.copy()
     rounded: dict[fx.Node, fx.Node] = {}
     for node in copy.calls:
-        if node.target in PRODUCTS and _is_float32(node):
+        if node.target in _REDUCED and _is_float32(node):
             _reduce(node, dtype, rounded)
     copy.module.recompile()
     return copy

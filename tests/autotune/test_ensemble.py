@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import dynamo_backends
+from dynamo_backends.autotune.candidates import candidates
+from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.errors import OptionError
 from dynamo_backends.program import Block
 from dynamo_backends.tuning import budget as budgets
@@ -105,6 +107,12 @@ def test_bfloat16_is_admitted_within_its_tolerance_and_only_when_asked_for():
         error = float((results - expected).norm() / expected.norm())
         assert (1e-4 < error < 0.02) if precision == "bf16" else error == 0
         assert error == pytest.approx(row.error, rel=0.5, abs=1e-6)
+
+
+def test_backends_with_an_option_are_told_by_it_to_compute_in_bfloat16():
+    options = AutotuneOptions(candidates=("inductor_freezing",), precision="bf16")
+    told = {c.name: vars(c.options(options))["precision"] for c in candidates(options, ["cpu"])}
+    assert told == {"inductor_freezing": "float32", "inductor_freezing@bf16": "bf16"}
 
 
 def test_the_budget_leaves_out_whom_it_cannot_pay_for(

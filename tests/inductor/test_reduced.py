@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.autotune.verify import autocast_bfloat16, relative_error
-from dynamo_backends.inductor.reduced import reduce_precision, unreduced
+from dynamo_backends.inductor.reduced import compute_in_bfloat16, unreduced
 
 aten = torch.ops.aten
 BFLOAT16 = {"precision": "bf16"}
@@ -19,7 +19,7 @@ BFLOAT16 = {"precision": "bf16"}
 def reduced(function: Callable[..., Any], *inputs: Tensor) -> tuple[fx.GraphModule, bool]:
     """A function's graph after the pass, and whether that changed it."""
     module = make_fx(function, tracing_mode="fake")(*inputs)
-    return module, reduce_precision(module)
+    return module, compute_in_bfloat16(module)
 
 
 def types(module: fx.GraphModule, target: Any) -> list[torch.dtype]:

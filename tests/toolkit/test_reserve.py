@@ -112,7 +112,7 @@ before = [run(reserve)[0] for _ in range(3)]
 reserve.grow(100 * MiB)
 bench.hand_back(before=before, runs=[run(reserve)[0] for _ in range(10)], size=reserve.size)
 """)
-    assert faulting(found["before"]) == 3
+    assert found["before"][0] > 10_000, "else this test shows nothing"
     assert faulting(found["runs"]) <= 2
     assert found["size"] == 200 << 20
 
@@ -135,20 +135,20 @@ def test_a_thread_makes_it_larger_while_another_one_runs() -> None:
     found = measured("""
 reserve = Reserve()
 reserve.grow(MiB)
+running = threading.Semaphore(0)
 def grow():
     for size in range(2, 60):
+        running.acquire()
         reserve.grow(size * MiB)
 thread = threading.Thread(target=grow)
 thread.start()
-runs = 0
 while thread.is_alive():
+    running.release()
     run(reserve, 8 * MiB, kept=2)
-    runs += 1
 thread.join()
 reserve.grow(60 * MiB)
-bench.hand_back(runs=runs, here=[run(reserve, 60 * MiB)[0] for _ in range(10)])
+bench.hand_back(here=[run(reserve, 60 * MiB)[0] for _ in range(10)])
 """)
-    assert found["runs"] > 5, "else this test shows nothing"
     assert sum(faults > 5_000 for faults in found["here"]) <= 2
 
 

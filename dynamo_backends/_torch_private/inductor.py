@@ -145,17 +145,23 @@ def tell_inductor_of_images(operator: Any) -> None:
 
 
 def prepacked_convolution(
-    image: Tensor, weight: Tensor, padding: Sequence[int]
+    image: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
 ) -> Callable[[Tensor], Tensor]:
-    """oneDNN's convolution of stride 1, as Inductor calls it where weights are frozen.
+    """oneDNN's convolution, not dilated, as Inductor calls it where weights are frozen.
 
     Args:
         image: Of the shape and layout that it will be called with.
         weight: Dense.
-        padding: Of height and width.
+        stride: Of height and width, as is the padding.
+        padding: On each side.
+        groups: Of channels.
     """
-    once = [1, 1]
+    settings = (list(padding), list(stride), [1, 1], groups)
     reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-    packed = reorder(weight.to_mkldnn(), list(padding), once, once, 1, image.shape)
+    packed = reorder(weight.to_mkldnn(), *settings, image.shape)
     run: Any = torch.ops.mkldnn._convolution_pointwise.default
-    return lambda x: run(x, packed, None, list(padding), once, once, 1, "none", [], "")
+    return lambda x: run(x, packed, None, *settings, "none", [], "")

@@ -19,7 +19,7 @@ from dynamo_backends.graph.declared import define
 from dynamo_backends.inductor.kernels import load_kernel, pointers
 from dynamo_backends.inductor.linears import prepacked_linear
 from dynamo_backends.inductor.measured import fastest
-from dynamo_backends.inductor.patterns import followers, frozen_nodes, linear_layer, replace
+from dynamo_backends.inductor.patterns import frozen_nodes, linear_layer, replace, with_relu
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
@@ -118,11 +118,7 @@ def _is_faster(x: fx.Node, weight: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:
-    chain, relu = [node], False
-    follower = next(followers(node), None)
-    if follower is not None and follower.target is aten.relu.default:
-        chain.append(follower)
-        relu = True
+    chain, relu = with_relu(node)
     with node.graph.inserting_before(chain[-1]):
         call = node.graph.call_function(LINEAR, (x, weight, bias, relu))
     replace(chain, call)

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
+from dynamo_backends.inductor.few_channels import CONVOLVE_IN_GROUPS
 from dynamo_backends.inductor.native import (
     CONVOLUTION_BACKWARD,
     POOLS,
@@ -31,6 +32,7 @@ _FASTER = {
     CONVOLUTION_BACKWARD,
     *POOLS.values(),
     CONVOLVE,
+    CONVOLVE_IN_GROUPS,
 }
 _READ_STRIDES = {
     aten.as_strided.default,

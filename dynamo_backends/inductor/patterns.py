@@ -1,10 +1,14 @@
 """What passes over graphs with frozen weights look for."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+
+from dynamo_backends.inductor.kernels import KINDS
+from dynamo_backends.inductor.native import is_image_on_cpu
 
 aten = torch.ops.aten
 
@@ -46,11 +50,65 @@ def linear_layer(
     return x, weight, bias  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of images by a frozen weight; numbers are those of height and width.
+
+    Attributes:
+        node: The call.
+        image: What it reads.
+        weight: Its weight.
+        bias: Its bias, if it has one.
+        stride: Steps of the window.
+        padding: Pixels on each side of the image.
+        groups: Of channels.
+    """
+
+    node: fx.Node
+    image: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    stride: Sequence[int]
+    padding: Sequence[int]
+    groups: int
+
+
+def convolutions(graph: fx.Graph) -> Iterator[Convolution]:
+    """Convolutions that kernels here may compute.
+
+    Their weights are frozen, and they are neither transposed nor dilated; images are on a CPU, and
+    of a type in `KINDS`. None has an empty input or result. A graph may be changed meanwhile.
+    """
+    frozen = frozen_nodes(graph)
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        arguments: Any = node.args
+        image, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+        x = image.meta["val"]
+        if weight not in frozen or not is_image_on_cpu(x) or x.dtype not in KINDS:
+            continue
+        plain = not transposed and len(stride) == len(padding) == 2 and set(dilation) == {1}
+        if plain and x.numel() and node.meta["val"].numel():
+            yield Convolution(node, image, weight, bias, stride, padding, groups)
+
+
+def strides_of_images(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of an image that is channels last."""
+    return torch.empty(shape, device="meta").to(memory_format=torch.channels_last).stride()
+
+
 def followers(node: fx.Node) -> Iterator[fx.Node]:
     """The only user of a node, that one's only user, and so on."""
     while len(node.users) == 1:
         (node,) = node.users
         yield node
+
+
+def with_relu(node: fx.Node) -> tuple[list[fx.Node], bool]:
+    """A node, with the relu if that is its only user; and whether it is."""
+    follower = next(followers(node), None)
+    if follower is not None and follower.target is aten.relu.default:
+        return [node, follower], True
+    return [node], False
 
 
 def replace(nodes: list[fx.Node], call: fx.Node) -> None:

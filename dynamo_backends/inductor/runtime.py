@@ -16,6 +16,7 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.liveness import peak_bytes
+from dynamo_backends.inductor.few_channels import convolve_few_channels
 from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.linears import multiply_by_onednn
@@ -60,7 +61,8 @@ class InductorExecutable(PreparedExecutable):
                 compute_in_bfloat16(module)
             multiply_few_rows(module)
             multiply_by_onednn(module)
-            if filter_minimally(module, self._reduced):
+            few = convolve_few_channels(module)
+            if filter_minimally(module, self._reduced) or few:
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
             size = peak_bytes(module.graph)

@@ -1,7 +1,6 @@
 // Convolutions of stride 1 by Winograd's minimal filtering, images channels last.
 //
-// Images are float32, or bfloat16 where the processor multiplies that. Transforms and sums are
-// float32 in either case; of bfloat16 V and U have pairs of channels in place of numbers.
+// Images, V and U are stored as numbers.h says; transforms and sums are float32 in either case.
 //
 // A chunk of tiles at a time: all its tiles are transformed to V, one matrix (tiles, C) for each
 // element of a tile; these are multiplied by U, the transformed weight, to M, of matrices
@@ -17,10 +16,10 @@
 #include <torch/csrc/inductor/cpp_prefix.h>
 
 #include <cstdint>
+#include <cstring>
 
-using Vec = at::vec::Vectorized<float>;
+#include "numbers.h"
 
-constexpr int64_t LANES = Vec::size();
 constexpr int64_t COLUMNS = 2;                    // vectors of a row of M that are summed at once
 constexpr int64_t PANEL = COLUMNS * LANES;        // elements of such a row
 constexpr int64_t ROWS = LANES == 16 ? 12 : 6;    // of M; ROWS * COLUMNS sums are in registers
@@ -35,38 +34,6 @@ struct Sizes {
     int64_t shared;                               // whether all threads work on the same chunk
     int64_t threads;
 };
-
-// How images, U and V are stored. The last two consist of words of 32 bits.
-struct Float {
-    using Number = float;
-    static constexpr int64_t IN_WORD = 1;  // numbers
-
-    static inline Vec load(const float* from) { return Vec::loadu(from); }
-    static inline void store(Vec x, float* to) { x.store(to); }
-    static inline Vec multiply_add(Vec a, Vec b, Vec sums) { return at::vec::fmadd(a, b, sums); }
-};
-
-#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
-#define HAS_BFLOAT16 1
-
-struct BFloat16 {
-    using Number = uint16_t;
-    static constexpr int64_t IN_WORD = 2;
-
-    static inline Vec load(const uint16_t* from) {
-        const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-    }
-    static inline void store(Vec x, uint16_t* to) {
-        _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x));
-    }
-    static inline Vec multiply_add(Vec a, Vec b, Vec sums) {
-        return _mm512_dpbf16_ps(sums, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
-    }
-};
-#else
-#define HAS_BFLOAT16 0
-#endif
 
 @TRANSFORMS@
 

@@ -11,9 +11,7 @@ other rounding errors than oneDNN's, and larger ones.
 
 import ctypes
 import functools
-import threading
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,15 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.declared import define
-from dynamo_backends.inductor.kernels import load_kernel, pointers
+from dynamo_backends.inductor.kernels import KINDS, Plan, in_word, load_kernel
 from dynamo_backends.inductor.measured import fastest
-from dynamo_backends.inductor.native import is_image_on_cpu
-from dynamo_backends.inductor.patterns import followers, frozen_nodes, replace
+from dynamo_backends.inductor.patterns import (
+    Convolution,
+    convolutions,
+    followers,
+    replace,
+    strides_of_images,
+)
 from dynamo_backends.inductor.reduced import unreduced
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
@@ -33,15 +36,12 @@ from dynamo_backends.tuning.race import Run
 aten = torch.ops.aten
 
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
-_KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}  # as winograd.cpp calls them
 _IN_BFLOAT16 = ("F2",)  # F4 errs 3.4 times as much as a direct convolution, F2 1.5 times
 _DIRECT = "direct"
 _CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
 _LEAST = 108  # of these tiles: the weight is read once for so many
 _OWN_CHUNK = 512 << 10  # bytes of transformed tiles where each thread has its own,
 _OWN_WEIGHT = 4 << 20  # which is where the transformed weight takes at most so many
-
-_workspaces = threading.local()
 
 
 # The library.
@@ -159,23 +159,6 @@ class _Sizes(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How a convolution is called.
-
-    Attributes:
-        function: Of the library.
-        sizes: Its last argument.
-        shape: Of the result.
-        elements: Of the workspace, which is float32.
-    """
-
-    function: Any
-    sizes: Any
-    shape: tuple[int, ...]
-    elements: int
-
-
 @functools.lru_cache(maxsize=4096)
 def _plan(
     size: torch.Size,
@@ -185,7 +168,7 @@ def _plan(
     padding: tuple[int, int],
     relu: bool,
     threads: int,
-) -> _Plan:
+) -> Plan:
     library, f = _library(), _FILTERINGS[filtering]
     batch, depth, *spatial = size
     shape = _shape(size, channels, padding, f)
@@ -206,8 +189,8 @@ def _plan(
     sizes = _Sizes(
         *(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, shared, threads)
     )
-    function = getattr(library, f"convolve_{filtering}_{_KINDS[dtype]}")
-    return _Plan(function, ctypes.byref(sizes), shape, words + room)
+    function = getattr(library, f"convolve_{filtering}_{KINDS[dtype]}")
+    return Plan(function, sizes, shape, words + room)
 
 
 def _shape(
@@ -216,14 +199,6 @@ def _shape(
     batch, _, *spatial = size
     less = f.taps - 1
     return (batch, channels, *(n + 2 * p - less for n, p in zip(spatial, padding, strict=True)))
-
-
-def _workspace(elements: int) -> Tensor:
-    """Memory for transformed tiles, the same for all calls of a thread."""
-    known: Tensor | None = getattr(_workspaces, "memory", None)
-    if known is None or known.numel() < elements:
-        known = _workspaces.memory = torch.empty(elements)
-    return known
 
 
 # The operators.
@@ -244,14 +219,11 @@ def _convolve(
     plan = _plan(
         image.shape, image.dtype, channels, filtering, (top, left), relu, torch.get_num_threads()
     )
-    result = torch.empty(plan.shape, dtype=image.dtype, memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
     if bias is not None:
         bias = bias.to(torch.float32).contiguous()
-    tensors = (image, weight.contiguous(), bias, residual, result, _workspace(plan.elements))
-    plan.function(*pointers(*tensors), plan.sizes)
-    return result
+    return plan(image.dtype, image, weight.contiguous(), bias, residual)
 
 
 def _convolve_fake(
@@ -275,20 +247,15 @@ def _transform(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -
     """
     g = torch.from_numpy(_FILTERINGS[filtering].weight).to(torch.float64)
     wide = weight.to(torch.float64).unflatten(0, (-1, panel))
-    wide = wide.unflatten(2, (-1, _in_word(dtype)))
+    wide = wide.unflatten(2, (-1, in_word(dtype)))
     found = torch.einsum("ai,pocwij,bj->abpcow", g, wide, g).to(dtype)
     return found.contiguous().view(_transform_fake(weight, filtering, panel, dtype).shape)
 
 
 def _transform_fake(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -> Tensor:
-    (out, depth), packed = weight.shape[:2], _in_word(dtype)
+    (out, depth), packed = weight.shape[:2], in_word(dtype)
     shape = (_FILTERINGS[filtering].input.size, out // panel * depth // packed, panel * packed)
     return weight.new_empty(shape, dtype=dtype)
-
-
-def _in_word(dtype: torch.dtype) -> int:
-    """Numbers in a word of the transformed images and weights."""
-    return 4 // dtype.itemsize
 
 
 def _channels(image: Tensor, weight: Tensor) -> int:
@@ -322,33 +289,27 @@ def filter_minimally(module: fx.GraphModule, reduced: bool) -> bool:
     Returns:
         Whether something has changed.
     """
-    frozen, changed = frozen_nodes(module.graph), False
-    for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        if _is_possible(node, frozen, reduced):
-            way = _fastest(node)
+    changed = False
+    for found in convolutions(module.graph):
+        if _is_possible(found, reduced):
+            way = _fastest(found)
             if way != _DIRECT:
-                _replace(node, way)
+                _replace(found, way)
                 changed = True
     module.recompile()
     return changed
 
 
-def _is_possible(node: fx.Node, frozen: Collection[fx.Node], reduced: bool) -> bool:
-    image, weight, _, *geometry = node.args
-    if weight not in frozen or not isinstance(image, fx.Node) or not isinstance(weight, fx.Node):
+def _is_possible(found: Convolution, reduced: bool) -> bool:
+    w = found.weight.meta["val"]
+    if not (reduced or w.dtype == torch.float32) or found.groups != 1 or set(found.stride) != {1}:
         return False
-    stride, padding, dilation, transposed, _, groups = geometry
-    x, w, result = (n.meta["val"] for n in (image, weight, node))
-    types = _KINDS if reduced else (torch.float32,)
-    if not is_image_on_cpu(x) or x.dtype not in types or transposed or groups != 1:
-        return False
-    plain = all(n == 1 for n in (*stride, *dilation)) and len(padding) == 2  # type: ignore[misc, arg-type]
-    if not plain or not _filterings(w) or not result.numel() or not x.numel():
+    if not _filterings(w):
         return False
     library = _library()
-    if library is None or (x.dtype == torch.bfloat16 and not library.has_bfloat16()):
+    if library is None or (w.dtype == torch.bfloat16 and not library.has_bfloat16()):
         return False
-    vector = library.lanes() * _in_word(x.dtype)
+    vector = library.lanes() * in_word(w.dtype)
     return bool(w.shape[1] % vector == 0 and w.shape[0] % library.panel() == 0)
 
 
@@ -359,16 +320,14 @@ def _filterings(weight: Tensor) -> list[str]:
     return [name for name in names if size == (_FILTERINGS[name].taps,) * 2]
 
 
-def _fastest(node: fx.Node) -> str:
+def _fastest(found: Convolution) -> str:
     """Name of the fastest filtering, unless oneDNN's way is as fast."""
-    image, weight, _, _, padding, *_ = node.args
-    x, w = (n.meta["val"] for n in (image, weight))  # type: ignore[union-attr]
-    channels_last = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last)
+    x, w, padding = found.image.meta["val"], found.weight.meta["val"], list(found.padding)
 
     def ways() -> dict[str, Run]:
         given = torch.ones(w.shape, dtype=w.dtype)
         pixels = torch.empty(x.shape, dtype=x.dtype)
-        direct = private.prepacked_convolution(pixels, given, padding)  # type: ignore[arg-type]
+        direct = private.prepacked_convolution(pixels, given, found.stride, padding, 1)
         runs: dict[str, Run] = {_DIRECT: lambda inputs: [direct(*inputs)]}
         for name in _filterings(w):
             u = TRANSFORM(given, name, _library().panel(), w.dtype)
@@ -377,15 +336,14 @@ def _fastest(node: fx.Node) -> str:
             ]
         return runs
 
-    layout = (x.shape, channels_last.stride(), x.dtype)
+    layout = (x.shape, strides_of_images(x.shape), x.dtype)
     kind = f"convolution {tuple(w.shape)} {padding}"
     return fastest(kind, _DIRECT, ways, [layout])
 
 
-def _replace(node: fx.Node, filtering: str) -> None:
+def _replace(found: Convolution, filtering: str) -> None:
     """A convolution, and what follows it that the filtering computes too."""
-    image, weight, bias, _, padding, *_ = node.args
-    dtype = node.meta["val"].dtype
+    node, graph = found.node, found.node.graph
     replaced, residual, relu = [node], None, False
     for follower in followers(node):
         if follower.target is aten.relu.default:
@@ -397,12 +355,12 @@ def _replace(node: fx.Node, filtering: str) -> None:
             break
         replaced.append(follower)
         residual = other
-    graph = node.graph
-    weight, bias = unreduced(weight), None if bias is None else unreduced(bias)  # type: ignore[arg-type]
+    weight, bias = unreduced(found.weight), found.bias and unreduced(found.bias)
     with graph.inserting_before(replaced[-1]):
+        dtype = node.meta["val"].dtype
         u = graph.call_function(TRANSFORM, (weight, filtering, _library().panel(), dtype))
         u.meta["val"] = TRANSFORM(weight.meta["val"], *u.args[1:])
-        args = (image, u, bias, residual, filtering, padding, relu)
+        args = (found.image, u, bias, residual, filtering, found.padding, relu)
         call = graph.call_function(CONVOLVE, args)
     replace(replaced, call)
 

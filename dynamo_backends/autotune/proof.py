@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
@@ -59,7 +60,8 @@ class Proof:
 def _run(program: StepProgram) -> Run:
     def run(inputs: list[Any]) -> list[Tensor]:
         taken: list[Any] = []
-        program(inputs, taken)
+        with torch.enable_grad():  # as real steps are taken; programs detach what they get
+            program(inputs, taken)
         return program.outputs(taken)
 
     return run

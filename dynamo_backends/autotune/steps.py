@@ -36,6 +36,7 @@ from dynamo_backends.autotune.proof import Proof
 from dynamo_backends.bench.runner import brief_error
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.toolkit.expansion import retrace
 from dynamo_backends.tuning.counts import COUNTS
@@ -57,7 +58,8 @@ class StepEnsemble(StepProgram):
 
     def __init__(self, graph: Graph, options: AutotuneOptions):
         self._graph = graph
-        self._ensemble = GraphEnsemble(graph, options)
+        self._functional = without_workspaces(graph)
+        self._ensemble = GraphEnsemble(self._functional, options)
         self._report: GraphReport | None = None
         self._choice: Choice | None = None
         self._program: StepProgram | None = None
@@ -128,7 +130,7 @@ class StepEnsemble(StepProgram):
         self, choice: Choice, winner: dict[str, StepProgram], inputs: Sequence[Tensor]
     ) -> dict[str, StepProgram]:
         """Begins to compare on real steps; returns who takes part, if anybody does."""
-        proof = Proof(self._graph, inputs)
+        proof = Proof(self._functional, inputs)
         for name, program in (winner | self._compile_rivals(choice)).items():
             with self._ensemble.budget.spending(), showing("autotune: step graph") as progress:
                 progress(f"autotune: verifying steps of {name}")
@@ -217,7 +219,7 @@ class StepEnsemble(StepProgram):
             return self._written_over(candidate)
         except DynamoBackendsError as error:
             log.debug("%s copies the results of a step: %s", candidate.name, error)
-        return CopyingProgram(self._graph, self._ensemble.build(candidate))
+        return CopyingProgram(self._functional, self._ensemble.build(candidate))
 
     def _written_over(self, candidate: Candidate) -> StepProgram:
         if candidate.owner != "ours":

@@ -5,6 +5,9 @@ outside of it: the workspace is None there, and AOT Autograd refuses to save tha
 2.15). A backend's forward leaves none that ATen could read either. So graphs for training call two
 operators of our own, with ATen's schemas. Their workspace is always empty, and the gradient
 computes its own.
+
+Whole steps run in grad mode and keep ATen's operators, which compute the forward once. Where a
+backend's programs run outside of it, or take parts of a step, they call ours too.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +17,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.declared import declare
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.propagate import propagate
 
 _layer: Any = torch.ops.aten.mkldnn_rnn_layer.default
 _backward: Any = torch.ops.aten.mkldnn_rnn_layer_backward.default
@@ -51,3 +56,24 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     _backward: LSTM_LAYER_BACKWARD,
 }
 """For the tracing of forward and backward."""
+
+_OURS = {_layer: LSTM_LAYER, _backward: LSTM_LAYER_BACKWARD}
+
+
+def without_workspaces(graph: Graph) -> Graph:
+    """A copy of a whole step's graph in which nothing reads ATen's workspaces.
+
+    Args:
+        graph: With static shapes. It is returned as it is if it computes no gradients of layers.
+    """
+    if not any(node.target is _backward for node in graph.calls):
+        return graph
+    result = graph.copy()
+    for node in result.calls:
+        if node.target in _OURS:
+            node.target = _OURS[node.target]
+            for outdated in (node, *node.users):
+                del outdated.meta["val"]
+    propagate(result)
+    result.module.recompile()
+    return result

@@ -24,6 +24,7 @@ from dynamo_backends.backend import (
     Support,
 )
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.toolkit.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
 
@@ -84,6 +85,7 @@ class InductorFreezing(Backend):
         """See `Backend.compile`."""
         from dynamo_backends.inductor.runtime import InductorExecutable
 
+        graph = without_workspaces(graph)  # programs run outside of grad mode
         return InductorExecutable(graph, self.settings, options.precision == "bf16")
 
 

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
@@ -15,7 +17,7 @@ from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.race import Race, Run
 from dynamo_backends.xla.step_runtime import XlaStep
 from tests.aot import step_nets as nets
-from tests.aot.step_checks import assert_equal_to_eager
+from tests.aot.step_checks import assert_as_accurate_as_eager, assert_equal_to_eager
 from tests.training.stepping import OPTIMIZERS
 
 WAYS = {"openxla": XlaStep, "inductor": InductorStep, "ts_trace": CopyingProgram}
@@ -50,6 +52,24 @@ def test_the_winner_compiles_the_step_in_its_own_way(candidate: str):
     assert isinstance(program_of(step), WAYS[candidate])
     assert report.chosen == candidate
     assert {row.name for row in report.candidates} == {"eager", candidate}
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+@pytest.mark.parametrize("candidate", [*WAYS, "ofi", "inductor_freezing"])
+def test_onednns_lstm_is_trained(candidate: str):
+    """Candidates take parts of a step outside of grad mode, where ATen has no workspace."""
+    with dynamo_backends.record() as reports:
+        step = assert_as_accurate_as_eager(
+            lambda: nn.LSTM(8, 8),
+            OPTIMIZERS["adamw"],
+            list(torch.randn(4, 1, 2, 5, 8)),
+            "autotune",
+            options={"candidates": (candidate,)},
+        )
+    assert (step.launches, step.eager_steps, step.compilations) == (4, 0, 1)
+    assert isinstance(program_of(step), WAYS.get(candidate, CopyingProgram))
+    (report,) = reports
+    assert (report.chosen, report.runtime_fallbacks) == (candidate, [])
 
 
 @pytest.mark.usefixtures("eager_seems_slow")

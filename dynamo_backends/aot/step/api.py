@@ -215,7 +215,6 @@ class Step:
         )
         result = run(definition.function, args, kwargs)
         self.eager_steps += 1
-        self._take_stock()
         return pytree.tree_map_only(Tensor, torch.Tensor.detach, result)
 
     def _find(

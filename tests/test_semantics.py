@@ -3,6 +3,7 @@
 Another backend: `DYNAMO_BACKENDS_TEST_BACKEND=ltc python -m pytest tests/test_semantics.py`.
 """
 
+import copy
 import os
 from dataclasses import dataclass
 from math import inf
@@ -281,6 +282,24 @@ def test_gradients_are_right(subject: Subject):
 @pytest.mark.parametrize("kind", ["plain", "causal", "masked", "scaled", "shared heads"])
 def test_gradients_of_attention(subject: Subject, kind: str):
     query, key, value = (torch.randn(2, n, 5, 8) for n in (4, 2, 2))
+    check_gradients_of_attention(subject, kind, query, key, value)
+
+
+def test_batch_norm_in_training_too_large_for_trials(subject: Subject):
+    """Vendors' conversions compute with the averages that are kept, as after training."""
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
+    subject.check(module, torch.randn(4, 3, 96, 96))
+
+
+def test_gradients_of_attention_too_large_for_trials(subject: Subject):
+    """Of sizes for which the exporter's lowering has a sum of exponentials that would fit."""
+    inputs = (torch.randn(2, 32, 32, 136) for _ in range(3))
+    check_gradients_of_attention(subject, "plain", *inputs)
+
+
+def check_gradients_of_attention(
+    subject: Subject, kind: str, query: Tensor, key: Tensor, value: Tensor
+) -> None:
     settings: dict[str, Any] = {
         "causal": {"is_causal": True},
         "masked": {"attn_mask": torch.zeros(5, 5).masked_fill(torch.rand(5, 5) > 0.6, -inf)},
@@ -302,6 +321,23 @@ def test_gradients_of_attention(subject: Subject, kind: str):
 
     ours = gradients(torch.compile(fn, backend=subject.compiler), *inputs)
     same(gradients(fn, *inputs), ours, gradients(fn, *(x.double() for x in inputs)))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_gradients_of_bags_too_large_for_trials(subject: Subject, mode: str):
+    module = nn.EmbeddingBag(9000, 120, mode=mode)
+    compiled = torch.compile(module, backend=subject.compiler)
+    bags = torch.randint(9000, (3, 4))
+
+    def gradient(function: Any, module: nn.Module) -> list[Tensor]:
+        module.weight.grad = None
+        result = function(bags)
+        result.square().sum().backward()
+        return [result.detach(), module.weight.grad]
+
+    ours, theirs = gradient(compiled, module), gradient(module, module)
+    precise = copy.deepcopy(module).double()
+    same(theirs, ours, gradient(precise, precise))
 
 
 @pytest.mark.parametrize("grad", [False, True])

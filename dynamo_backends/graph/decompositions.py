@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import OpOverload, core_decompositions
+from dynamo_backends._torch_private import OpOverload, all_decompositions, core_decompositions
 from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.random import dropout
 
@@ -31,3 +31,9 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
         keep: Overloads that the backend handles itself, because that is faster or more exact.
     """
     return {op: rule for op, rule in _core().items() if op not in keep} | _OURS
+
+
+@functools.cache
+def every_rule() -> dict[OpOverload, Callable[..., Any]]:
+    """How every operator is taken apart that can be, the composite ones among them."""
+    return all_decompositions() | _INSTEAD

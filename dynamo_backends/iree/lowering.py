@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.errors import CompileError, LoweringError
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decompositions import decompositions, every_rule
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
@@ -86,7 +85,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
 
 def has_decomposition(op: Any) -> bool:
     """Whether torch can take an operator apart."""
-    return op in private.all_decompositions()
+    return op in every_rule()
 
 
 def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:
@@ -94,7 +93,7 @@ def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:
     if not chosen:
         return graph
     graph = graph.copy()
-    known = private.all_decompositions()
+    known = every_rule()
     inner = {**decompositions(keep=()), _SQUEEZE: known[_SQUEEZE]}
     for node in [n for n in graph.module.graph.nodes if n.name in chosen]:
         decompose(node, {**inner, node.target: known[node.target]})

@@ -32,11 +32,11 @@ from dynamo_backends.iree.session import open_device
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.samples import sample, turns
 from dynamo_backends.toolkit.trials import (
-    COMPARED_ELEMENTS,
     EagerRefused,
     alone,
-    elements,
+    is_run,
     judge,
+    smaller,
     tensors,
     used_results,
 )
@@ -103,7 +103,7 @@ def _unanswered(node: fx.Node, settings: Settings) -> Iterator[tuple[str, fx.Nod
     for call in (node, *node.graph.nodes):
         if _untriable(call) is None and (key := _key(call, settings)) not in seen:
             seen.add(key)
-            yield key, call
+            yield key, smaller(call)
 
 
 def _key(node: fx.Node, settings: Settings) -> str:
@@ -116,8 +116,7 @@ def _key(node: fx.Node, settings: Settings) -> str:
     described = fx.map_arg(
         (node.args, node.kwargs), lambda n: _describe(n.meta["val"], elementwise)
     )
-    large = elementwise and elements(node) > COMPARED_ELEMENTS
-    return f"{settings} {node.target} {described} {used_results(node)} {large}"
+    return f"{settings} {node.target} {described} {used_results(node)}"
 
 
 def _describe(value: Tensor, elementwise: bool) -> str:
@@ -236,7 +235,7 @@ def _run(trial: _Trial, program: bytes) -> str | None:
         run = executable.bind(())[0]
     except Exception as error:
         return f"IREE cannot load it: {_plain(error)}"
-    if elements(trial.node) > COMPARED_ELEMENTS:
+    if not is_run(trial.node):
         return None
     values = [p.meta["val"] for p in trial.graph.placeholders]
     state = snapshot_rng()

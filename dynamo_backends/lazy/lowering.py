@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.graph.graph import Graph
 
 DEVICE = torch.device("lazy")
@@ -217,7 +218,7 @@ def _find(node: fx.Node) -> _Verdict:
     reason = _try(node, node.target)  # type: ignore[arg-type]
     if reason is None:
         return _Verdict()
-    rule = private.all_decompositions().get(node.target)  # type: ignore[call-overload]
+    rule = every_rule().get(node.target)  # type: ignore[call-overload]
     if rule is not None and _try(node, rule) is None:
         return _Verdict(run=rule)
     return _Verdict(reason)

@@ -6,20 +6,19 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.onnx.rules import is_lowered
 from dynamo_backends.toolkit.expansion import decompose
 
 
 @functools.cache
 def _rules() -> dict[Any, Callable[..., Any]]:
-    rules = private.all_decompositions()
-    return {op: rule for op, rule in rules.items() if not is_lowered(op)}
+    return {op: rule for op, rule in every_rule().items() if not is_lowered(op)}
 
 
 def has_decomposition(op: Any) -> bool:
     """Whether torch can take an operator apart."""
-    return op in private.all_decompositions()
+    return op in every_rule()
 
 
 def expand(node: fx.Node) -> None:
@@ -29,4 +28,4 @@ def expand(node: fx.Node) -> None:
         LoweringError: torch's decomposition does not lead to functional calls.
     """
     target: Any = node.target
-    decompose(node, {**_rules(), target: private.all_decompositions()[target]})
+    decompose(node, {**_rules(), target: every_rule()[target]})

@@ -7,7 +7,10 @@ left to eager. Every other lowering is still tried on each kind of call before i
 import functools
 from typing import Any
 
+from torch import fx
+
 from dynamo_backends._torch_private import OpOverload, onnx_registry
+from dynamo_backends.toolkit.trials import used_results
 
 OPSET = 20
 """What `torch.onnx.export` takes by default; ONNX Runtime has kernels of its own for `Gelu`."""
@@ -28,6 +31,19 @@ WRONG: dict[str, str] = {
 }
 """Lowerings that are wrong on inputs that a trial does not show, by the overload's name."""
 
+_FIRST_RESULT = frozenset(
+    {
+        "_embedding_bag.default",
+        "_embedding_bag_forward_only.default",
+        "_scaled_dot_product_efficient_attention.default",
+        "_scaled_dot_product_flash_attention.default",
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        "embedding_bag.default",
+        "embedding_bag.padding_idx",
+    }
+)
+"""Lowerings that compute the first of several results; the others, which gradients need, are 0."""
+
 
 def is_lowered(op: Any) -> bool:
     """Whether an operator has a lowering that is used."""
@@ -39,6 +55,15 @@ def why_not(op: Any) -> str | None:
     if not registry().is_registered(op):
         return "onnxscript has no lowering of it"
     return WRONG.get(str(op).removeprefix("aten."))
+
+
+def why_not_call(node: fx.Node) -> str | None:
+    """Why a call has no lowering that is used; None if it has."""
+    reason = why_not(node.target)
+    name = str(node.target).removeprefix("aten.")
+    if reason is None and name in _FIRST_RESULT and any(used_results(node)):
+        return "onnxscript computes only its first result, and another one is used"
+    return reason
 
 
 @functools.cache

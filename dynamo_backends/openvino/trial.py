@@ -25,12 +25,12 @@ from dynamo_backends.openvino.samples import extreme_sample
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.toolkit.known import known_value
 from dynamo_backends.toolkit.trials import (
-    COMPARED_ELEMENTS,
     EagerRefused,
     alone,
-    elements,
+    is_run,
     judge,
     kind_of,
+    smaller,
     tensors,
 )
 from dynamo_backends.verify import restore_rng, snapshot_rng
@@ -112,6 +112,10 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
     It is run on the values that its inputs are known to have, or on a sample.
     """
     graph = alone(node)
+    floats = _has_only_floats(graph)
+    if floats and not known:
+        node = smaller(node)
+        graph = alone(node)
     if not graph.outputs:
         return "it has no result that is a tensor"
     try:
@@ -122,15 +126,18 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
         return str(error)
     except Exception as error:  # of the frontend's Python half; none may reach the user
         return f"its conversion to OpenVINO failed: {plain(error)}"
-    values = [n.meta["val"] for n in (*graph.placeholders, *graph.outputs)]
-    floats = all(v.dtype.is_floating_point for v in values)
-    if floats and elements(node) > COMPARED_ELEMENTS:
+    if floats and not is_run(node):
         return None
     state = snapshot_rng()
     try:
         return _compare(graph, run, known or extreme_sample(node))
     finally:
         restore_rng(state)
+
+
+def _has_only_floats(graph: Graph) -> bool:
+    values = (n.meta["val"] for n in (*graph.placeholders, *graph.outputs))
+    return all(v.dtype.is_floating_point for v in values)
 
 
 def _compare(graph: Graph, run: Any, args: Sequence[Tensor]) -> str | None:

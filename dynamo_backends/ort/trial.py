@@ -19,7 +19,14 @@ from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.onnx.expansion import has_decomposition
 from dynamo_backends.ort.session import plain
 from dynamo_backends.toolkit.samples import sample, turns
-from dynamo_backends.toolkit.trials import Answers, attempt, kind_of, not_plain, tensors
+from dynamo_backends.toolkit.trials import (
+    Answers,
+    attempt,
+    kind_of,
+    not_plain,
+    smaller,
+    tensors,
+)
 
 _VENDOR = "ONNX Runtime"
 
@@ -53,12 +60,12 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object) -> Verdict:
     reason = _untriable(node)
     if reason is not None:
         return Verdict(Support(False, reason))
-    return _verdicts(f"{settings} {kind_of(node)}", lambda: _try(node, compile_graph))
+    return _verdicts(f"{settings} {kind_of(node)}", lambda: _try(smaller(node), compile_graph))
 
 
 def _untriable(node: fx.Node) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not(node.target)
+    reason = rules.why_not_call(node)
     if reason is not None and not has_decomposition(node.target):
         return reason
     for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
@@ -68,7 +75,7 @@ def _untriable(node: fx.Node) -> str | None:
 
 
 def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
-    reason = rules.why_not(node.target)
+    reason = rules.why_not_call(node)
     if reason is None:
         reason = _run(node, compile_graph, expanded=False)
         if reason is None:

@@ -7,13 +7,18 @@ it than torch does.
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import (
+    FakeTensorMode,
+    OpOverload,
+    counts_flops,
+    disable_current_modes,
+)
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.toolkit.layouts import storage_of
@@ -22,8 +27,12 @@ from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot
 
 T = TypeVar("T")
 
-COMPARED_ELEMENTS = 1 << 20
-"""Calls with more elements than this, inputs and outputs together, are compiled but not run."""
+LARGE = 1 << 20
+"""Calls with more elements than this, inputs and outputs together, are tried on fewer."""
+
+_TOO_LARGE = 1 << 24  # to be run, if the call cannot be made on fewer elements
+_SIZES = (4096, 1024, 256, 64, 16)
+_ROWS = 2  # 1 is special to some operators
 
 # The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
 # further where the reference has NaN.
@@ -85,6 +94,103 @@ def elements(node: fx.Node) -> int:
     """How many elements a call reads and writes."""
     found = [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])]
     return sum(t.numel() for t in found)
+
+
+def smaller(node: fx.Node) -> fx.Node:
+    """The same call on fewer elements, in a graph of its own.
+
+    An operator's meaning does not depend on how much it is given, but a vendor may give it another
+    one, and finding that out should not take as long as a network.
+
+    Args:
+        node: The call.
+
+    Returns:
+        The call itself if it is small, cannot be made on less, or is not run (see `is_run`).
+    """
+    if elements(node) <= LARGE or _is_product(node):
+        return node
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    for sizes in _fewer(node, values):
+        found = _resized(node, sizes)
+        if found is not None:
+            return found
+    return node
+
+
+Sizes = list[list[int]]
+
+
+def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
+    """Sizes of the inputs of a call that may have the same meaning, one list per input."""
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        for limit in _SIZES:
+            sizes = [[min(n, limit) for n in v.shape] for v in values]
+            if sum(map(math.prod, sizes)) <= LARGE // 8:
+                yield sizes
+        return
+    largest = max((v for v in values if v.ndim), key=Tensor.numel, default=None)
+    if largest is None:
+        return
+    for alike in (lambda v: True, lambda v: v.ndim == largest.ndim):
+        yield [
+            [min(v.shape[0], _ROWS), *v.shape[1:]]
+            if v.ndim and v.shape[0] == largest.shape[0] and alike(v)
+            else list(v.shape)
+            for v in values
+        ]
+
+
+def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
+    """A call on inputs of other sizes, stored as before; None if there is no such call."""
+    graph, copies, mode = fx.Graph(), {}, FakeTensorMode()
+    for source, shape in zip(node.all_input_nodes, sizes, strict=True):
+        value = source.meta["val"]
+        copies[source] = graph.placeholder(source.name)
+        with mode:
+            made = torch.empty_strided(
+                shape, _strides(value, shape), dtype=value.dtype, device=value.device
+            )
+        copies[source].meta = {"val": made}
+    copy = graph.node_copy(node, copies.__getitem__)
+    args, kwargs = fx.map_arg((copy.args, copy.kwargs), lambda n: n.meta["val"])
+    try:
+        with silenced("torch._subclasses"), disable_current_modes(), torch.no_grad(), mode:
+            copy.meta = {"val": node.target(*args, **kwargs)}  # type: ignore[operator]
+    except Exception:  # whatever an operator's own checks raise
+        return None
+    for index in used_results(node):
+        item = graph.call_function(operator.getitem, (copy, index))
+        item.meta = {"val": copy.meta["val"][index]}
+    return copy
+
+
+def _strides(value: Tensor, shape: Sequence[int]) -> list[int]:
+    storage = storage_of(value)
+    strides, size = [0] * value.ndim, 1
+    for d in reversed(storage.order):
+        if d not in storage.expanded:
+            strides[d] = size
+            size *= shape[d]
+    return strides
+
+
+def is_run(node: fx.Node) -> bool:
+    """Whether the call of a trial is run, and not only compiled.
+
+    Large products are not: their result is one tensor, and what takes the time of a network is
+    what vendors know best. Nor is what cannot be made smaller and would need gigabytes in float64.
+
+    Args:
+        node: The call (see `smaller`).
+    """
+    size = elements(node)
+    return size <= LARGE or (size <= _TOO_LARGE and not _is_product(node))
+
+
+def _is_product(node: fx.Node) -> bool:
+    one = isinstance(node.meta["val"], Tensor)
+    return one and isinstance(node.target, OpOverload) and counts_flops(node.target)
 
 
 class EagerRefused(Exception):
@@ -198,8 +304,7 @@ def kind_of(node: fx.Node) -> str:
         return f"{value.dtype}{list(value.shape)}{value.stride()}"
 
     described = fx.map_arg((node.args, node.kwargs), lambda n: describe(n.meta["val"]))
-    large = elementwise and elements(node) > COMPARED_ELEMENTS
-    return f"{node.target} {described} {used_results(node)} {large}"
+    return f"{node.target} {described} {used_results(node)}"
 
 
 def not_plain(node: fx.Node, vendor: str) -> str | None:
@@ -223,10 +328,8 @@ def attempt(
 ) -> str | None:
     """What is wrong with a call compiled alone, and run on samples; None if nothing is.
 
-    Calls with more than `COMPARED_ELEMENTS` elements are compiled only.
-
     Args:
-        node: The call.
+        node: The call (see `smaller`); if it is too large even so, it is compiled only.
         make: Compiles a graph to a function of the list of its inputs.
         samples: Inputs for the call, one list for each run.
         vendor: Whose name appears in what is said.
@@ -243,7 +346,7 @@ def attempt(
         return str(error)
     except Exception as error:  # of the vendor's Python half; none may reach the user
         return f"{vendor} cannot lower it: {plain(error)}"
-    if elements(node) > COMPARED_ELEMENTS:
+    if not is_run(node):
         return None
     state = snapshot_rng()
     try:

@@ -150,7 +150,7 @@ def _untold(node: fx.Node) -> str | None:
     for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
         if not is_supported(value.dtype):
             return f"TensorRT does not compute with {value.dtype}"
-    return not_plain(node, "TensorRT") or rules.why_not(node.target)
+    return not_plain(node, "TensorRT") or rules.why_not_call(node)
 
 
 def _try(found: Survey, node: fx.Node) -> None:

@@ -11,7 +11,14 @@ from torch import Tensor, fx
 
 from dynamo_backends.backend import SUPPORTED, Support
 from dynamo_backends.toolkit.samples import sample, spread_extremes, turns
-from dynamo_backends.toolkit.trials import Answers, attempt, kind_of, not_plain, tensors
+from dynamo_backends.toolkit.trials import (
+    Answers,
+    attempt,
+    kind_of,
+    not_plain,
+    smaller,
+    tensors,
+)
 from dynamo_backends.tvm import rules
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
@@ -29,7 +36,7 @@ def supports(node: fx.Node) -> Support:
     reason = _untriable(node)
     if reason is not None:
         return Support(False, reason)
-    return _answers(kind_of(node), lambda: _try(node))
+    return _answers(kind_of(node), lambda: _try(smaller(node)))
 
 
 def _untriable(node: fx.Node) -> str | None:

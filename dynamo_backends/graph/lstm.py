@@ -73,7 +73,7 @@ def without_workspaces(graph: Graph) -> Graph:
         if node.target in _OURS:
             node.target = _OURS[node.target]
             for outdated in (node, *node.users):
-                del outdated.meta["val"]
+                outdated.meta.pop("val", None)
     propagate(result)
     result.module.recompile()
     return result

@@ -239,12 +239,12 @@ def wrong_loss(self: XlaStep, taken: list[Any]) -> list[Any]:
 
 def wrong_update(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
     RIGHT["__call__"](self, inputs, taken)
-    inputs[self._interface.updated[0]].add_(1e-3)
+    inputs[self._interface.updated[0]].detach().add_(1e-3)
 
 
 def writes_too_much(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
     RIGHT["__call__"](self, inputs, taken)
-    inputs[self._interface.others[-1]].zero_()
+    inputs[self._interface.others[-1]].detach().zero_()
 
 
 def raises(self: XlaStep, inputs: Any, taken: list[Any]) -> None:

@@ -58,7 +58,7 @@ class StepEnsemble(StepProgram):
 
     def __init__(self, graph: Graph, options: AutotuneOptions):
         self._graph = graph
-        self._functional = without_workspaces(graph)
+        self._functional = without_workspaces(graph)  # what can run in parts and without gradients
         self._ensemble = GraphEnsemble(self._functional, options)
         self._report: GraphReport | None = None
         self._choice: Choice | None = None

@@ -33,6 +33,11 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
     return {op: rule for op, rule in _core().items() if op not in keep} | _OURS
 
 
+def has_decomposition(op: Any) -> bool:
+    """Whether an operator can be taken apart."""
+    return op in every_rule()
+
+
 @functools.cache
 def every_rule() -> dict[OpOverload, Callable[..., Any]]:
     """How every operator is taken apart that can be, the composite ones among them."""

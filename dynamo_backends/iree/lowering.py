@@ -9,7 +9,6 @@ parameters of the program; the importer translates the rest.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -81,11 +80,6 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
     _tidy(module.graph)
     function = Function(name, module.graph, tuple(name for _, name in parameters))
     return Lowered(function, Wiring(tuple(arguments), tuple(parameters)))
-
-
-def has_decomposition(op: Any) -> bool:
-    """Whether torch can take an operator apart."""
-    return op in every_rule()
 
 
 def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:

@@ -21,12 +21,13 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.backend import SUPPORTED, Bound, Support
 from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.dtypes import is_supported
 from dynamo_backends.iree.importer import translate
-from dynamo_backends.iree.lowering import ENTRY, Lowered, has_decomposition, lower, refusal
+from dynamo_backends.iree.lowering import ENTRY, Lowered, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
 from dynamo_backends.toolkit.layouts import storage_of

@@ -16,11 +16,6 @@ def _rules() -> dict[Any, Callable[..., Any]]:
     return {op: rule for op, rule in every_rule().items() if not is_lowered(op)}
 
 
-def has_decomposition(op: Any) -> bool:
-    """Whether torch can take an operator apart."""
-    return op in every_rule()
-
-
 def expand(node: fx.Node) -> None:
     """Replaces a call in its graph by simpler calls, whose `meta["expanded_from"]` names it.
 

@@ -13,10 +13,10 @@ from typing import Any
 from torch import fx
 
 from dynamo_backends.backend import SUPPORTED, Support
+from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
-from dynamo_backends.onnx.expansion import has_decomposition
 from dynamo_backends.ort.session import plain
 from dynamo_backends.toolkit.samples import sample, turns
 from dynamo_backends.toolkit.trials import (

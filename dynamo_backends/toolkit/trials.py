@@ -63,12 +63,7 @@ def alone(node: fx.Node) -> Graph:
         copies[source].meta = {"val": source.meta["val"]}
     copy = graph.node_copy(node, copies.__getitem__)
     copy.meta = {"val": node.meta["val"]}
-    results = [copy] if isinstance(node.meta["val"], Tensor) else []
-    for index in used_results(node):
-        item = graph.call_function(operator.getitem, (copy, index))
-        item.meta = {"val": node.meta["val"][index]}
-        results.append(item)
-    graph.output(tuple(results))
+    graph.output(tuple(read_results(copy, node)))
     inputs = tuple(Input(n.name, Role.ACTIVATION) for n in copies.values())
     return Graph(fx.GraphModule(torch.nn.Module(), graph), "inference", inputs)
 
@@ -79,6 +74,22 @@ def used_results(node: fx.Node) -> list[int]:
         return []
     users = (u for u in node.users if u.target is operator.getitem)
     return sorted({int(u.args[1]) for u in users})  # type: ignore[arg-type]
+
+
+def read_results(copy: fx.Node, node: fx.Node) -> list[fx.Node]:
+    """Reads those results of a copied call that are used of the call itself.
+
+    Args:
+        copy: At the end of its graph, with its `meta["val"]`.
+        node: What it was copied from.
+    """
+    if isinstance(copy.meta["val"], Tensor):
+        return [copy]
+    items = []
+    for index in used_results(node):
+        items.append(copy.graph.call_function(operator.getitem, (copy, index)))
+        items[-1].meta = {"val": copy.meta["val"][index]}
+    return items
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -159,9 +170,7 @@ def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
             copy.meta = {"val": node.target(*args, **kwargs)}  # type: ignore[operator]
     except Exception:  # whatever an operator's own checks raise
         return None
-    for index in used_results(node):
-        item = graph.call_function(operator.getitem, (copy, index))
-        item.meta = {"val": copy.meta["val"][index]}
+    read_results(copy, node)
     return copy
 
 

@@ -5,7 +5,6 @@ Runtime, on the CPU, where a trial takes milliseconds (see `ort.trial`): one cal
 inputs, judged against eager. What ONNX Runtime has no kernel for on the CPU stays unjudged.
 """
 
-import operator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
-from dynamo_backends.toolkit.trials import used_results
+from dynamo_backends.toolkit.trials import read_results
 
 _CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),), threads=1)
 
@@ -54,12 +53,7 @@ def _twin(node: fx.Node) -> fx.Node:
     copy.args = fx.node.map_aggregate(copy.args, _replaced)
     copy.kwargs = fx.node.map_aggregate(copy.kwargs, _replaced)
     copy.meta = {"val": _moved(node.meta["val"], mode)}
-    results = [copy]
-    for index in used_results(node):
-        item = graph.call_function(operator.getitem, (copy, index))
-        item.meta = {"val": copy.meta["val"][index]}
-        results.append(item)
-    graph.output(tuple(results))
+    graph.output(tuple(read_results(copy, node)))
     return copy
 
 

@@ -21,10 +21,10 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.backend import SUPPORTED, Support
 from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph, Input, Role, copy_graph
 from dynamo_backends.onnx import rules
-from dynamo_backends.onnx.expansion import has_decomposition
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.toolkit.trials import not_plain, tensors

@@ -4,6 +4,7 @@
     python benchmarks/autotune.py --json results.json --budget 1800   # the next call goes on
     python benchmarks/autotune.py --suite classic --models bert vit_s_16 --backend onnxrt
     python benchmarks/autotune.py --precision bf16
+    python benchmarks/autotune.py --models bert_base    # of real size: 12 layers of 768 features
 
 All are timed interleaved, on ten classic models and ten transformers. A figure is eager's median
 time over the backend's. Results are saved after every model, and a call with the same file goes on
@@ -86,6 +87,8 @@ def choose(settings: argparse.Namespace) -> list[Cell]:
         ValueError: A model does not exist.
     """
     suites = [settings.suite] if settings.suite else ["classic", "transformers"]
+    if settings.models and not settings.suite:
+        suites.append("full_size")
     cases = {name: bench.suite(name, settings.scale, settings.batch) for name in suites}
     if settings.models:
         wanted = {

@@ -1,9 +1,14 @@
 """How long compiling a model takes, against torch's own compiler; nothing is cached.
 
     python benchmarks/compile_time.py
+    python benchmarks/compile_time.py --share
 
 Each compilation is the first in a process of its own with empty cache folders. Counted is the first
 call (capture, compilation, one run) less one further call.
+
+With --share: for every model of the classic suite, which part of the first call the comparison with
+eager takes (the option `verify`), and by how much the process grows in that call with it and
+without.
 """
 
 import argparse
@@ -17,7 +22,10 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
+import dynamo_backends
 from dynamo_backends import bench
+from dynamo_backends.bench.processes import peak_rss_bytes, rss_bytes
+from dynamo_backends.bench.suites.case import call
 
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""
@@ -27,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
     if settings.child:
-        return child(settings.model, settings.child, settings.batch)
+        return child(settings.model, settings.child, settings.batch, settings.verify)
+    if settings.share:
+        return print_shares(settings)
     console = bench.make_console()
     console.print(f"[dim]{bench.environment_line()}[/]")
     backends = [settings.backend, settings.against]
@@ -48,7 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if settings.at_least is not None and ratio < settings.at_least else 0
 
 
-def in_a_process(settings: argparse.Namespace, backend: str) -> dict[str, float]:
+def print_shares(settings: argparse.Namespace) -> int:
+    """Prints the comparison's share of the first call of each model; 1 if one is over the limit."""
+    console = bench.make_console()
+    console.print(f"[dim]{bench.environment_line()}[/]")
+    table = Table("model", "first call s", "comparison s", "share", "grows MiB", "without", "ratio")
+    names = settings.models or [case.name for case in bench.suite("classic")]
+    shares, rows = [], []
+    for name in track(names, "compiling", console=console, transient=True):
+        settings.model = name
+        first, off = (in_a_process(settings, settings.backend, v) for v in ("first", "off"))
+        shares.append(first["verify_s"] / first["first_call_s"])
+        ratio = first["growth"] / off["growth"]
+        numbers = f"{first['first_call_s']:.2f}", f"{first['verify_s']:.3f}", f"{shares[-1]:.1%}"
+        peaks = f"{first['growth'] / 2**20:.0f}", f"{off['growth'] / 2**20:.0f}", f"{ratio:.2f}"
+        table.add_row(name, *numbers, *peaks)
+        rows.append({"model": name, "first": first, "off": off})
+    console.print(table)
+    console.print(f"the largest share is {max(shares):.1%}, the mean {statistics.mean(shares):.1%}")
+    if settings.json:
+        bench.save_json(settings.json, "comparison", rows, settings=vars(settings))
+    return 1 if settings.at_most is not None and max(shares) > settings.at_most else 0
+
+
+def in_a_process(
+    settings: argparse.Namespace, backend: str, verify: str = "first"
+) -> dict[str, float]:
     """Compiles in a fresh process with fresh cache folders."""
     with tempfile.TemporaryDirectory() as folder:
         caches = {
@@ -57,19 +92,31 @@ def in_a_process(settings: argparse.Namespace, backend: str) -> dict[str, float]
             "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
         }
         command = [__file__, "--child", backend, "--model", settings.model]
-        return bench.run_child([*command, "--batch", str(settings.batch)], caches)
+        command += ["--batch", str(settings.batch), "--verify", verify]
+        return bench.run_child(command, caches)
 
 
 @torch.no_grad()
-def child(model_name: str, backend: str, batch: int) -> int:
+def child(model_name: str, backend: str, batch: int, verify: str) -> int:
     """Compiles once and hands the seconds back."""
     case = bench.find_cases(bench.suite("classic", batch=batch), [model_name])[0]
     model, inputs = case.make(), case.inputs()
-    compiled = bench.compile_model(model, inputs, backend, options=OPTIONS.get(backend))
+    options = OPTIONS.get(backend, {})
+    if backend in dynamo_backends.list_backends():
+        options = {**options, "verify": verify}
+    before = rss_bytes()
+    compiled = bench.compile_model(model, inputs, backend, options=options or None)
+    growth = peak_rss_bytes() - before
     start = time.perf_counter()
-    compiled.function(*inputs)
+    call(compiled.function, inputs)
     steady = time.perf_counter() - start
-    bench.hand_back(compile_s=compiled.first_call_s - steady, backend_s=compiled.backend_s or 0.0)
+    bench.hand_back(
+        compile_s=compiled.first_call_s - steady,
+        backend_s=compiled.backend_s or 0.0,
+        first_call_s=compiled.first_call_s,
+        verify_s=sum(r.verify_seconds for r in compiled.reports),
+        growth=growth,
+    )
     return 0
 
 
@@ -82,6 +129,10 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--against", default="inductor")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
+    parser.add_argument("--share", action="store_true", help="what the comparison with eager takes")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="with --share: only these")
+    parser.add_argument("--at-most", type=float, metavar="SHARE", help="largest that passes")
+    parser.add_argument("--verify", default="first", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", help="save the results")
     parser.add_argument("--child", metavar="BACKEND", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

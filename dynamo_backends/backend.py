@@ -71,9 +71,11 @@ class Options:
     Attributes:
         fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
             `FallbackRefusedError` instead.
-        verify: Compare the first call of every compiled graph with eager by
-            `torch._dynamo.utils.same` against a float64 reference. A wrong graph is replaced by
-            eager, or raises `VerificationError` with `fallback="error"`.
+        verify: Which calls of compiled code are compared with eager by `torch._dynamo.utils.same`,
+            against a float64 reference where they are not close: "first": the first call of each
+            program and shape; "always": every call; "off": none. What is wrong is replaced by
+            eager, or raises `VerificationError` with `fallback="error"`. True means "first" and
+            False "off", as in former versions.
         freezing: For inference. "probe" prepares weights once and checks before each call whether
             they changed (identity, version, address, a sample of their contents); "strict"
             compares whole contents; "off" treats weights as ordinary inputs.
@@ -85,13 +87,14 @@ class Options:
         fragmented: What to do with a graph that falls into many tiny blocks, which would cost more
             than they save (see `graph.fragments`): run all of it in eager, compile it with
             Inductor, or keep the blocks.
-        max_executables: With dynamic shapes: how many concrete shapes stay compiled.
+        max_executables: With dynamic shapes: how many concrete shapes stay compiled; the one
+            used least recently leaves.
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """
 
     fallback: Literal["eager", "error"] = "eager"
-    verify: bool = False
+    verify: Literal["first", "always", "off"] | bool = "first"
     freezing: Literal["probe", "strict", "off"] = "probe"
     cache: bool = True
     min_block_size: int = 3
@@ -101,6 +104,16 @@ class Options:
     partitioner: Literal["default", "min_cut"] = "default"
 
     RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
+
+    def __post_init__(self) -> None:
+        """Takes the values of former versions."""
+        if isinstance(self.verify, bool):
+            object.__setattr__(self, "verify", "first" if self.verify else "off")
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether results may be less precise than their dtypes, because the user asked for it."""
+        return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
@@ -227,6 +240,7 @@ class Backend(ABC):
             pipeline compiles them once per concrete shape.
         serves_ranges: One program can serve several shapes, so that graphs with symbolic shapes are
             handed over with sizes that know where they come from (see `graph.sizes`).
+        is_verified: It compares what it runs with eager itself.
     """
 
     name: ClassVar[str]
@@ -235,6 +249,7 @@ class Backend(ABC):
     trains: ClassVar[bool] = True
     dynamic_shapes: ClassVar[str] = "one executable per shape"
     serves_ranges: ClassVar[bool] = False
+    is_verified: ClassVar[bool] = False
 
     @abstractmethod
     def availability(self) -> Availability:

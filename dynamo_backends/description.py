@@ -10,7 +10,9 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Partition, count_ops
-from dynamo_backends.report import Fallback, InputReport, PartReport
+from dynamo_backends.report import Fallback, GraphReport, InputReport, PartReport
+
+UNCOMPILED = "the graph could not be compiled"
 
 
 def describe_fallbacks(
@@ -31,6 +33,16 @@ def describe_fallbacks(
         Fallback(op, reason, len(nodes), source_line(nodes[0]), reason in by_design)
         for (op, reason), nodes in grouped.items()
     )
+
+
+def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
+    """Writes into its report that all of a graph, Dynamo's or a functional one, runs in eager."""
+    calls = [n for n in graph.nodes if n.op.startswith("call_")]
+    split = Partition((), dict.fromkeys(calls, UNCOMPILED))
+    report.fallbacks = describe_fallbacks(split, (), ())
+    report.ops_in_eager = sum(f.count for f in report.fallbacks)
+    report.ops_on_backend = report.ops_on_inductor = report.blocks = 0
+    report.parts = (PartReport("eager", report.ops_in_eager, Counter(map(_name, calls))),)
 
 
 def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:

@@ -52,11 +52,15 @@ class FallbackRefusedError(DynamoBackendsError):
 
 
 class VerificationError(DynamoBackendsError):
-    """With `verify=True`: a compiled graph's results differ from eager's."""
+    """Compiled code's results differ from eager's, and `fallback="error"` forbids eager."""
 
 
 class StepCaptureError(DynamoBackendsError):
     """A training step cannot be captured, or run, as one graph (see `compile_step`)."""
+
+
+class StepDeviceError(StepCaptureError, DeviceError):
+    """A training step has tensors on a device for which no whole steps are compiled."""
 
 
 class DoubleBackwardError(DynamoBackendsError, RuntimeError):
@@ -77,3 +81,32 @@ class ModelError(DynamoBackendsError):
 
 class ForkedProcessError(DynamoBackendsError):
     """A runtime that was started before `fork()` was called in the child process."""
+
+
+def brief_error(error: BaseException) -> str:
+    """An exception in one line; for Dynamo's "backend failed", what the backend raised."""
+    inner = getattr(error, "inner_exception", None) or error
+    lines = [line.strip() for line in text_of(inner).splitlines() if line.strip()]
+    notes = "".join(f", {note}" for note in getattr(inner, "__notes__", ()))
+    return f"{type(inner).__name__}: {' '.join(lines[:2])}{notes}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, without the contents of tensors in it.
+
+    `KeyError(parameter)`, for one, is all of the parameter's values.
+    """
+    text = str(error)
+    start = text.find(_TENSOR)
+    while start >= 0:
+        first = start + len(_TENSOR)
+        end, depth = first, 1
+        while end < len(text) and depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        text = f"{text[:first]}...){text[end:]}"
+        start = text.find(_TENSOR, first)
+    return text
+
+
+_TENSOR = "tensor("

@@ -15,10 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import FallbackRefusedError
+from dynamo_backends.errors import FallbackRefusedError, VerificationError, brief_error
 from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import GraphReport
+from dynamo_backends.verify import bisection
+from dynamo_backends.verify.first import Comparison, described_region
 
 log = logging.getLogger("dynamo_backends")
 
@@ -48,6 +50,9 @@ class Block:
         policy: How frozen weights are watched.
         may_fall_back: Whether an error in compiled code is answered by running the original.
         report: Where re-bindings and fallbacks are counted.
+        verify: Which calls are compared with eager: "first", "always" or "off".
+        reduced: Whether the user admits bfloat16.
+        compile_part: Compiles a part of the block, to find out what is wrong.
     """
 
     def __init__(
@@ -57,6 +62,9 @@ class Block:
         policy: Policy,
         may_fall_back: bool,
         report: GraphReport,
+        verify: str = "off",
+        reduced: bool = False,
+        compile_part: Callable[[Graph], Executable] | None = None,
     ):
         self.executable = executable
         self._eager = graph.module
@@ -69,22 +77,94 @@ class Block:
         self._models: OrderedDict[tuple[int, ...], _Model] = OrderedDict()
         self._recent: _Model | None = None
         self._unbound: Bound | None = None
+        self._graph = graph
+        self._verify = verify
+        self._reduced = reduced
+        self._compile_part = compile_part
+        self._verifying = threading.Lock()
+        # What takes calls in place of compiled code; after the first call nothing, as a rule.
+        self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        if verify != "off":
+            self._instead = self._verified
         if not graph.weights:
-            self._unbound = executable.bind(())[0]
-        self._failed = False
+            try:
+                self._unbound = executable.bind(())[0]
+            except Exception as error:
+                self._give_up(error)
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs the block on one value per graph input."""
-        if self._failed:
-            return self._eager(*values)
-        try:
+        instead = self._instead
+        if instead is not None:
+            return instead(values)
+        try:  # as in `_compiled`, whose call would take time at every call of this one
             bound = self._unbound
             if bound is None:
                 bound = self._bound(self._pick_weights(values))
             return bound(list(self._pick_activations(values)))
         except Exception as error:
-            self._fall_back(error)
-            return self._eager(*values)
+            return self._after_failure(error, values)
+
+    def _compiled(self, values: Sequence[Any]) -> Sequence[Any]:
+        bound = self._unbound
+        if bound is None:
+            bound = self._bound(self._pick_weights(values))
+        return bound(list(self._pick_activations(values)))
+
+    def _in_eager(self, values: Sequence[Any]) -> Sequence[Any]:
+        results: Sequence[Any] = self._eager(*values)
+        return results
+
+    def _verified(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs the block and compares it with eager.
+
+        Raises:
+            VerificationError: It is wrong, and must not fall back.
+            FallbackRefusedError: It failed, and must not fall back.
+        """
+        with self._verifying:
+            if self._instead == self._verified:  # no other thread has done it meanwhile
+                return self._compare(values)
+        return self(values)
+
+    def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
+        try:
+            comparison = Comparison(self._graph, self._reduced)
+            outcome = comparison(lambda: self._compiled(values), values)
+        except Exception as error:
+            return self._after_failure(error, values)
+        self._report.note_comparison(outcome.seconds, outcome.unverified)
+        if not outcome.wrong:
+            if self._verify == "first":
+                self._instead = None
+            return outcome.results
+        self._replace(outcome.wrong + self._region(values))
+        return self._eager(*values) if outcome.expected is None else outcome.expected
+
+    def _region(self, values: Sequence[Any]) -> str:
+        """Which operators are wrong, in words; empty if nobody asked."""
+        if self._compile_part is None or not bisection.is_requested():
+            return ""
+        try:
+            region = bisection.smallest_wrong_region(
+                self._graph, self._compile_part, values, self._reduced
+            )
+        except Exception as error:
+            return f"; which part is wrong cannot be told ({brief_error(error)})"
+        if region is None:
+            return "; no part of the block is wrong when it is compiled alone"
+        return f"; the smallest part that is wrong: {region}"
+
+    def _replace(self, wrong: str) -> None:
+        """Eager takes over from compiled code that is wrong."""
+        report = self._report
+        text = f"{report.backend} computed a wrong result in {report.title}: {wrong}"
+        text += f" (a block of {described_region(self._graph)})"
+        if not self._may_fall_back:
+            raise VerificationError(text)
+        self._instead = self._in_eager
+        report.runtime_fallbacks.append(text)
+        log.warning("%s; the block runs in eager from now on", text)
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The weights and the activations among the values of the graph's inputs."""
@@ -126,20 +206,36 @@ class Block:
         if recent is not None and recent.snapshot.pointers == key:
             self._recent = None
 
-    def _fall_back(self, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}"
+    def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
+        """Eager's results in place of those of compiled code that raised."""
+        if isinstance(error, MemoryError):
+            raise error  # eager needs as much, and the next call may find more
+        self._refuse_if_strict(error)
+        results: Sequence[Any] = self._eager(*values)  # raises, too, if the inputs are to blame
+        self._give_up(error)
+        return results
+
+    def _refuse_if_strict(self, error: Exception) -> None:
         if not self._may_fall_back:
             raise FallbackRefusedError(
-                f"a compiled block of {self._report.backend} failed ({reason}) and "
+                f"a compiled block of {self._report.backend} failed ({_words(error)}) and "
                 'fallback="error" forbids running it in eager'
             ) from error
-        self._failed = True
+
+    def _give_up(self, error: Exception) -> None:
+        self._refuse_if_strict(error)
+        reason = _words(error)
+        self._instead = self._in_eager
         self._report.runtime_fallbacks.append(reason)
         log.warning(
             "%s: a compiled block failed and runs in eager from now on (%s)",
             self._report.backend,
             reason,
         )
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_asked(changes: int) -> bool:

@@ -150,7 +150,7 @@ def compiler(name: str, /, **options: Any) -> Compiler:
     """The compiler object of a backend with these options; the same ones give the same object.
 
     Example:
-        >>> torch.compile(model, backend=compiler("openxla", verify=True))
+        >>> torch.compile(model, backend=compiler("openxla", verify="always"))
 
     Raises:
         UnknownBackendError: There is no such backend.

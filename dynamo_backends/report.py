@@ -158,10 +158,15 @@ class GraphReport:
         tuned: How many fused functions have a schedule that tuning has found (see `TvmOptions`).
         uncaptured: Reasons why blocks run without a CUDA graph although one was asked for.
         runtime_fallbacks: Reasons why compiled code was replaced by eager after it was compiled.
+        verified: How many blocks or steps were compared with eager (see `Options.verify`).
+        verify_seconds: Time that took, without the compiled code itself.
+        unverified: Reasons why some could not be compared.
         inputs: The inputs, with roles, mutations and aliases.
         output_aliases: Which outputs share memory with inputs or other outputs, in words.
         parts: The parts of the graph (of the last compilation, if there were several).
         compilations: One entry for each set of concrete shapes.
+        failures: What failed and was done without: reading or writing the disk cache, parts of
+            this report. Results do not depend on it.
         reverted: Why the graph was not compiled in the blocks that the backend could take, and
             what runs it instead; empty if it was.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
@@ -185,10 +190,14 @@ class GraphReport:
     tuned: int = 0
     uncaptured: list[str] = field(default_factory=list)
     runtime_fallbacks: list[str] = field(default_factory=list)
+    verified: int = 0
+    verify_seconds: float = 0.0
+    unverified: list[str] = field(default_factory=list)
     inputs: tuple[InputReport, ...] = field(default=(), repr=False)
     output_aliases: tuple[str, ...] = ()
     parts: tuple[PartReport, ...] = field(default=(), repr=False)
     compilations: list[Compilation] = field(default_factory=list, repr=False)
+    failures: list[str] = field(default_factory=list)
     reverted: str = ""
     ops_on_inductor: int = 0
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
@@ -199,6 +208,34 @@ class GraphReport:
         """Everything except the executable, in types that JSON has."""
         names = [f.name for f in fields(self) if f.name != "executable"]
         return {name: plain(getattr(self, name)) for name in names}
+
+    @property
+    def title(self) -> str:
+        """Which graph it is, in words."""
+        return f"the {self.kind} graph" + (f" of capture {self.capture}" if self.capture else "")
+
+    def note_comparison(self, seconds: float, unverified: str) -> None:
+        """Notes that compiled code was compared with eager, or why it could not be.
+
+        Args:
+            seconds: What that took.
+            unverified: Why it could not; empty: it could.
+        """
+        self.verify_seconds += seconds
+        if not unverified:
+            self.verified += 1
+        elif unverified not in self.unverified:
+            self.unverified.append(unverified)
+
+    def note_failure(self, text: str) -> None:
+        """Notes, and says unless the graph is compiled on trial, what failed and is done without.
+
+        Args:
+            text: What, and why.
+        """
+        self.failures.append(text)
+        if _thread.apart is None:
+            log.warning("%s: %s", self.backend, text)
 
     def log_fallbacks(self) -> None:
         """Says, in a line each, if the graph was reverted or anything fell back.

@@ -233,6 +233,9 @@ def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = Fa
     (report,) = compiled.reports
     assert report.ops_on_backend > 0
     assert may_fail or report.runtime_fallbacks == []
+    # A block may fail after its first call was compared.
+    assert report.verified <= report.blocks <= report.verified + len(report.runtime_fallbacks)
+    assert report.unverified == []
     return report
 
 

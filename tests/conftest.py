@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help='with --full: only this dtype, such as "float32"; repeatable',
+    )
+    parser.addoption(
+        "--extremes",
+        action="store_true",
+        help="with --full: NaN, infinities, signed zeros and bounds of integers in the samples",
+    )
+    parser.addoption(
+        "--processes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="with --full: processes that run the operator database (default: 2)",
     )
     parser.addoption(
         "--resume",
@@ -55,3 +68,31 @@ def _fresh_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+class _Alarms(logging.Handler):
+    """Collects what verification finds wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "computed a wrong result" in text:
+            self.texts.append(text)
+
+
+@pytest.fixture(autouse=True)
+def _no_alarm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test fails if verification finds a result wrong, for eager's would take its place.
+
+    Tests that plant errors say so by the mark `plants_errors`.
+    """
+    alarms = _Alarms()
+    log = logging.getLogger("dynamo_backends")
+    log.addHandler(alarms)
+    yield
+    log.removeHandler(alarms)
+    if request.node.get_closest_marker("plants_errors") is None:
+        assert alarms.texts == []

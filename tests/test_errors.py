@@ -68,7 +68,7 @@ def test_an_unknown_option_names_the_valid_ones_and_the_nearest():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"verify": "yes"}, "option 'verify' of openxla must be bool, not 'yes' (str)"),
+        ({"verify": "yes"}, "must be one of 'first', 'always', 'off' or bool, not 'yes' (str)"),
         (
             {"min_block_size": True},
             "option 'min_block_size' of openxla must be int, not True (bool)",

@@ -76,3 +76,14 @@ def test_any_other_error_sends_the_block_to_eager():
 
 def test_eager_is_pristine_though_the_backend_destroyed_its_graph():
     assert run(None).runtime_fallbacks == ["RuntimeError: broken"]
+
+
+def test_the_size_used_least_recently_leaves():
+    compiler = dynamo_backends.compiler("openxla", max_executables=2)
+    compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports:
+        for size in (2, 3, 2, 5, 2, 5):
+            compiled(torch.randn(size))
+        assert reports[0].executables == 3, "5 has displaced 3, not 2"
+        compiled(torch.randn(3))
+    assert reports[0].executables == 4

@@ -55,6 +55,19 @@ def test_in_place_operators_change_the_callers_tensors(subject: Subject):
         subject.check(fn, torch.randn(3, 4), torch.randn(3, 4))
 
 
+def test_results_without_elements_can_be_resized(subject: Subject):
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.empty(0)
+        torch.add(x, 1, out=y)  # the graph ends before it
+        return y, y * 2
+
+    subject.check(fn, torch.randn(4, 6), fullgraph=False, ops_in_eager=None)
+    compiled = torch.compile(lambda x: (x[:, :0] + 1).t(), backend=subject.compiler)
+    result = compiled(torch.randn(4, 6))
+    assert result.shape == (0, 4)
+    assert torch.equal(torch.mul(torch.ones(3), 2, out=result), torch.full((3,), 2.0))
+
+
 def test_in_place_on_a_view_of_an_input(subject: Subject):
     def fn(x: Tensor) -> Tensor:
         x[:, 1:3].sigmoid_()

@@ -1,4 +1,4 @@
-"""`verify=True` and what happens when compiled code is wrong or fails."""
+"""The option `verify` and what happens when compiled code is wrong or fails."""
 
 from dataclasses import replace
 
@@ -33,20 +33,21 @@ def fn(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_right_graph_passes_and_is_kept():
-    compiler = dynamo_backends.compiler("openxla", verify=True)
+    compiler = dynamo_backends.compiler("openxla")
     with dynamo_backends.record() as reports:
         compiled = torch.compile(fn, backend=compiler)
         x = torch.randn(10)
         torch.testing.assert_close(compiled(x), fn(x))
         torch.testing.assert_close(compiled(x + 1), fn(x + 1))
     assert reports[0].runtime_fallbacks == []
+    assert reports[0].verified == 1, "the first call is compared, and no other"
 
 
 def test_random_numbers_do_not_disturb_verification():
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x * 3, 0.5, training=True) + torch.rand_like(x)
 
-    compiler = dynamo_backends.compiler("openxla", verify=True, fallback="error")
+    compiler = dynamo_backends.compiler("openxla", fallback="error")
     x = torch.randn(100)
     torch.manual_seed(5)
     result = torch.compile(noisy, backend=compiler)(x)
@@ -59,25 +60,32 @@ def test_random_numbers_do_not_disturb_verification():
 @pytest.mark.usefixtures("wrong_sine")
 def test_without_verification_the_planted_error_shows():
     x = torch.randn(10)
-    compiled = torch.compile(fn, backend=dynamo_backends.compiler("openxla", cache=False))
+    compiler = dynamo_backends.compiler("openxla", cache=False, verify="off")
+    compiled = torch.compile(fn, backend=compiler)
     assert not torch.allclose(compiled(x), fn(x))
 
 
+@pytest.mark.plants_errors
 @pytest.mark.usefixtures("wrong_sine")
 def test_a_wrong_graph_is_replaced_by_eager(caplog: pytest.LogCaptureFixture):
-    compiler = dynamo_backends.compiler("openxla", verify=True, cache=False)
+    compiler = dynamo_backends.compiler("openxla", cache=False)
     x = torch.randn(10)
     with dynamo_backends.record() as reports:
         compiled = torch.compile(fn, backend=compiler)
         for _ in range(3):
             assert torch.equal(compiled(x), fn(x))
-    assert "openxla computed a wrong result: output 0 differs from eager" in caplog.text
-    assert len(reports[0].runtime_fallbacks) == 1
+    (text,) = reports[0].runtime_fallbacks
+    (record,) = caplog.records
+    assert record.message == f"{text}; the block runs in eager from now on"
+    assert "openxla computed a wrong result in the inference graph of capture" in text
+    assert "output 0 differs from eager by up to" in text
+    assert "a block of 3 operators from aten.sin.default to aten.add.Tensor, at " in text
+    assert "x.sin() * 2 + 1" in text
 
 
 @pytest.mark.usefixtures("wrong_sine")
 def test_a_wrong_graph_raises_if_fallback_is_an_error():
-    compiler = dynamo_backends.compiler("openxla", verify=True, fallback="error", cache=False)
+    compiler = dynamo_backends.compiler("openxla", fallback="error", cache=False)
     with pytest.raises(VerificationError, match="output 0 differs from eager by up to"):
         torch.compile(fn, backend=compiler)(torch.randn(10))
 

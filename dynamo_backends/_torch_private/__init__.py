@@ -7,6 +7,14 @@ here and never from torch's insides. `watching` and `control`, which steer Dynam
 imported apart.
 """
 
+from dynamo_backends._torch_private import scaling
+from dynamo_backends._torch_private.around import (
+    accumulation,
+    hooks_of_node,
+    is_in_ddp_forward,
+    saved_tensors_hooks,
+    tables_of_global_hooks,
+)
 from dynamo_backends._torch_private.autograd import (
     aot_autograd,
     backward_pass,
@@ -31,7 +39,12 @@ from dynamo_backends._torch_private.autograd import (
     static_input_indices,
     tables_of_hooks,
 )
-from dynamo_backends._torch_private.dynamo import dynamo_counters, lookup_backend, same
+from dynamo_backends._torch_private.dynamo import (
+    dynamo_control_flow,
+    dynamo_counters,
+    lookup_backend,
+    same,
+)
 from dynamo_backends._torch_private.graphs import (
     captured_static_inputs,
     copy_captured,
@@ -86,6 +99,7 @@ from dynamo_backends._torch_private.operators import (
 )
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,
+    TensorProperties,
     concrete,
     from_dlpack,
     has_storage,
@@ -117,6 +131,7 @@ from dynamo_backends._torch_private.tracing import (
     make_fx,
     tracing_a_step,
 )
+from dynamo_backends._torch_private.transforms import transforms_given, unwrapped
 
 __all__ = [
     "ELEMENTWISE_PROMOTION",
@@ -124,6 +139,8 @@ __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "TensorProperties",
+    "accumulation",
     "all_decompositions",
     "all_operator_names",
     "aot_autograd",
@@ -145,6 +162,7 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "divide_by_min_cut",
+    "dynamo_control_flow",
     "dynamo_counters",
     "dynamo_input_index",
     "dynamo_source_name",
@@ -157,10 +175,12 @@ __all__ = [
     "has_onednn_graph",
     "has_side_effect",
     "has_storage",
+    "hooks_of_node",
     "hooks_on_gradient",
     "inductor_decompositions",
     "is_autocast_on",
     "is_composite",
+    "is_in_ddp_forward",
     "is_of_backward",
     "is_plain",
     "is_tangent",
@@ -197,6 +217,8 @@ __all__ = [
     "run_backward_under_modes",
     "running_backward",
     "same",
+    "saved_tensors_hooks",
+    "scaling",
     "script_function",
     "script_module",
     "size_bounds",
@@ -207,10 +229,13 @@ __all__ = [
     "storage_id",
     "storage_users",
     "surely",
+    "tables_of_global_hooks",
     "tables_of_hooks",
     "tell_inductor_of_images",
     "to_dlpack",
     "torchscript_fuser",
     "tracing_a_step",
+    "transforms_given",
+    "unwrapped",
     "updated_inputs",
 ]

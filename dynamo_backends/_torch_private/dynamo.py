@@ -4,6 +4,7 @@
 |---|---|
 | `torch._dynamo.lookup_backend` | 2.12+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
+| `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
 """
 
 from collections.abc import Callable
@@ -22,6 +23,13 @@ def dynamo_counters() -> Any:
     from torch._dynamo.utils import counters
 
     return counters
+
+
+def dynamo_control_flow() -> tuple[type[Exception], ...]:
+    """Exceptions by which a compiler tells Dynamo to trace anew, or to leave a frame alone."""
+    from torch._dynamo.exc import RestartAnalysis, SkipFrame
+
+    return RestartAnalysis, SkipFrame
 
 
 def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:

@@ -7,6 +7,8 @@
 | `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.12+ |
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.12+ |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.12+ |
+| `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
+| `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11.0, 2.13.0, 2.15.0 |
@@ -16,6 +18,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 
-from dynamo_backends._torch_private.tracing import keep_unused_draws
+from dynamo_backends._torch_private.tracing import disable_current_modes, keep_unused_draws
 
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -101,10 +104,60 @@ def compile_frozen_with_inductor(
     """
     from torch import _inductor
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
 
     mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    if any(settings.get(name, getattr(config, name)) for name in _PACK):
+        name = "post_grad_custom_post_pass"
+        settings = {**settings, name: _followed_by(getattr(config, name), _own_storage)}
     with torch.no_grad(), tracing(TracingContext(mode)):
         return _inductor.compile(module, list(inputs), options=settings)
+
+
+_PACK = ("max_autotune", "max_autotune_gemm")
+"""Settings under which templates for products pack constants when a graph is compiled."""
+
+
+def _own_storage(graph: fx.Graph) -> None:
+    """Gives constants that begin within a storage, such as folded slices of a weight, their own.
+
+    The templates read a constant by `as_strided` with the offset that its node has relative to the
+    constant, and this takes it for one into the storage.
+    """
+    module: Any = graph.owning_module
+    with disable_current_modes():
+        for name in {str(node.target) for node in graph.find_nodes(op="get_attr")}:
+            value = attrgetter(name)(module)
+            if isinstance(value, Tensor) and not value.is_mkldnn and value.storage_offset():
+                owner, _, last = name.rpartition(".")
+                setattr(module.get_submodule(owner), last, _at_the_start(value))
+
+
+def _at_the_start(value: Tensor) -> Tensor:
+    """A copy of a tensor with the same strides, from the start of a storage of its own."""
+    sizes = zip(value.shape, value.stride(), strict=True)
+    extent = 1 + sum((n - 1) * stride for n, stride in sizes) if value.numel() else 0
+    memory = value.as_strided((extent,), (1,)).clone()
+    return memory.as_strided(value.shape, value.stride())
+
+
+def _followed_by(passes: Any, last: Callable[[fx.Graph], None]) -> Callable[[fx.Graph], None]:
+    """The passes that a setting of Inductor's names, and another one after them."""
+    from torch._inductor import custom_graph_pass
+
+    told = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+    several = isinstance(passes, (list, tuple))
+    before = list(passes) if several else [] if passes is None else [passes]
+
+    def run(graph: fx.Graph) -> None:
+        for each in before:
+            if isinstance(each, told):
+                each(graph, is_inference=True)
+            else:
+                each(graph)
+        last(graph)
+
+    return run
 
 
 def load_cpp(source: str) -> Any:

@@ -8,9 +8,11 @@
 | `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.12+ |
 | `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.12+ |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.12+ |
+| `torch._C._dynamo.guards.TensorGuards` | 2.13; without it tensors are asked one by one |
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,3 +82,40 @@ __all__ = [
     "surely",
     "to_dlpack",
 ]
+
+
+class TensorProperties:
+    """Whether tensors still have the dtypes, devices, sizes, strides and requires_grad they had.
+
+    One call of Dynamo's own guard for all of them: less than asking each for a single property.
+
+    Args:
+        tensors: The tensors.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self._kinds = list(map(_properties, tensors))
+        self._check: Callable[..., bool] | None = None
+        with contextlib.suppress(ImportError, TypeError, RuntimeError):
+            from torch._C._dynamo.guards import TensorGuards
+
+            sizes: Any = [list(t.shape) for t in tensors]
+            strides: Any = [list(t.stride()) for t in tensors]
+            guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+            self._check = guards.check
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether they do.
+
+        Args:
+            tensors: As many as there were.
+        """
+        if self._check is not None and self._check(*tensors):
+            return True
+        # Dynamo's guard also asks for what does not matter here, such as inference mode.
+        return list(map(_properties, tensors)) == self._kinds
+
+
+def _properties(t: Tensor) -> tuple[Any, ...]:
+    strides = t.stride() if t.layout is torch.strided else ()
+    return type(t), t.shape, strides, t.dtype, t.device, t.requires_grad

@@ -10,17 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.tuning.race import Run
-
-
-def memory_of(tensor: Any) -> int | None:
-    """Where a tensor's memory begins; None for what is empty or has none of its own kind."""
-    if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return None
-    if tensor.layout != torch.strided or not private.has_storage(tensor):
-        return None
-    return tensor.untyped_storage().data_ptr() or None
+from dynamo_backends.verify.rule import memory_of
 
 
 def copies(values: Sequence[Any], keep: Collection[int] = ()) -> list[Any]:

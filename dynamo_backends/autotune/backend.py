@@ -22,6 +22,7 @@ class Autotune(Backend):
     summary = "for each graph the fastest backend that was proven right"
     dynamic_shapes = "as the chosen backend"
     Options = AutotuneOptions
+    is_verified = True
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""

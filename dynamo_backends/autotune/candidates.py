@@ -14,6 +14,7 @@ from dynamo_backends.autotune.identity import vendor_versions
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.backend import Backend, Options
+from dynamo_backends.containment import availability_of
 from dynamo_backends.errors import OptionError
 from dynamo_backends.registry import (
     ENTRY_POINT_GROUP,
@@ -209,7 +210,7 @@ def _owner(name: str) -> Owner:
 
 
 def _usable(name: str, device_types: Sequence[str]) -> bool:
-    found = get_backend(name).availability()
+    found = availability_of(get_backend(name))
     return found.usable and (not found.devices or set(device_types) <= set(found.devices))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.errors import brief_error
 from dynamo_backends.report import GraphReport
 from dynamo_backends.tuning.counts import COUNTS
 

@@ -11,8 +11,8 @@ from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
-from dynamo_backends.bench.runner import brief_error
-from dynamo_backends.report import CandidateReport
+from dynamo_backends.errors import brief_error
+from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import Progress
@@ -49,6 +49,25 @@ class Entrant:
     rehearse: Callable[[], str] | None = None
     failed: Callable[[], str] = lambda: ""
     early: bool = False
+
+
+def why_nothing_ran(reports: Sequence[GraphReport]) -> str:
+    """Why a candidate left all of a graph to eager, in words.
+
+    Args:
+        reports: Of what was compiled for it.
+    """
+    reasons = [
+        reason
+        for report in reports
+        for reason in (
+            report.reverted,
+            *(f"{c.name} {c.reason}" for c in report.candidates if c.name != EAGER),
+            *(f.reason for f in report.fallbacks if not f.by_design),
+        )
+        if reason
+    ]
+    return ": ".join(["none of its operators run on this backend", *reasons[:1]])
 
 
 @dataclass

@@ -14,14 +14,15 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject
+from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.containment import done_without
+from dynamo_backends.errors import brief_error
 from dynamo_backends.report import CandidateReport, GraphReport, Kind
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import COUNTS
@@ -29,8 +30,6 @@ from dynamo_backends.tuning.progress import showing
 from dynamo_backends.tuning.race import Run
 
 log = logging.getLogger("dynamo_backends")
-
-_NOTHING_RUNS = "none of its operators run on this backend"
 
 
 class Ensemble:
@@ -81,7 +80,8 @@ class Ensemble:
             row = CandidateReport(EAGER)
             return self._finish(EAGER, (row,), key)
         if key is not None and self.options.cache:
-            Decisions().put(self._decision(key, outcome))
+            with done_without(None, "keeping autotune's decision"):
+                Decisions().put(self._decision(key, outcome))
         return self._finish(outcome.winner, outcome.rows, key)
 
     def competing(self) -> list[Candidate]:
@@ -110,7 +110,9 @@ class Ensemble:
     def _recall(self, key: str | None, competing: Sequence[Candidate]) -> Decision | None:
         if key is None or not self.options.cache:
             return None
-        decision = Decisions().get(key)
+        decision = None
+        with done_without(None, "reading autotune's decisions"):
+            decision = Decisions().get(key)
         names = {EAGER, *(c.name for c in competing)}
         if decision is None or not decision.holds(names, self.options.budget_s):
             return None
@@ -229,7 +231,7 @@ class Ensemble:
             if report.runtime_fallbacks:
                 return f"failed when it was called: {report.runtime_fallbacks[0]}"
         if reports and not any(r.ops_on_backend or r.ops_on_inductor for r in reports):
-            return _NOTHING_RUNS
+            return why_nothing_ran(reports)
         return ""
 
     # What Dynamo gets.

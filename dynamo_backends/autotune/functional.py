@@ -18,13 +18,14 @@ from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject
+from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.backend import Backend, Bound, Executable
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.containment import done_without
+from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role
@@ -156,7 +157,7 @@ class GraphEnsemble(Executable):
         competing = self._competing()
         facts = self._facts(competing)
         self._key = key_of(facts)
-        decision = Decisions().get(self._key) if self._options.cache else None
+        decision = self._recall(self._key) if self._options.cache else None
         names = {*NOT_COMPILED, *(c.name for c in competing)}
         if decision is not None and decision.holds(names, self._options.budget_s):
             self._short_of_s = decision.short_of_s
@@ -170,7 +171,7 @@ class GraphEnsemble(Executable):
             return Choice(EAGER, (CandidateReport(EAGER),))
         self._short_of_s = outcome.short_of_s
         if self._options.cache:
-            Decisions().put(self._decision(self._key, outcome))
+            self._keep(self._key, outcome)
         return Choice(outcome.winner, outcome.rows)
 
     def forget(self) -> None:
@@ -188,8 +189,17 @@ class GraphEnsemble(Executable):
             self._report.candidates, self._report.chosen = choice.candidates, choice.winner
             self._count_if_eager(choice.winner)
         if self._options.cache and self._key is not None:
-            outcome = Outcome(choice.winner, choice.candidates, self._short_of_s)
-            Decisions().put(self._decision(self._key, outcome))
+            self._keep(self._key, Outcome(choice.winner, choice.candidates, self._short_of_s))
+
+    def _recall(self, key: str) -> Decision | None:
+        decision = None
+        with done_without(self._report, "reading autotune's decisions"):
+            decision = Decisions().get(key)
+        return decision
+
+    def _keep(self, key: str, outcome: Outcome) -> None:
+        with done_without(self._report, "keeping autotune's decision"):
+            Decisions().put(self._decision(key, outcome))
 
     def _competing(self) -> list[Candidate]:
         return [
@@ -260,14 +270,14 @@ class GraphEnsemble(Executable):
             if report.runtime_fallbacks:
                 return f"failed when it was called: {report.runtime_fallbacks[0]}"
             ran = report.ops_on_backend or report.ops_on_inductor
-            return "" if ran else "none of its operators run on this backend"
+            return "" if ran else why_nothing_ran([report])
 
         early = self._graph.kind == "step" and candidate.has_own_steps
         return Entrant(candidate.name, build, failed=failed, early=early)
 
     def build(self, candidate: Candidate) -> Run:
         """The whole graph compiled by a candidate, with eager for what it does not support."""
-        from dynamo_backends.pipeline import build_program
+        from dynamo_backends.building import build_program
 
         backend, options = self.compiler(candidate)
         report = self._reports[candidate.name] = GraphReport(candidate.name, self._graph.kind)
@@ -301,6 +311,9 @@ class GraphEnsemble(Executable):
             report.ops_on_backend -= own.ops_in_eager
             report.executables += own.executables - 1
             report.cache_hits += own.cache_hits
+            report.failures += own.failures
+            # The program goes on reporting to its own.
+            own.failures, own.runtime_fallbacks = report.failures, report.runtime_fallbacks
         self._count_if_eager(winner)
 
     def _count_if_eager(self, winner: str) -> None:

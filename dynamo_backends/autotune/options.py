@@ -65,4 +65,4 @@ class AutotuneOptions(Options):
     def common(self) -> dict[str, Any]:
         """The options that every backend has, to be handed on to a candidate."""
         shared = {f.name: getattr(self, f.name) for f in fields(Options)}
-        return {**shared, "verify": False}
+        return {**shared, "verify": "off"}

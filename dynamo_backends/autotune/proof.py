@@ -16,7 +16,7 @@ from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.contest import Subject
 from dynamo_backends.autotune.functional import weight_places
 from dynamo_backends.autotune.verify import Trial, judge
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run

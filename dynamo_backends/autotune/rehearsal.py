@@ -21,7 +21,7 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.training import differentiated
 from dynamo_backends.autotune.verify import judge
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.errors import brief_error
 from dynamo_backends.tuning.race import Run
 
 

@@ -33,8 +33,7 @@ from dynamo_backends.autotune.functional import (
 )
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.proof import Proof
-from dynamo_backends.bench.runner import brief_error
-from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
+from dynamo_backends.errors import DynamoBackendsError, StepCaptureError, brief_error
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.report import CandidateReport, GraphReport

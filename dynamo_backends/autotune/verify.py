@@ -8,19 +8,26 @@ Inductor is told to.
 import contextlib
 import functools
 import logging
-import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune.arguments import Arguments, Watch, memory_of
+from dynamo_backends.autotune.arguments import Arguments, Watch
 from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.rule import (
+    aliases,
+    is_inexact,
+    memory_of,
+    pattern_difference,
+    relative_error,
+    shape_difference,
+)
 
 log = logging.getLogger("dynamo_backends")
 
@@ -103,7 +110,7 @@ class Trial:
             return self._expected
         results += [args[i] for i in sorted(self._arguments.mutated)]
         return [
-            r.to(e.dtype) if isinstance(e, Tensor) and _is_inexact(e) else e
+            r.to(e.dtype) if isinstance(e, Tensor) and is_inexact(e) else e
             for e, r in zip(self._expected, results, strict=True)
         ]
 
@@ -163,22 +170,17 @@ class Trial:
         if len(results) != len(expected):
             return f"{len(results)} outputs and gradients instead of {len(expected)}"
         for i, (e, r) in enumerate(zip(expected, results, strict=True)):
-            if isinstance(e, Tensor) != isinstance(r, Tensor):
-                return f"output {i} is a {type(r).__name__} instead of a {type(e).__name__}"
-            if not isinstance(e, Tensor):
-                continue
-            if e.dtype != r.dtype or e.shape != r.shape or e.device != r.device:
-                return f"output {i} is {_brief(r)} instead of {_brief(e)}"
             promised = self._promised[i] if i < len(self._promised) else None
-            if not _strides_agree(e, r.stride(), e.stride(), promised):
-                return f"output {i} has strides {r.stride()} instead of {e.stride()}"
+            wrong = shape_difference(e, r, promised)
+            if wrong:
+                return f"output {i} {wrong}"
         if aliases(args, results) != self._aliases:
             return "its outputs share memory with other tensors than eager's do"
         return ""
 
     def _values(self, results: Sequence[Any], reduced: bool) -> str:
         for i, (e, r) in enumerate(zip(self._expected, results, strict=True)):
-            pattern = _pattern(e, r)
+            pattern = pattern_difference(e, r)
             if pattern:
                 return f"output {i} {pattern}"
         expected = self._expected_in_bfloat16 if reduced else self._expected
@@ -218,38 +220,10 @@ def _reused(args: Sequence[Any], results: Sequence[Any], alive: Sequence[Any]) -
     return ""
 
 
-def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
-    """For each output: which inputs, and which outputs after them, share its memory."""
-    everything = [*args, *results]
-    places = [memory_of(x) if isinstance(x, Tensor) and x.numel() else None for x in everything]
-    return [
-        tuple(i for i, p in enumerate(places) if p is not None and p == place)
-        for place in places[len(args) :]
-    ]
-
-
 def autocast_bfloat16() -> contextlib.AbstractContextManager[Any]:
     """Eager's own way of computing in bfloat16."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.autocast(kind, dtype=torch.bfloat16)
-
-
-def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:
-    """Largest root mean square error of an output, relative to the output's root mean square."""
-    worst = 0.0
-    for p, r in zip(precise, results, strict=True):
-        if not isinstance(p, Tensor) or not isinstance(r, Tensor) or not _is_inexact(r):
-            continue
-        wide = torch.promote_types(r.dtype, torch.float64)
-        p, r = p.detach().to(wide), r.detach().to(wide)
-        usable = p.isfinite() & r.isfinite()
-        p, r = p[usable], r[usable]
-        if not p.numel():
-            continue
-        size = float(p.abs().square().mean().sqrt())
-        error = float((p - r).abs().square().mean().sqrt())
-        worst = max(worst, error / size if size else (math.inf if error else 0.0))
-    return worst
 
 
 def _widen(value: Any) -> Any:
@@ -257,39 +231,3 @@ def _widen(value: Any) -> Any:
         return value
     wide = widen(value.detach())
     return wide.requires_grad_(value.requires_grad)
-
-
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _pattern(expected: Any, result: Any) -> str:
-    """What is different about the places of NaN and infinities."""
-    if not isinstance(expected, Tensor) or not _is_inexact(expected):
-        return ""
-    if not isinstance(result, Tensor):
-        return ""
-    if not torch.equal(expected.isnan(), result.isnan()):
-        return "has NaN where eager has not, or the reverse"
-    if not torch.equal(expected.isinf(), result.isinf()):
-        return "has infinities where eager has not, or the reverse"
-    return ""
-
-
-def _strides_agree(tensor: Tensor, given: Sequence[int], *allowed: Collection[int] | None) -> bool:
-    matters = [n > 1 for n in tensor.shape]
-    if not tensor.numel():
-        return True
-    for strides in allowed:
-        if strides is None or len(strides) != len(matters):
-            continue
-        pairs = zip(given, strides, matters, strict=True)
-        if all(g == s or not m for g, s, m in pairs):
-            return True
-    return False
-
-
-def _brief(tensor: Tensor) -> str:
-    name = str(tensor.dtype).removeprefix("torch.")
-    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{name}{list(tensor.shape)}{where}"

@@ -18,6 +18,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.bench.accuracy import Accuracy, check
 from dynamo_backends.bench.statistics import Timing, compare
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
+from dynamo_backends.errors import brief_error
 
 
 @dataclass
@@ -241,10 +242,3 @@ def _compile_and_check(
     except Exception as error:  # reported as the result: the others still have their turn
         return Result(name, backend, error=brief_error(error))
     return Result(name, backend, accuracy=accuracy, compiled=compiled, error=accuracy.detail)
-
-
-def brief_error(error: BaseException) -> str:
-    """An exception in one line; for Dynamo's "backend failed", what the backend raised."""
-    inner = getattr(error, "inner_exception", None) or error
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return f"{type(inner).__name__}: {' '.join(lines[:2])}"

@@ -27,6 +27,7 @@ from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.capture.guards import summarize
 from dynamo_backends.capture.observer import Captured, Observer
 from dynamo_backends.capture.source import function_name, start_of
+from dynamo_backends.verify.bisection import bisecting
 
 BackendLike = str | Callable[..., Any]
 
@@ -38,6 +39,7 @@ def explain(
     backend: BackendLike = "openxla",
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
+    bisect: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Calls a function or module once under a compiler and says what became of it.
@@ -56,6 +58,9 @@ def explain(
             inputs to a callable. Backends of other packages give fewer facts.
         options: Of the backend.
         dynamic: As for `torch.compile`.
+        bisect: Where a graph is wrong, parts of it are compiled alone, to find the operators that
+            are. Takes a compilation for each halving. Backends of this package only, and not with
+            `verify="off"`.
         kwargs: The function's keyword arguments. For one called like an argument of `explain`
             itself, use `Explainer`.
 
@@ -64,7 +69,8 @@ def explain(
         OptionError: An option is unknown or wrong.
         TypeError: `backend` is neither a name nor a function of a graph and its inputs.
     """
-    with Explainer(fn, backend=backend, options=options, dynamic=dynamic) as explainer:
+    given = {"backend": backend, "options": options, "dynamic": dynamic, "bisect": bisect}
+    with Explainer(fn, **given) as explainer:  # type: ignore[arg-type]
         results = explainer(*args, **kwargs)
         explainer.differentiate(results)
     return explainer.explanation()
@@ -86,6 +92,7 @@ class Explainer:
         backend: As for `explain`.
         options: Of the backend.
         dynamic: As for `torch.compile`.
+        bisect: As for `explain`.
 
     Raises:
         UnknownBackendError: There is no such backend.
@@ -100,11 +107,13 @@ class Explainer:
         backend: BackendLike = "openxla",
         options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
+        bisect: bool = False,
     ):
         self._fn = _unwrap(fn)
         self._name = backend if isinstance(backend, str) else _name(backend)
         self._observer = Observer(_resolve(backend, options, dynamic), dynamic)
         self._stack = contextlib.ExitStack()
+        self._bisect = bisect
         self._compiled: Callable[..., Any] | None = None
         self._calls = 0
         self._seconds = 0.0
@@ -112,6 +121,8 @@ class Explainer:
 
     def __enter__(self) -> Self:
         """Begins."""
+        if self._bisect:
+            self._stack.enter_context(bisecting())
         region = self._stack.enter_context(self._observer.active())
         self._compiled = region(self._fn)
         return self
@@ -191,7 +202,9 @@ class Explainer:
                     executable=None,
                     compilations=list(r.compilations),
                     runtime_fallbacks=list(r.runtime_fallbacks),
+                    unverified=list(r.unverified),
                     uncaptured=list(r.uncaptured),
+                    failures=list(r.failures),
                 )
                 for r in reports
             ),

@@ -87,6 +87,10 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     yield from _fallbacks(report.fallbacks)
     for reason in report.runtime_fallbacks:
         yield _line(f"fell back at run time: {reason}", "red", 4)
+    for reason in report.unverified:
+        yield _line(f"not compared with eager: {reason}", "yellow", 4)
+    for reason in report.failures:
+        yield _line(f"done without: {reason}", "yellow", 4)
     for reason in report.uncaptured:
         yield _line(f"runs without a CUDA graph: {reason}", "yellow", 4)
     if report.tuned:

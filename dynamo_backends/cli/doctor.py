@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
+
+from dynamo_backends.cli.rows import Row, print_rows
 
 SUMMARY = "versions, devices, what is missing and the command that mends it"
 
@@ -43,16 +44,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(c) for c in checks], indent=2))
     else:
-        table = Table(title="dynamo-backends doctor")
-        for column in ("what", "status", "found", "to mend it"):
-            table.add_column(column, overflow="fold")
-        colors = {"ok": "green", "missing": "yellow", "broken": "red"}
-        for check in checks:
-            color = colors[check.status]
-            status = f"[{color}]{check.status}[/{color}]"
-            table.add_row(check.name, status, check.detail, check.remedy)
-        Console().print(table)
+        print_rows(Console(), ("status", "what"), [_row(check) for check in checks])
     return int(any(c.status == "broken" for c in checks))
+
+
+def _row(check: Check) -> Row:
+    colors = {"ok": "green", "missing": "yellow", "broken": "red"}
+    cells = ((check.status, colors[check.status]), (check.name, ""))
+    return Row(cells, check.detail, below=True, command=check.remedy)
 
 
 def diagnose() -> list[Check]:

@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
     parser.add_argument("--train", action="store_true", help="training mode, with gradients")
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")
+    parser.add_argument(
+        "--bisect", action="store_true", help="where a graph is wrong, find the operators that are"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
 
 
@@ -66,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(loaded.model, torch.nn.Module):
             loaded.model.train(args.train)
     dynamic = True if args.dynamic else None
-    explainer = Explainer(loaded.model, backend=args.backend, options=options, dynamic=dynamic)
+    explainer = Explainer(
+        loaded.model, backend=args.backend, options=options, dynamic=dynamic, bisect=args.bisect
+    )
     with (
         waiting(f"compiling {args.model} with {args.backend}"),
         explainer,

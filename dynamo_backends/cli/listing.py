@@ -2,9 +2,11 @@
 
 import argparse
 import json
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from dynamo_backends.cli.rows import Row, print_rows
 
 SUMMARY = "every backend: usable here? training? dynamic shapes? devices?"
 
@@ -43,29 +45,26 @@ def show(as_json: bool) -> int:
     if as_json:
         print(json.dumps({"backends": rows, "third_party": others}, indent=2))
         return 0
-    table = Table(title="Backends of this package", show_lines=True)
-    longest = max((len(str(row["name"])) for row in rows), default=0)
-    table.add_column("backend", min_width=longest, no_wrap=True)  # names are to be copied
-    for column in ("usable", "training", "dynamic shapes", "devices", "what it is"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        about = str(row["summary"])
-        if not row["usable"]:
-            about += f"\n[red]{row['detail']}[/red]; {row['remedy']}"
-        table.add_row(
-            str(row["name"]),
-            _yes(row["usable"]),
-            _yes(row["training"]),
-            str(row["dynamic_shapes"]),
-            ", ".join(row["devices"]),  # type: ignore[arg-type]
-            about,
-        )
     console = Console()
-    console.print(table)
+    header = ("backend", "usable", "training", "devices", "shapes")
+    print_rows(console, header, [_row(row) for row in rows])
     if others:
         console.print(f"Backends of other packages: {', '.join(others)}")
     return 0
 
 
-def _yes(value: object) -> str:
-    return "[green]yes[/green]" if value else "[red]no[/red]"
+def _row(row: dict[str, Any]) -> Row:
+    cells = (
+        (row["name"], ""),
+        _yes(row["usable"]),
+        _yes(row["training"]),
+        (", ".join(row["devices"]), ""),
+        (str(row["dynamic_shapes"]), ""),
+    )
+    if row["usable"]:
+        return Row(cells, row["summary"])
+    return Row(cells, row["summary"], problem=row["detail"], command=row["remedy"])
+
+
+def _yes(value: object) -> tuple[str, str]:
+    return ("yes", "green") if value else ("no", "red")

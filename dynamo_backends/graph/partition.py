@@ -71,7 +71,7 @@ def partition(
     by_level: dict[int, list[fx.Node]] = {}
     for node in graph.calls:
         by_level.setdefault(levels[node], []).append(node)
-    parts = [_extract(graph, by_level[level], level % 2 == 0) for level in sorted(by_level)]
+    parts = [extract(graph, by_level[level], level % 2 == 0) for level in sorted(by_level)]
     return Partition(tuple(parts), reasons)
 
 
@@ -113,7 +113,21 @@ def _drop_small_blocks(
                 reasons[node] = f"its block has only {size} of at least {minimum} operators"
 
 
-def _extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
+def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
+    """Some calls of a graph as a part; what others read of them, or it returns, are its outputs.
+
+    Args:
+        graph: In normal form; not changed.
+        nodes: The calls, in order.
+        on_backend: Whether a backend is to run them.
+    """
+    """A part of a graph.
+
+    Args:
+        graph: The whole.
+        nodes: Calls, in order.
+        on_backend: What `Part.on_backend` is to be.
+    """
     inside = set(nodes)
     reads = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
     # Graph inputs first and in their order, so that equal graphs get equal fingerprints.

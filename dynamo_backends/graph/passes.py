@@ -112,7 +112,11 @@ class PassSequence:
         holds, changed = self.given, False
         check_if_enabled(graph, holds, "before the first pass")
         for each in self.passes:
-            changed_here = each.run(graph)
+            try:
+                changed_here = each.run(graph)
+            except Exception as error:
+                error.add_note(f"in the pass {each.name!r}")
+                raise
             changed |= changed_here
             holds |= each.ensures
             asked = holds if changed_here else each.ensures

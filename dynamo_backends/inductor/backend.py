@@ -44,9 +44,11 @@ class InductorOptions(Options):
     Attributes:
         precision: "float32" computes in the dtypes that the model has; "bf16" lets float32 products
             and convolutions, and what lies between them, be computed in bfloat16.
+        reserve: On CPUs with glibc, keep the memory of temporaries between calls.
     """
 
     precision: Literal["float32", "bf16"] = "float32"
+    reserve: bool = True
 
 
 class InductorFreezing(Backend):
@@ -86,7 +88,8 @@ class InductorFreezing(Backend):
         from dynamo_backends.inductor.runtime import InductorExecutable
 
         graph = without_workspaces(graph)  # programs run outside of grad mode
-        return InductorExecutable(graph, self.settings, options.precision == "bf16")
+        reduced = options.precision == "bf16"
+        return InductorExecutable(graph, self.settings, reduced, options.reserve)
 
 
 class InductorMaxAutotune(InductorFreezing):
@@ -100,5 +103,7 @@ class InductorMaxAutotune(InductorFreezing):
     settings: ClassVar[dict[str, Any]] = {
         "max_autotune": True,
         "coordinate_descent_tuning": True,
+        # What it says of its choices goes to the user's terminal.
         "autotune_num_choices_displayed": 0,
+        "max_autotune_report_choices_stats": False,
     }

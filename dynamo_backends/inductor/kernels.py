@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.bench.runner import brief_error
+from dynamo_backends.errors import brief_error
 
 log = logging.getLogger("dynamo_backends")
 

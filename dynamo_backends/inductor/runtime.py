@@ -35,11 +35,15 @@ class InductorExecutable(PreparedExecutable):
         graph: With static shapes.
         settings: Of `torch._inductor.config`, for compiling.
         reduced: Whether it may compute in bfloat16.
+        reserve: Whether memory of temporaries is kept between calls.
     """
 
-    def __init__(self, graph: Graph, settings: Mapping[str, Any], reduced: bool):
+    def __init__(
+        self, graph: Graph, settings: Mapping[str, Any], reduced: bool, reserve: bool = True
+    ):
         self._settings = dict(settings)
         self._reduced = reduced
+        self._reserve = reserve
         super().__init__(graph)
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
@@ -66,7 +70,8 @@ class InductorExecutable(PreparedExecutable):
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
             size = peak_bytes(module.graph)
-            return keeping(size, compile_frozen_with_inductor(module, inputs, settings))
+            run = compile_frozen_with_inductor(module, inputs, settings)
+            return keeping(size, run, self._reserve)
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import fx
 
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Options, Ranges, Support
-from dynamo_backends.errors import OptionError
+from dynamo_backends.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
+from dynamo_backends.toolkit.trials import kind_of
 
 _INSTALL = "pip install 'dynamo-backends[iree]'"
 _PACKAGES = {"iree.compiler": "iree-base-compiler", "iree.runtime": "iree-base-runtime"}
@@ -63,6 +65,9 @@ class IREE(Backend):
     Options = IreeOptions
     trains = True
 
+    def __init__(self) -> None:
+        self._culprits: set[str] = set()
+
     def availability(self) -> Availability:
         """See `Backend.availability`."""
         missing = [package for name, package in _PACKAGES.items() if not _is_installed(name)]
@@ -80,15 +85,49 @@ class IREE(Backend):
         return self._verdict(node, options).support
 
     def compile(self, graph: Graph, options: IreeOptions) -> Any:
-        """See `Backend.compile`."""
-        from dynamo_backends.iree.compiler import compile_program
-        from dynamo_backends.iree.lowering import lower, to_mlir
+        """See `Backend.compile`. What the compiler breaks down at is to be left out."""
+        from dynamo_backends.iree.compiler import BrokenDown
+        from dynamo_backends.iree.culprit import culprit
         from dynamo_backends.iree.runtime import IreeExecutable
         from dynamo_backends.iree.session import open_device
 
+        try:
+            program, wiring = self._program(graph, options)
+        except BrokenDown as error:
+            node = self._known_culprit(graph)
+            if node is None:
+                node = culprit(graph, lambda part: self._breaks(part, options))
+                self._culprits.add(kind_of(node))
+            alone = len(graph.calls) == 1
+            reason = str(error) if alone else f"{error} with what comes before in one program"
+            raise LoweringError(node.name, str(node.target), reason) from error
+        return IreeExecutable(graph, program, wiring, open_device(options.num_threads))
+
+    def _program(self, graph: Graph, options: IreeOptions) -> tuple[bytes, Any]:
+        from dynamo_backends.iree.compiler import compile_program
+        from dynamo_backends.iree.lowering import lower, to_mlir
+
         lowered = lower(graph, lambda node: self._verdict(node, options).expanded)
-        program = compile_program(to_mlir(graph, lowered), _settings(options))
-        return IreeExecutable(graph, program, lowered.wiring, open_device(options.num_threads))
+        return compile_program(to_mlir(graph, lowered), _settings(options)), lowered.wiring
+
+    def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
+        """Whether the compiler breaks down at a graph."""
+        from dynamo_backends.iree.compiler import BrokenDown
+
+        try:
+            self._program(graph, options)
+        except BrokenDown:
+            return True
+        except CompileError:  # another part of the graph will tell
+            return False
+        return False
+
+    def _known_culprit(self, graph: Graph) -> fx.Node | None:
+        """A call of a kind that was found to be one before: layers repeat themselves."""
+        return next((n for n in graph.calls if self._is_known(n)), None) if self._culprits else None
+
+    def _is_known(self, node: fx.Node) -> bool:
+        return isinstance(node.target, OpOverload) and kind_of(node) in self._culprits
 
     def cache_key(self, options: IreeOptions) -> str:
         """See `Backend.cache_key`."""

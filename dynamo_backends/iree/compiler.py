@@ -6,6 +6,7 @@ it.
 
 import functools
 import re
+import signal
 import subprocess
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ _BASE = (
     "--iree-input-demote-f64-to-f32=false",
     "--iree-torch-emit-async-entry-points=false",
 )
+
+
+class BrokenDown(CompileError):
+    """The compiler was ended by a mistake of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ def compile_program(module: bytes, settings: Settings) -> bytes:
         settings: How to compile it.
 
     Raises:
-        CompileError: The compiler refuses it, takes too long, or breaks down.
+        BrokenDown: The compiler breaks down.
+        CompileError: The compiler refuses it, takes too long, or is killed.
     """
     command = [compiler_path(), "-", *settings.arguments(), "-o", "-"]
     try:
@@ -68,8 +74,10 @@ def compile_program(module: bytes, settings: Settings) -> bytes:
         )
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"IREE's compiler was stopped after {settings.seconds:g} s") from error
+    if done.returncode == -signal.SIGKILL:  # as happens where memory is short
+        raise CompileError("IREE's compiler was killed")
     if done.returncode < 0:
-        raise CompileError(f"IREE's compiler broke down (signal {-done.returncode})")
+        raise BrokenDown(f"IREE's compiler broke down (signal {-done.returncode})")
     if done.returncode != 0 or not done.stdout:
         raise CompileError(f"IREE's compiler refuses it: {plain(done.stderr.decode())}")
     return done.stdout

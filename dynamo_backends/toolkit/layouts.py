@@ -141,7 +141,8 @@ class Exporter:
         self._shape = tuple(value.shape)
         self._stride = tuple(value.stride())
         self._copy = self._needs_copy(value)
-        self.is_plain = self.storage.is_row_major and not self._copy
+        self._is_empty = value.numel() == 0
+        self.is_plain = self.storage.is_row_major and not self._copy and not self._is_empty
 
     def _needs_copy(self, value: Tensor) -> bool:
         if value.numel() == 0 or value.is_contiguous() or self.storage.expanded:
@@ -152,7 +153,8 @@ class Exporter:
         """The output as torch promises it."""
         if self.is_plain:
             return tensor
-        if self._copy:
+        if self._copy or self._is_empty:
+            # Tensors without elements are there to be resized, which only torch's memory can be.
             result = torch.empty_strided(
                 self._shape, self._stride, dtype=tensor.dtype, device=tensor.device
             )

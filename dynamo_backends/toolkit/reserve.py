@@ -7,12 +7,15 @@ is a page fault. For a training step that takes 400 MiB these are a fifth of its
 A `Reserve` is a block of the heap that is ours between the runs and free during them. What malloc
 is asked for in a run it finds there, for it looks at free blocks before it maps new ones; and when
 all is freed, the block is whole again and ours. Nothing else in the process changes, and nobody
-else's memory gets between. It works with glibc's malloc only; with another there is no reserve.
+else's memory gets between. It reads what glibc's malloc writes before its blocks, so where another
+malloc is in force (a preloaded jemalloc, tcmalloc or mimalloc, musl's) there is no reserve. Nor is
+there with `DYNAMO_BACKENDS_RESERVE=0`.
 """
 
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -35,13 +38,18 @@ _TRIES = 4  # to find a free piece of the block
 _RUNS = 4  # for which a block is made, at least; twice as many for each next one
 
 
+_FUNCTIONS = ("malloc", "aligned_alloc", "posix_memalign", "realloc", "free")
+
+
 @functools.cache
 def _glibc() -> Any:
     """malloc and free; None if they are not glibc's."""
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018
+        homes = {_loaded_at(library, name) for name in ("gnu_get_libc_version", *_FUNCTIONS)}
     except (OSError, AttributeError, TypeError):
+        return None
+    if len(homes) != 1 or None in homes:  # another library's take their place
         return None
     library.malloc.restype = library.aligned_alloc.restype = ctypes.c_void_p
     library.malloc.argtypes = [ctypes.c_size_t]
@@ -51,6 +59,32 @@ def _glibc() -> Any:
     library.free.argtypes = [ctypes.c_void_p]
     library.free.restype = None
     return library
+
+
+class _Place(ctypes.Structure):
+    """`Dl_info` of dlfcn.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _loaded_at(library: Any, name: str) -> int | None:
+    """The address at which the library begins that a function of the process is from."""
+    place = _Place()
+    library.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    found = library.dladdr(
+        ctypes.cast(getattr(library, name), ctypes.c_void_p), ctypes.byref(place)
+    )
+    return place.base if found else None
+
+
+def _is_wanted() -> bool:
+    """Whether the environment does not turn reserves off."""
+    return os.environ.get("DYNAMO_BACKENDS_RESERVE", "1") != "0"
 
 
 class _Room:
@@ -301,22 +335,29 @@ def shared_reserve(size: int, piece: int | None = None) -> Reserve:
     return reserve
 
 
-def memory_for(size: int) -> contextlib.AbstractContextManager[None]:
+def memory_for(size: int, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
     """The shared reserve for a program that allocates so many bytes in one piece, if it needs one.
 
     A small program would only pay for what larger ones have reserved.
+
+    Args:
+        size: Bytes.
+        wanted: False: there is none in any case.
     """
-    return shared_reserve(size) if size >= LEAST else contextlib.nullcontext()
+    if size < LEAST or not wanted or not _is_wanted():
+        return contextlib.nullcontext()
+    return shared_reserve(size)
 
 
-def keeping(size: int, run: Callable[..., Any]) -> Callable[..., Any]:
+def keeping(size: int, run: Callable[..., Any], wanted: bool = True) -> Callable[..., Any]:
     """A function that finds its memory in each call, without page faults.
 
     Args:
         size: Bytes that live at once, in blocks of any size.
         run: The function.
+        wanted: False: it is returned as it is.
     """
-    if size < LEAST:
+    if size < LEAST or not wanted or not _is_wanted():
         return run
     # Results, which stay, may come to lie in the middle. Pages that nobody writes to cost nothing.
     reserve = shared_reserve(2 * size, size // 2)

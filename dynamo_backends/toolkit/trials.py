@@ -150,6 +150,9 @@ def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
             else list(v.shape)
             for v in values
         ]
+    if len(values) == 1 and not isinstance(node.meta["val"], Tensor):
+        for dim in range(1, largest.ndim):  # what is split along the first dimension
+            yield [[min(n, _ROWS) if d == dim else n for d, n in enumerate(largest.shape)]]
 
 
 def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
@@ -170,8 +173,17 @@ def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
             copy.meta = {"val": node.target(*args, **kwargs)}  # type: ignore[operator]
     except Exception:  # whatever an operator's own checks raise
         return None
+    if not _gives_alike(copy.meta["val"], node.meta["val"]):
+        return None
     read_results(copy, node)
     return copy
+
+
+def _gives_alike(value: Any, other: Any) -> bool:
+    """Whether two calls give as many results, of as many dimensions: fewer rows split into less."""
+    if isinstance(value, Tensor) != isinstance(other, Tensor):
+        return False
+    return [t.ndim for t in tensors(value)] == [t.ndim for t in tensors(other)]
 
 
 def _strides(value: Tensor, shape: Sequence[int]) -> list[int]:

@@ -148,7 +148,7 @@ def _describe(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _executable(report: GraphReport) -> TensorRTExecutable:
-    hint = " alone; the options cudagraphs and verify have to be off"
+    hint = " alone; the option cudagraphs has to be off"
     executable = whole_executable(report, TensorRTExecutable, "TensorRT", hint)
     if executable.shares_weights:
         raise CompileError("the graph reads weights that are not floating-point numbers, in place")

@@ -108,6 +108,7 @@ class Surveys:
             self._known[key] = refused, {place[name] for name in found.expanded}
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
+        self._known.move_to_end(key)
         reasons, expanded = self._known[key]
         return Survey({names[i]: r for i, r in reasons.items()}, {names[i] for i in expanded})
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import hardware_utils
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
@@ -19,6 +20,11 @@ from jax.core import ShapedArray
 def make_cpu_client() -> Any:
     """A synchronous PJRT client on the CPU, separate from jax's own."""
     return xc.make_cpu_client(asynchronous=False)
+
+
+def tpu_chips() -> int:
+    """How many TPU chips this machine has; no client is started."""
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
 def compile_program(

@@ -32,11 +32,18 @@ class XlaOptions(Options):
             on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).
         matmul_precision: For float32 products where the device offers less: "highest", "high" or
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
+        reserve: On CPUs with glibc, keep the memory of temporaries between calls.
     """
 
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
+    reserve: bool = True
+
+    @property
+    def is_reduced(self) -> bool:
+        """See `Options.is_reduced`."""
+        return self.precision == "bf16" or self.matmul_precision in ("high", "medium")
 
 
 class OpenXLA(Backend):
@@ -54,6 +61,8 @@ class OpenXLA(Backend):
         devices = ["cpu"]
         if torch.cuda.is_available() and _has_cuda_plugin():
             devices.append("cuda")
+        if _has_tpu():
+            devices.append("tpu")
         return Availability(True, f"XLA of jaxlib {_jaxlib_version()}", devices=tuple(devices))
 
     def prepare(self, graph: Graph, options: XlaOptions) -> None:
@@ -101,7 +110,8 @@ class OpenXLA(Backend):
 
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
-        return compile_graph(graph, device, _lowering_options(platform_name, options))
+        lowering = _lowering_options(platform_name, options)
+        return compile_graph(graph, device, lowering, options.reserve)
 
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile_step`: on the CPU inputs are donated; elsewhere they are copied."""
@@ -112,14 +122,15 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.steps import compile_step
 
         device = open_device(platform_name, index)
-        return compile_step(graph, device, _lowering_options(platform_name, options))
+        lowering = _lowering_options(platform_name, options)
+        return compile_step(graph, device, lowering, options.reserve)
 
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load_step`."""
         from dynamo_backends.xla.runtime import open_device
         from dynamo_backends.xla.steps import load_step
 
-        return load_step(parts, graph, open_device(*_target(graph, options)))
+        return load_step(parts, graph, open_device(*_target(graph, options)), options.reserve)
 
     def cache_key(self, options: XlaOptions) -> str:
         """See `Backend.cache_key`."""
@@ -127,13 +138,15 @@ class OpenXLA(Backend):
 
         precision = _matmul_precision(options), _convolution_precision("cuda", options)
         settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
-        return f"{_jaxlib_version()} {_package_version()} {processor()} {_gpus()} {settings}"
+        devices = f"{_gpus()} {_tpu() if options.device == 'tpu' else ''}"
+        return f"{_jaxlib_version()} {_package_version()} {processor()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load`."""
         from dynamo_backends.xla.runtime import XlaExecutable, open_device
 
-        return XlaExecutable.load(open_device(*_target(graph, options)), graph, dict(parts))
+        device = open_device(*_target(graph, options))
+        return XlaExecutable.load(device, graph, dict(parts), options.reserve)
 
 
 def _table() -> Any:
@@ -201,6 +214,26 @@ def _gpus() -> str:
              for i in range(count)]  # fmt: skip
     plugins = [d for d in ("jax-cuda12-plugin", "jax-cuda13-plugin") if _installed(d)]
     return f"{names} {plugins} {[importlib.metadata.version(d) for d in plugins]}"
+
+
+@functools.cache
+def _tpu() -> str:
+    """What machine code for the TPU depends on: the chip, and the libtpu that compiles for it."""
+    from dynamo_backends.xla.runtime import open_device
+
+    handle = open_device("tpu").handle
+    libtpu = importlib.metadata.version("libtpu") if _installed("libtpu") else ""
+    return f"{handle.device_kind} {handle.client.platform_version} {libtpu}"
+
+
+@functools.cache
+def _has_tpu() -> bool:
+    """Whether there are a TPU and the library for it, which jax finds in these two places."""
+    if not _find("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+        return False
+    from dynamo_backends.xla._jaxlib import tpu_chips
+
+    return tpu_chips() > 0
 
 
 def _installed(distribution: str) -> bool:

@@ -21,7 +21,9 @@ from dynamo_backends.xla.runtime import Device, Wiring, XlaExecutable
 from dynamo_backends.xla.transposes import fold_transposes
 
 
-def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> XlaExecutable:
+def compile_graph(
+    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
+) -> XlaExecutable:
     """Compiles a graph of supported calls, which may be changed, for one device.
 
     Raises:
@@ -38,7 +40,7 @@ def compile_graph(graph: Graph, device: Device, options: LoweringOptions) -> Xla
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()
     wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
-    return XlaExecutable(device, graph, main, before, wiring)
+    return XlaExecutable(device, graph, main, before, wiring, reserve)
 
 
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:

@@ -89,7 +89,8 @@ def _open(platform: str, index: int) -> Device:
 
     with _environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"):
         try:
-            devices = jax.devices(platform)
+            # Of several processes that work together, this one's.
+            devices = jax.local_devices(backend=platform)
         except RuntimeError as error:
             raise DeviceError(
                 f"XLA has no {platform} device here ({error}). Install the jax plugin for it, for "
@@ -106,7 +107,7 @@ def open_device(platform: str, index: int = 0) -> Device:
 
     Args:
         platform: "cpu", "cuda" or "tpu".
-        index: Which one.
+        index: Which one of this process's.
 
     Raises:
         DeviceError: There is none.
@@ -181,6 +182,7 @@ class XlaExecutable(Executable):
         prologue: What prepares the weights: instructions for torch, or an executable; None if
             nothing does.
         wiring: Which inputs go where.
+        reserve: Whether memory of temporaries is kept between calls.
     """
 
     def __init__(
@@ -190,8 +192,10 @@ class XlaExecutable(Executable):
         main: Any,
         prologue: Any | None,
         wiring: Wiring,
+        reserve: bool = True,
     ):
         self._device = device
+        self._reserve = reserve
         self.main = main
         self.prologue = prologue
         self._fresh = True
@@ -270,7 +274,7 @@ class XlaExecutable(Executable):
         execute = self._execute
         handle = self._device.handle
         pid = self._device.pid
-        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main))
+        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main), self._reserve)
         places, importers = self.wiring.activations, self._activations
         free = self._staging
         offset = len(prepared)
@@ -326,7 +330,9 @@ class XlaExecutable(Executable):
         return parts
 
     @classmethod
-    def load(cls, device: Device, graph: Graph, parts: dict[str, bytes]) -> "XlaExecutable":
+    def load(
+        cls, device: Device, graph: Graph, parts: dict[str, bytes], reserve: bool = True
+    ) -> "XlaExecutable":
         """Recreates an executable from `dump`.
 
         Raises:
@@ -344,4 +350,4 @@ class XlaExecutable(Executable):
         except Exception as error:
             raise CompileError(f"XLA cannot load the cached executable: {error}") from error
         return_free_memory()
-        return cls(device, graph, main, prologue[0] if prologue else None, wiring)
+        return cls(device, graph, main, prologue[0] if prologue else None, wiring, reserve)

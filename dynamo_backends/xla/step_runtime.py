@@ -92,14 +92,15 @@ class XlaStep(StepProgram):
         device: Where it runs.
         graph: The graph.
         executable: Compiled from it; it donates the inputs that are updated.
+        reserve: Whether memory of temporaries is kept between steps.
     """
 
-    def __init__(self, device: Device, graph: Graph, executable: Any):
+    def __init__(self, device: Device, graph: Graph, executable: Any, reserve: bool = True):
         self.executable = executable
         self._device = device
         self._interface = _Interface(device, graph)
         self._execute = _jaxlib.executor(executable, device.handle, self._interface.results)
-        self._kept_memory = memory_for(_jaxlib.temporary_bytes(executable))
+        self._kept_memory = memory_for(_jaxlib.temporary_bytes(executable), reserve)
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""

@@ -23,7 +23,9 @@ from dynamo_backends.xla.transposes import fold_transposes
 _CANNOT_FAIL = frozenset({"mhlo.topk", "mhlo.erf", "Sharding", "annotate_device_placement"})
 
 
-def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> StepProgram:
+def compile_step(
+    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
+) -> StepProgram:
     """Compiles a graph of the kind "step" for the CPU.
 
     XLA runs calls of other libraries (LAPACK) while it writes over what it was given, and if one
@@ -41,10 +43,14 @@ def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> Step
             lowered = _lower(program, device, ())
         executable = _compile(lowered, device)
     return_free_memory()
-    return (XlaCopyingStep if can_fail else XlaStep)(device, graph, executable)
+    if can_fail:
+        return XlaCopyingStep(device, graph, executable)
+    return XlaStep(device, graph, executable, reserve)
 
 
-def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepProgram:
+def load_step(
+    parts: Mapping[str, bytes], graph: Graph, device: Device, reserve: bool = True
+) -> StepProgram:
     """Recreates a step from `StepProgram.dump`.
 
     Raises:
@@ -52,11 +58,13 @@ def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepP
     """
     try:
         executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
-        kind = {b"donated": XlaStep, b"copied": XlaCopyingStep}[parts["updates"]]
+        donates = {b"donated": True, b"copied": False}[parts["updates"]]
     except Exception as error:
         raise CompileError(f"XLA cannot load the cached step: {error}") from error
     return_free_memory()
-    return kind(device, graph, executable)
+    if not donates:
+        return XlaCopyingStep(device, graph, executable)
+    return XlaStep(device, graph, executable, reserve)
 
 
 def donated(graph: Graph) -> tuple[int, ...]:

@@ -57,6 +57,15 @@ def test_autotune_is_measured_beside_its_candidates_and_continued(
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
 
 
+def test_autotune_measures_bert_base_if_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    program = load("benchmarks/autotune.py")
+    assert "bert_base" not in {cell.model for cell in program.choose(program.parse([]))}
+    flags = ["--models", "bert_base", "--scale", "test", "--rounds", "3", "--backend", "ltc"]
+    program.main(flags)
+    found = capsys.readouterr().out
+    assert "bert_base: ltc " in found
+
+
 def test_autotune_has_to_keep_up_with_the_best() -> None:
     program = load("benchmarks/autotune.py")
     rows = [Row("eager", "ok", ms=2.0, ratio=1.0), Row("onnxrt", "ok", ms=1.0, ratio=2.0)]

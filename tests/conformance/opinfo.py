@@ -1,6 +1,7 @@
 """Drives PyTorch's own operator database through a backend and judges every result."""
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +10,13 @@ from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
 from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.verify import difference
+from tests.conformance.extremes import extreme_difference, variants
 
 DTYPES = (
     torch.float32,
@@ -24,6 +26,23 @@ DTYPES = (
     torch.bool,
     torch.complex64,
 )
+
+EXTREME_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+)
+"""Of inputs that can hold extremes."""
+
+DIVISIONS = {"div", "floor_divide", "fmod", "remainder", "__rmod__", "__rdiv__", "true_divide",
+             "divide", "gcd", "lcm", "unravel_index"}  # fmt: skip
+
+# Which of two zeros these choose is open.
+CHOICES = {"clamp", "clamp_max", "clamp_min", "fmax", "fmin", "maximum", "minimum", "max", "min",
+           "nn.functional.relu", "nn.functional.threshold"}  # fmt: skip
 
 # Their results are memory that nobody wrote: only shape and dtype can be compared.
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
@@ -87,7 +106,13 @@ def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) -> Outcome:
+def run(
+    op: OpInfo,
+    dtype: torch.dtype,
+    backend: str,
+    limit: int | None = None,
+    extremes: bool = False,
+) -> Outcome:
     """Runs an operator's samples.
 
     Args:
@@ -95,18 +120,22 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
         dtype: Of the inputs.
         backend: Name of the backend.
         limit: At most so many samples, spread over all of them.
+        extremes: Each with extreme values in its tensors.
     """
     outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
-    compiler = dynamo_backends.compiler(backend, cache=False)
+    compiler = dynamo_backends.compiler(backend, cache=False, verify="off")
     torch.manual_seed(0)
     with warnings.catch_warnings(), silenced(*NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
         samples = choose(list(op.sample_inputs("cpu", dtype, requires_grad=False)), limit)
+        if extremes:
+            samples = list(variants(samples, functools.partial(_is_accepted, op), divides(op)))
         size = group_size(op)
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
-            if not _native_together(op, group, compiler, outcome):
-                _run_one_by_one(op, group, compiler, outcome)
+            if not _native_together(_Call(op, group, extremes), compiler, outcome):
+                calls = [_Call(op, [sample], extremes) for sample in group]
+                _run_one_by_one(calls, compiler, outcome)
             if outcome.status in ("wrong", "crash"):
                 break
     torch._dynamo.reset()
@@ -126,6 +155,14 @@ def choose(samples: list[Any], limit: int | None) -> list[Any]:
     return samples[::step]
 
 
+def divides(op: OpInfo) -> bool:
+    return op.name in DIVISIONS
+
+
+def _is_accepted(op: OpInfo, sample: Any) -> bool:
+    return bool(_Call(op, [sample]).samples)
+
+
 def group_size(op: OpInfo) -> int:
     return 1 if op.name in INDICES_ALONG else TOGETHER
 
@@ -136,10 +173,12 @@ class _Call:
     Args:
         op: The operator.
         samples: Those that eager accepts are used.
+        extremes: They hold extreme values, which are judged one by one.
     """
 
-    def __init__(self, op: OpInfo, samples: Sequence[Any]):
+    def __init__(self, op: OpInfo, samples: Sequence[Any], extremes: bool = False):
         self.op = op
+        self.extremes = extremes
         self.samples: list[Any] = []
         self._parts: list[tuple[int, Any]] = []
         self.flat: list[Any] = []
@@ -175,13 +214,12 @@ class _Call:
         return function(_clone(self.flat))
 
 
-def _native_together(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome: Outcome) -> bool:
+def _native_together(call: _Call, compiler: Any, outcome: Outcome) -> bool:
     """Whether samples compiled as one graph are right and run whole on the backend."""
-    if len(samples) == 1:
-        return False
-    call = _Call(op, samples)
     if not call.samples:
         return True
+    if len(call.samples) == 1:
+        return False
     with dynamo_backends.record() as reports:
         try:
             results = call.compiled(compiler, fullgraph=True)
@@ -196,9 +234,9 @@ def _native_together(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome:
     return True
 
 
-def _run_one_by_one(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome: Outcome) -> None:
-    for sample in samples:
-        _run_sample(_Call(op, [sample]), compiler, outcome)
+def _run_one_by_one(calls: Sequence[_Call], compiler: Any, outcome: Outcome) -> None:
+    for call in calls:
+        _run_sample(call, compiler, outcome)
         if outcome.status in ("wrong", "crash"):
             break
 
@@ -288,6 +326,9 @@ def _judge(call: _Call, expected: list[Any], results: list[Any]) -> str | None:
             for *values, index in (expected, results, precise)
         )
         precise = [widen(x) for x in precise]
+    if call.extremes:
+        signs = isinstance(call.op, UnaryUfuncInfo | BinaryUfuncInfo) and name not in CHOICES
+        return extreme_difference(expected, results, precise, signs)
     return difference(expected, results, precise)
 
 

@@ -146,16 +146,29 @@ def test_weights_that_are_prepared_and_those_that_are_not():
         torch.testing.assert_close(function(x), model(x))
 
 
-def test_indices_are_kept_within_their_dimension():
+def test_what_writes_to_its_input_in_a_trial_is_left_to_eager():
     def fn(table: Tensor, i: Tensor) -> tuple[Tensor, ...]:
         zeros = torch.zeros_like(table)
+        return (
+            zeros.scatter(0, i.abs()[:, None].expand(-1, 3), table[:4] * 2),
+            zeros.index_put((i,), table[:4] + 1),
+        )
+
+    table = torch.randn(5, 3)
+    reports = check(
+        fn, table, torch.tensor([4, -2, 0, 1]), backend="iree", min_block_size=1, ops_in_eager=None
+    )
+    for fallback in reports[0].fallbacks:
+        assert "changes input" in fallback.reason
+
+
+def test_indices_are_kept_within_their_dimension():
+    def fn(table: Tensor, i: Tensor) -> tuple[Tensor, ...]:
         return (
             torch.nn.functional.embedding(i.abs(), table),
             table[i],
             table.index_select(0, i.abs()),
             table.gather(0, i.abs()[:, None].expand(-1, 3)),
-            zeros.scatter(0, i.abs()[:, None].expand(-1, 3), table[:4] * 2),
-            zeros.index_put((i,), table[:4] + 1),
         )
 
     table = torch.randn(5, 3)

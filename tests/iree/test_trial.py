@@ -10,7 +10,7 @@ from torch import Tensor
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError
 from dynamo_backends.iree import spelling, trial
-from dynamo_backends.iree.compiler import Settings, compile_program, plain
+from dynamo_backends.iree.compiler import BrokenDown, Settings, compile_program, plain
 
 aten = torch.ops.aten
 
@@ -131,3 +131,26 @@ def test_a_broken_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     monkeypatch.setattr("dynamo_backends.iree.compiler.compiler_path", lambda: str(program))
     with pytest.raises(CompileError, match=r"broke down \(signal 11\)"):
         compile_program(b"", Settings())
+
+
+def test_what_the_compiler_breaks_down_at_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    """Only together, so that trials do not show it; here it is planted."""
+    compiled = []
+
+    def breaks(module: bytes, settings: Settings) -> bytes:
+        compiled.append(module)
+        if b"aten.sin" in module and b"aten.cos" in module:
+            raise BrokenDown("IREE's compiler broke down (signal 11)")
+        return compile_program(module, settings)
+
+    monkeypatch.setattr("dynamo_backends.iree.compiler.compile_program", breaks)
+    monkeypatch.setattr(dynamo_backends.get_backend("iree"), "_culprits", set())
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.exp().sin().abs()
+        return (y.cos() * 2 + 1).sqrt()
+
+    said = refusals(fn, torch.randn(4, 5))
+    assert said.startswith("aten.cos.default: IREE's compiler broke down (signal 11) with")
+    assert said.count(";") == 0
+    assert len(compiled) <= 1 + 3 + 2  # the graph, its beginnings, and two blocks

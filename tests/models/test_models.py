@@ -49,6 +49,7 @@ def test_one_graph_right_and_without_fallback(
         assert report.kind == "inference"
         assert report.fallbacks == ()
         assert report.runtime_fallbacks == []
+        assert (report.verified, report.unverified) == (report.blocks, [])
         assert report.ops_in_eager == 0
         assert report.ops_on_backend > 0
 

@@ -38,6 +38,10 @@ def test_a_refusal_has_its_reason(fn: Callable[..., Tensor], x: Tensor, reason: 
     assert reason in refusals(fn, x)
 
 
+def test_large_calls_that_split_their_rows():
+    assert refusals(lambda x: sum(t * 2 for t in x.unbind(0)), torch.randn(3, 400_000)) == ""
+
+
 @pytest.mark.parametrize(
     "fn",
     [

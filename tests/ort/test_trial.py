@@ -87,6 +87,11 @@ def test_integer_arithmetic(dtype: torch.dtype):
     reasons(fn, x, y)
 
 
+def test_large_calls_that_split_their_rows():
+    found = reasons(lambda x: [t * 2 for t in x.unbind(0)], torch.randn(3, 400_000))
+    assert found == {}
+
+
 def test_float64_keeps_its_digits():
     x = torch.tensor([1 + 2.0**-40], dtype=torch.float64)
     compiled = torch.compile(lambda x: (x + 0.1) * 0.1 - 0.1, backend="onnxrt")

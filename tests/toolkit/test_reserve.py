@@ -1,13 +1,17 @@
 """Memory that runs find without page faults; in processes with a heap of their own."""
 
 import platform
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dynamo_backends import bench
 from dynamo_backends.toolkit import reserve as reserve_module
-from dynamo_backends.toolkit.reserve import Reserve
+from dynamo_backends.toolkit.reserve import Reserve, keeping, memory_for
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc's malloc")
 
@@ -200,6 +204,66 @@ def test_without_glibc_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     reserve.grow(1 << 30)
     with reserve:
         assert reserve.size == 0
+
+
+SHIM = """
+#include <stddef.h>
+void *__libc_malloc(size_t), *__libc_realloc(void *, size_t), *__libc_calloc(size_t, size_t);
+void __libc_free(void *);
+void *malloc(size_t size) { return __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { return __libc_realloc(old, size); }
+void free(void *old) { __libc_free(old); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_where_malloc_is_another_librarys_there_is_none(tmp_path: Path) -> None:
+    source, library = tmp_path / "malloc.c", tmp_path / "libmalloc.so"
+    source.write_text(SHIM)
+    command = ["gcc", "-shared", "-fPIC", "-fno-builtin", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    program = (
+        SETUP
+        + """
+from dynamo_backends.toolkit.reserve import keeping, memory_for
+kept = memory_for(100 * MiB)
+bench.hand_back(size=kept.size, faults=[run(kept)[0] for _ in range(3)])
+"""
+    )
+    found = bench.run_child(["-c", program], {"LD_PRELOAD": str(library)})
+    assert found["size"] == 0
+    assert faulting(found["faults"]) == 3
+    assert bench.run_child(["-c", program])["size"] == 100 << 20
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        pass
+
+    assert not isinstance(memory_for(1 << 30, wanted=False), Reserve)
+    assert keeping(1 << 30, run, wanted=False) is run
+    monkeypatch.setenv("DYNAMO_BACKENDS_RESERVE", "0")
+    assert not isinstance(memory_for(1 << 30), Reserve)
+    assert keeping(1 << 30, run) is run
+
+
+@pytest.mark.parametrize("backend", ["openxla", "inductor_freezing"])
+def test_the_option_turns_it_off(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(reserve_module, "LEAST", 0)
+    monkeypatch.setattr(
+        reserve_module, "shared_reserve", lambda *sizes: asked.append(1) or Reserve()
+    )
+    for wanted in (True, False):
+        torch._dynamo.reset()
+        asked.clear()
+        compiled = torch.compile(lambda x: x @ x + 1, backend=backend, options={"reserve": wanted})
+        with torch.no_grad():
+            for _ in range(2):  # compiled anew, then from the cache
+                compiled(torch.ones(4, 4))
+                torch._dynamo.reset()
+        assert bool(asked) == wanted
 
 
 def test_small_programs_need_none() -> None:

@@ -112,6 +112,21 @@ def test_other_large_calls_are_tried_on_a_part_of_the_batch(channels: int) -> No
     assert is_run(found)
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments", "results"),
+    [(aten.unbind.int, (), 3), (aten.split.Tensor, (1,), 3), (aten.split_with_sizes.default,
+     ([1, 2],), 2)],
+)  # fmt: skip
+def test_what_splits_its_rows_is_tried_on_as_many(
+    target: Any, arguments: tuple[Any, ...], results: int
+) -> None:
+    node = fake_call(target, meta(3, 512, 1024), *arguments, read=tuple(range(results)))
+    found = smaller(node)
+    assert shapes(found) == [[3, 2, 1024]]
+    assert used_results(found) == list(range(results))
+    assert is_run(found)
+
+
 def test_what_cannot_be_made_smaller_is_run_if_that_takes_no_gigabytes() -> None:
     node = fake_call(aten.view.default, meta(9, 1 << 20), [9 << 20])
     assert smaller(node) is node

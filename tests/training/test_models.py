@@ -48,6 +48,8 @@ def test_ten_steps_equal_eagers(case: tuple[str, str, str]):
     ]
     for report in reports:
         assert report.runtime_fallbacks == []
+        assert report.verified > 0
+        assert report.unverified == []
         assert [f.op for f in report.fallbacks if not f.by_design] == []
 
 

@@ -165,11 +165,11 @@ def test_preallocation_is_off_while_the_client_starts_and_at_no_other_time(
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     seen: list[str | None] = []
 
-    def devices(platform: str) -> list[Any]:
+    def devices(backend: str) -> list[Any]:
         seen.append(os.environ.get(name))
         return [SimpleNamespace(client=None)]
 
-    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(jax, "local_devices", devices)
     monkeypatch.delenv(name, raising=False)
     assert runtime._open.__wrapped__("cuda", 0).index == 0
     assert (seen, name in os.environ) == (["false"], False)

@@ -227,3 +227,22 @@ def test_complex_parts_and_construction():
     assert_equals_eager(
         torch.polar, torch.tensor([1.0, 2.0]), torch.tensor([0.3, -2.0]), exact=False
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + 0,
+        lambda x: 0.0 + x,
+        lambda x: x + -0.0,
+        lambda x: torch.add(x, 1, alpha=0),
+        lambda x: torch.add(x, 0, alpha=-1),
+        lambda x: x - 0,
+        lambda x: 0 - x,
+        lambda x: x * 1,
+        lambda x: (x + 0).copysign(torch.ones_like(x)) * torch.copysign(torch.ones_like(x), x + 0),
+    ],
+)
+def test_zeros_have_the_sign_that_eager_gives_them(fn, dtype):
+    assert_equals_eager(fn, SPECIAL.to(dtype))

@@ -30,7 +30,7 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
 
 def remote() -> Device:
     """A device of jax's own client, reached through host copies as one of another machine is."""
-    handle = jax.devices("cpu")[0]
+    handle = jax.local_devices(backend="cpu")[0]
     return Device("remote", handle.client, handle, os.getpid())
 
 

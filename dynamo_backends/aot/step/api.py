@@ -1,6 +1,8 @@
 """`compile_step`: a whole training step as one graph."""
 
 import contextlib
+import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -10,12 +12,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.backends import step_backend
+from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
 from dynamo_backends.aot.step.capture import Definition, Strangers, numbers_of
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.microbatches import Run
 from dynamo_backends.aot.step.optimizers import create_state
-from dynamo_backends.aot.step.variant import Variant
+from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
+from dynamo_backends.aot.step.python_state.calls import StandInRefused
+from dynamo_backends.aot.step.python_state.places import Place, is_number
+from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.errors import OptionError, StepCaptureError
+from dynamo_backends.foreign import refuse_step
 
 _LBFGS = (
     "torch.optim.LBFGS calls the model several times in each step, and values decide how often; "
@@ -74,8 +81,10 @@ def compile_step(
         )
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
-    if fallback == "error" and any(map(_searches, optimizers)):
-        raise StepCaptureError(_LBFGS)
+    if fallback == "error":
+        if any(map(_searches, optimizers)):
+            raise StepCaptureError(_LBFGS)
+        refuse_outside_effects(models, optimizers)
     definition = Definition(function, models, optimizers, accumulate)
     return Step(definition, backend, options, fallback)
 
@@ -92,6 +101,21 @@ def _several(given: Any, kind: type, name: str) -> tuple[Any, ...]:
                 f"{name} must be a {kind.__name__} or a list of them, not {type(each).__name__}"
             )
     return several
+
+
+log = logging.getLogger("dynamo_backends")
+
+Found = tuple[Variant, list[Tensor], tuple[float, ...]]
+
+MAX_VARIANTS = 64
+"""How many compiled variants of a step are kept; the least recently used one goes first."""
+
+_MANY = 8  # variants for one kind of batch: more is worth a warning
+_ATTEMPTS = 8  # to capture a step, each with more tensors and fewer numbers known
+
+
+class EagerStep(Exception):
+    """This step has to be taken in eager: it makes state that no graph can make."""
 
 
 class Step:
@@ -119,10 +143,13 @@ class Step:
         self._options = options
         self._fallback = fallback
         self._split: Callable[..., Any] | None = None
-        if any(map(_searches, definition.optimizers)):
+        models, optimizers = definition.models, definition.optimizers
+        if any(map(_searches, optimizers)) or outside_effect(models, optimizers) is not None:
             self._split = self._compile_parts()
         self._inventory: Inventory | None = None
-        self._others: list[Tensor] = []
+        self._uses = itertools.count()
+        self._promoted: dict[Any, Place] = {}
+        self._changed: list[Place] = []
         self._variants: dict[Any, list[Variant]] = {}
         self._retired_launches = 0
 
@@ -152,30 +179,28 @@ class Step:
         """
         if self._split is not None:
             return self._split(*args, **kwargs)
-        batch, spec = pytree.tree_flatten((args, kwargs))
-        tensors = self._tensors()
-        if tensors is None:
-            if not self._rebuild():
-                return self._in_eager(args, kwargs)
-            tensors = self._tensors()
-            assert tensors is not None
-        numbers = tuple(numbers_of(self._definition, batch))
+        batch, spec = flatten_batch((args, kwargs))
+        if self._tensors() is None and not self._rebuild():
+            return self._in_eager(args, kwargs)
         try:
-            variant = self._find(tensors, numbers, batch, spec)
-        except StepCaptureError:
+            found = self._find(batch, spec)
+        except EagerStep:
+            return self._in_eager(args, kwargs)
+        except StepCaptureError as error:
             if self._fallback == "error":
                 raise
+            log.warning('%s The step runs in parts from now on (fallback="split").', error)
             self._split = self._compile_parts()
             return self._split(*args, **kwargs)
-        assert self._inventory is not None
-        program, stock = variant.program, self._inventory.tensors
+        variant, tensors, numbers = found
+        program = variant.program
         if program.yields:
             return self._in_eager(args, kwargs)
         duel = program.duel
         if duel is None:
-            return variant(stock, numbers, batch)
+            return variant(tensors, numbers, batch)
         turn, start = duel.turn, time.perf_counter()
-        result = self._in_eager(args, kwargs) if turn is None else variant(stock, numbers, batch)
+        result = self._in_eager(args, kwargs) if turn is None else variant(tensors, numbers, batch)
         self._synchronize()
         duel.note(turn, time.perf_counter() - start)
         return result
@@ -200,7 +225,7 @@ class Step:
     def _take_stock(self) -> None:
         definition = self._definition
         before = self._inventory
-        self._inventory = Inventory(definition.models, definition.optimizers, self._others)
+        self._inventory = Inventory(definition.models, definition.optimizers)
         if before is None or not before.is_like(self._inventory):
             self._retired_launches = self.launches
             self._variants.clear()
@@ -217,31 +242,98 @@ class Step:
         self.eager_steps += 1
         return pytree.tree_map_only(Tensor, torch.Tensor.detach, result)
 
-    def _find(
-        self, tensors: list[Tensor], numbers: tuple[float, ...], batch: Sequence[Any], spec: Any
-    ) -> Variant:
-        key = (spec, *map(_kind, batch))
+    def _find(self, batch: Sequence[Any], spec: BatchSpec) -> Found:
+        """A variant for this call, and the tensors and numbers of it; compiles one if need be."""
+        key = (spec, *map(kind_of_leaf, batch))
+        found, reason = self._search(key, batch)
+        if found is None:
+            self._compile(batch, spec, key, reason)
+            found, why_not = self._search(key, batch)
+            if found is None:
+                raise StepCaptureError(f"the step cannot be used as it was captured: {why_not}")
+        variant = found[0]
+        if variant.has_first:
+            variant.do_first()
+            found, reason = self._search(key, batch)
+            if found is None:
+                self._compile(batch, spec, key, reason)
+                found, _ = self._search(key, batch)
+            assert found is not None
+        return found
+
+    def _search(self, key: Any, batch: Sequence[Any]) -> tuple[Found | None, str]:
+        tensors = self._tensors()
+        assert tensors is not None
+        base = tuple(numbers_of(self._definition, batch))
         reason = "another kind of batch"
-        for variant in self._variants.get(key, ()):
-            why_not = variant.guards.why_not(tensors, numbers)
+        self._changed = []
+        variants = self._variants.get(key, [])
+        for variant in variants:
+            all_tensors, numbers = variant.tensors(tensors), variant.numbers(base)
+            if all_tensors is None or numbers is None:
+                reason = "a Python value that the step reads changed its type"
+                continue
+            why_not = variant.guards.why_not(all_tensors, numbers)
             if why_not is None:
-                return variant
+                variant.last_used = next(self._uses)
+                return (variant, all_tensors, numbers), ""
             reason = why_not
-        variant = self._compile(batch, spec)
+            self._changed += variant.guards.changed
+        return None, reason
+
+    def _compile(self, batch: Sequence[Any], spec: BatchSpec, key: Any, reason: str) -> None:
+        """Compiles the step for how things are now."""
+        if not self._rebuild():
+            raise EagerStep
+        self._promoted.update(
+            (p.identity, p) for p in self._changed if p.key is not None or is_number(p.get())
+        )
+        variant = self._capture(batch, spec)
+        variant.last_used = next(self._uses)
         self._variants.setdefault(key, []).append(variant)
+        self._drop_oldest()
         if self.compilations:
             self.reasons.append(reason)
         self.compilations += 1
-        return variant
+        if len(self._variants[key]) == _MANY:
+            log.warning(
+                "A step was compiled %d times for one kind of batch, the last time because %s. "
+                "Pass what changes at each step as a tensor or a float.", _MANY, reason,
+            )  # fmt: skip
 
-    def _compile(self, batch: Sequence[Any], spec: Any) -> Variant:
-        for _ in range(2):
-            assert self._inventory is not None
+    def _drop_oldest(self) -> None:
+        """Keeps the number of compiled variants within bounds."""
+        while sum(map(len, self._variants.values())) > MAX_VARIANTS:
+            oldest = min(self._all_variants(), key=lambda variant: variant.last_used)
+            self._retired_launches += oldest.program.launches
+            for key, variants in list(self._variants.items()):
+                if oldest in variants:
+                    variants.remove(oldest)
+                if not variants:
+                    del self._variants[key]
+
+    def _capture(self, batch: Sequence[Any], spec: BatchSpec) -> Variant:
+        definition = self._definition
+        others: list[Place] = []
+        fixed: set[Any] = set()
+        for _ in range(_ATTEMPTS):
+            promoted = [
+                p for i, p in self._promoted.items() if i not in fixed and is_number(p.get())
+            ]
+            inventory = Inventory(definition.models, definition.optimizers, others)
+            refuse_step((*inventory.tensors, *batch), self._backend.name)
             try:
-                return Variant(self._definition, self._backend, self._inventory, batch, spec)
+                with TRACING:
+                    return Variant(definition, self._backend, inventory, batch, spec, promoted)
             except Strangers as found:
-                self._others += found.tensors
-                self._rebuild()
+                others += found.places
+            except StandInRefused as refused:
+                fixed.add(refused.place.identity)
+                self._promoted.pop(refused.place.identity, None)
+            except StepCaptureError:
+                if not promoted:
+                    raise
+                self._promoted.clear()
         raise StepCaptureError(
             "the step makes tensors out of other libraries' data (torch.from_numpy, ...) while it "
             "runs. Pass such data as an argument."
@@ -258,9 +350,3 @@ class Step:
     def _all_variants(self) -> Iterator[Variant]:
         for variants in self._variants.values():
             yield from variants
-
-
-def _kind(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.requires_grad
-    return float if isinstance(leaf, float) else (type(leaf), leaf)

@@ -26,11 +26,17 @@ class StepBackend:
         name: Its name.
         decompositions: What is decomposed while tracing.
         compile: Makes a program of a graph with static shapes.
+        verify: Which steps are compared with eager (see `Options.verify`).
+        strict: What is wrong raises instead of being taken in eager.
+        reduced: Whether the user admits bfloat16.
     """
 
     name: str
     decompositions: Mapping[Any, Callable[..., Any]]
     compile: Callable[[Graph], StepProgram]
+    verify: str = "first"
+    strict: bool = False
+    reduced: bool = False
 
 
 def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
@@ -53,16 +59,24 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
     table = decompositions(keep=frozenset(backend.keeps(parsed)))
-    return StepBackend(name, table, lambda graph: compile_whole(backend, parsed, graph))
+    return StepBackend(
+        name,
+        table,
+        lambda graph: compile_whole(backend, parsed, graph),
+        verify="off" if backend.is_verified else str(parsed.verify),
+        strict=parsed.fallback == "error",
+        reduced=parsed.is_reduced,
+    )
 
 
 def _eager() -> StepBackend:
     def compile_graph(graph: Graph) -> StepProgram:
         module = graph.module
-        return CopyingProgram(graph, lambda inputs: module(*inputs))
+        return CopyingProgram(graph, lambda inputs: module.forward(*inputs))
 
     # Masks are drawn before the graph runs, and a checkpoint has its own again.
-    return StepBackend("aot_eager", {torch.ops.aten.native_dropout.default: dropout}, compile_graph)
+    table = {torch.ops.aten.native_dropout.default: dropout}
+    return StepBackend("aot_eager", table, compile_graph, verify="off")
 
 
 def _inductor() -> StepBackend:

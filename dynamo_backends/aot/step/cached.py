@@ -52,7 +52,7 @@ def _key(backend: Backend, options: Options, graph: Graph) -> str | None:
     if versions is None:
         return None
     updates = [x.updated_by for x in graph.inputs]
-    settings = dataclasses.asdict(options)
+    settings = {**dataclasses.asdict(options), "verify": "off"}  # not compiled in
     text = (
         f"step {fingerprint(graph)} {updates} {backend.name} {versions} {torch.__version__} "
         f"{settings}"

@@ -1,5 +1,6 @@
 """Runs a step function once on fake tensors and records it: forward, backward and update."""
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,19 +13,25 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensor, FakeTensorMode
+from dynamo_backends.aot.step.aliases import Aliases, Key
+from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, unflatten_batch
 from dynamo_backends.aot.step.hooks import carry_over
-from dynamo_backends.aot.step.inventory import (
-    Inventory,
-    Slot,
-    group_constants,
-    group_numbers,
-)
+from dynamo_backends.aot.step.hyperparameters import group_constants, group_numbers, read_number
+from dynamo_backends.aot.step.inventory import Inventory, Slot
+from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.microbatches import Run
+from dynamo_backends.aot.step.modules import modules_for_graphs
 from dynamo_backends.aot.step.notes import Notes
 from dynamo_backends.aot.step.optimizers import traced_settings
+from dynamo_backends.aot.step.outside import refuse_outside_effects
+from dynamo_backends.aot.step.python_state.calls import StandInRefused
+from dynamo_backends.aot.step.python_state.effects import Effect
+from dynamo_backends.aot.step.python_state.following import Conditions, Following
+from dynamo_backends.aot.step.python_state.places import Place
+from dynamo_backends.aot.step.recomputed import Recomputed, names_recomputed, recomputed_by
 from dynamo_backends.aot.step.scalars import Answer, Scalars
-from dynamo_backends.aot.step.substitution import Substitution, line_of
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
+from dynamo_backends.errors import StepCaptureError, text_of
 from dynamo_backends.graph.graph import Role
 
 WHAT_TO_DO = (
@@ -75,12 +82,22 @@ class Recording:
         results: One per leaf of what the function returned.
         spec: How the leaves are put together.
         gradient_slots: Slots whose gradients at the start are inputs.
+        leaves: Slots that may have gradients.
         gradients: Output and slot of each gradient that is left when the step ends.
+        batch_gradients: The same for tensors of the batch: output and position.
         rebound: Output and slot of each buffer that was replaced instead of written to.
+        effects: What the step does in Python.
+        first: What of that comes before the numbers are read.
+        conditions: What it found in Python.
         free: Slots whose gradients at the start do not matter.
         cleared: Slots whose gradient the step takes away.
         answers: What the function was told about numbers.
-        counters: Slots whose values the terms of these answers have after the numbers.
+        living: Slots whose values the terms of these answers have after the numbers.
+        scalers: Of losses (GradScaler) that it uses.
+        recomputed: Attributes of modules that outputs belong to.
+        batch_with_gradient: Positions of tensors of the batch whose gradients are inputs.
+        promoted_types: Of the numbers in Python that are inputs.
+        aliases: Memory that several slots share; it is the last inputs.
     """
 
     module: fx.GraphModule
@@ -90,24 +107,42 @@ class Recording:
     results: tuple[Result, ...]
     spec: Any
     gradient_slots: tuple[int, ...]
+    leaves: tuple[int, ...]
     gradients: tuple[tuple[int, int], ...]
+    batch_gradients: tuple[tuple[int, int], ...]
     rebound: tuple[tuple[int, int], ...]
+    effects: tuple[Effect, ...]
+    first: tuple[Effect, ...]
+    conditions: Conditions
     free: frozenset[int]
     cleared: tuple[int, ...]
     answers: tuple[Answer, ...]
-    counters: tuple[int, ...]
+    living: tuple[int, ...]
+    scalers: tuple[Any, ...]
+    recomputed: tuple[Recomputed, ...]
+    batch_with_gradient: tuple[int, ...]
+    promoted_types: list[type]
+    aliases: Aliases
 
 
 class Strangers(Exception):
-    """The step used tensors that are neither given to it nor of its models and optimizers."""
+    """The step used tensors that are neither given to it nor of its models and optimizers.
 
-    def __init__(self, tensors: Sequence[Tensor]):
-        super().__init__(f"{len(tensors)} tensors by closure")
-        self.tensors = list(tensors)
+    Args:
+        places: Where they live; a tensor that is found nowhere lives in a list of its own.
+    """
+
+    def __init__(self, places: Sequence[Place]):
+        super().__init__(f"{len(places)} tensors by closure")
+        self.places = list(places)
 
 
 def record(
-    definition: Definition, inventory: Inventory, batch: Sequence[Any], batch_spec: Any
+    definition: Definition,
+    inventory: Inventory,
+    batch: Sequence[Any],
+    batch_spec: BatchSpec,
+    promoted: Sequence[Place] = (),
 ) -> Recording:
     """Records one call.
 
@@ -116,29 +151,29 @@ def record(
         inventory: What lives on.
         batch: The leaves of its arguments; floats become inputs like the optimizers' numbers.
         batch_spec: How they are put together: positional and keyword arguments.
+        promoted: Places in Python whose numbers are inputs, too.
 
     Raises:
         Strangers: Other tensors were used; record again with an inventory that has them.
+        StandInRefused: A promoted number has to be a number; record again without it.
         StepCaptureError: It cannot be one graph.
     """
-    recorder = _Recorder(definition, inventory, batch, batch_spec)
+    refuse_outside_effects(definition.models, definition.optimizers)
+    recorder = _Recorder(definition, inventory, batch, batch_spec, promoted)
     try:
         return recorder.record()
-    except (StepCaptureError, Strangers):
+    except (StepCaptureError, Strangers, StandInRefused):
         raise
     except Exception as error:
         raise StepCaptureError(
-            f"the step cannot be captured as one graph: {type(error).__name__}: {error} "
+            f"the step cannot be captured as one graph: {type(error).__name__}: {text_of(error)} "
             f"(at {line_of(error)}). {WHAT_TO_DO}"
         ) from error
 
 
-def numbers_of(definition: Definition, batch: Sequence[Any]) -> list[float]:
+def numbers_of(definition: Definition, batch: Sequence[Any]) -> list[Any]:
     """The numbers that are inputs: of the optimizers, then of the batch."""
-    numbers = [
-        group[key] if index is None else group[key][index]
-        for group, key, index in group_numbers(definition.optimizers)
-    ]
+    numbers = [read_number(place) for place in group_numbers(definition.optimizers)]
     return numbers + [x for x in batch if isinstance(x, float)]
 
 
@@ -148,7 +183,8 @@ class _Recorder:
         definition: Definition,
         inventory: Inventory,
         batch: Sequence[Any],
-        batch_spec: Any,
+        batch_spec: BatchSpec,
+        promoted: Sequence[Place],
     ):
         self._definition = definition
         self._inventory = inventory
@@ -156,22 +192,41 @@ class _Recorder:
         self._batch_spec = batch_spec
         self._mode = FakeTensorMode()
         tensors = inventory.tensors
-        self._counters = tuple(i for i, s in enumerate(inventory.slots) if _counts(s, tensors[i]))
-        counted = [int(tensors[i]) for i in self._counters]
-        self._scalars = Scalars(numbers_of(definition, batch), counted)
-        self._substitution = Substitution(self._mode, self._scalars)
+        self._living = tuple(i for i, s in enumerate(inventory.slots) if _is_asked(s, tensors[i]))
+        values = [tensors[i].item() for i in self._living]
+        self._python = Following(
+            definition.function,
+            definition.models,
+            definition.optimizers,
+            (x for x in batch if not isinstance(x, Tensor)),
+            promoted,
+            user_line,
+        )
+        numbers = [*numbers_of(definition, batch), *self._python.numbers]
+        self._scalars = Scalars(numbers, values)
+        self._scaling = LossScaling(definition.optimizers)
+        self._substitution = Substitution(self._mode, self._scalars, self._scaling)
         self._run = Run(
             definition.optimizers,
             definition.models,
             definition.accumulate,
-            self._substitution.optimizer_step,
+            self._optimizer_step,
+            self._substitution.clearing,
         )
-        self._with_gradient = [
-            i for i, t in enumerate(inventory.tensors) if t.is_leaf and t.grad is not None
+        self._leaves = leaves_of(inventory)
+        self._with_gradient = [i for i in self._leaves if tensors[i].grad is not None]
+        self._batch_leaves = [
+            i for i, x in enumerate(batch) if isinstance(x, Tensor) and is_leaf(x)
         ]
+        shared = {(i, False): t for i, t in enumerate(tensors)}
+        shared |= {(i, True): g for i in self._with_gradient if (g := tensors[i].grad) is not None}
+        names = {(i, g): inventory.slots[i].name + ".grad" * g for i, g in shared}
+        self._aliases = Aliases(shared, names)
         self._outputs: list[Tensor] = []
         self._entry: dict[int, Tensor] = {}
+        self._batch_entry: dict[int, Tensor] = {}
         self._touched: set[int] = set()
+        self._held: list[Any] = []
 
     def record(self) -> Recording:
         fakes, roles, names = self._inputs()
@@ -186,7 +241,7 @@ class _Recorder:
         finally:
             _put_back(bindings, kept)
         if self._substitution.strangers:
-            raise Strangers(self._substitution.strangers)
+            raise Strangers(self._places_of(self._substitution.strangers))
         if group_constants(self._definition.optimizers) != constants:
             raise StepCaptureError(
                 "the step changes a setting or a number in an optimizer's param_groups or state "
@@ -196,6 +251,7 @@ class _Recorder:
         _drop_dead(module.graph)
         free = self._free(module)
         used = [i not in free for i in self._with_gradient]
+        conditions = self._python.conditions(self._inventory.others)
         first = 1 + len(self._inventory.slots)
         kept_inputs = [*(True for _ in range(first)), *used]
         kept_inputs += [True] * (len(fakes) - len(kept_inputs))
@@ -208,25 +264,35 @@ class _Recorder:
             self._results,
             self._spec,
             tuple(itertools.compress(self._with_gradient, used)),
+            tuple(self._leaves),
             self._gradients,
+            self._batch_gradients,
             self._rebound,
+            self._effects,
+            self._first,
+            conditions,
             free,
             self._cleared(),
             tuple(self._scalars.answers.values()),
-            self._counters,
+            self._living,
+            tuple(self._scaling.scalers),
+            self._recomputed,
+            tuple(i for i in self._batch_leaves if self._batch[i].grad is not None),
+            list(map(type, self._python.numbers)),
+            self._aliases,
         )
 
     def _inputs(self) -> tuple[list[Tensor], list[Role], list[str]]:
         with self._mode:
             numbers = torch.empty(len(self._scalars.values), dtype=torch.float64)
         tensors = self._inventory.tensors
-        fakes = [numbers, *map(self._fake, tensors)]
+        fakes = [numbers, *(self._fake_of((i, False), t) for i, t in enumerate(tensors))]
         roles, names = [Role.HYPERPARAMETERS], ["numbers"]
         roles += [s.role for s in self._inventory.slots]
         names += [s.name for s in self._inventory.slots]
         for i in self._with_gradient:
             gradient: Any = tensors[i].grad
-            fakes.append(self._fake(gradient))
+            fakes.append(self._fake_of((i, True), gradient))
             roles.append(Role.GRADIENT)
             names.append(f"{self._inventory.slots[i].name}.grad")
         for i, x in enumerate(self._batch):
@@ -234,63 +300,129 @@ class _Recorder:
                 fakes.append(self._fake(x))
                 roles.append(Role.ACTIVATION)
                 names.append(f"batch[{i}]")
+        for i in self._batch_leaves:
+            if self._batch[i].grad is not None:
+                fakes.append(self._fake(self._batch[i].grad))
+                roles.append(Role.ACTIVATION)
+                names.append(f"batch[{i}].grad")
+        fakes += map(self._fake, self._aliases.bases)
+        roles += [Role.BUFFER] * len(self._aliases.bases)
+        names += self._aliases.names
         return fakes, roles, names
+
+    @contextlib.contextmanager
+    def _optimizer_step(
+        self, optimizer: torch.optim.Optimizer
+    ) -> Iterator[Callable[..., Any] | None]:
+        with self._substitution.optimizer_step(optimizer) as formula:
+            yield formula
+        self._python.after_step_of(optimizer)
+
+    def _places_of(self, strangers: Sequence[Tensor]) -> list[Place]:
+        found = self._python.places_of(strangers)
+        return [
+            place or Place([tensor], 0, "a tensor", "an unknown line")
+            for place, tensor in zip(found, strangers, strict=True)
+        ]
 
     def _fake(self, tensor: Tensor) -> Tensor:
         return self._mode.from_tensor(tensor, static_shapes=True)
 
+    def _fake_of(self, key: Key, tensor: Tensor) -> Tensor:
+        """For what shares memory: a tensor that shares none, which nobody reads."""
+        if key not in self._aliases.views:
+            return self._fake(tensor)
+        with self._mode:
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _view(self, key: Key, placeholder: Tensor, bases: Sequence[Tensor]) -> Tensor:
+        view = self._aliases.views.get(key)
+        if view is None:
+            return placeholder
+        return view.of(bases[view.base]).requires_grad_(placeholder.requires_grad)
+
     def _trace(self, *flat: Tensor) -> Any:
-        remaining = iter(flat)
+        count = len(flat) - len(self._aliases.bases)
+        remaining, bases = iter(flat[:count]), flat[count:]
         numbers = next(remaining)
         scalars = [numbers[i] for i in range(len(self._scalars.values))]
-        for i, scalar in enumerate(scalars):
-            self._scalars.add(scalar, i)
-        fakes = [next(remaining) for _ in self._inventory.slots]
+        first = len(scalars) - len(self._python.numbers)
+        for i, number in enumerate(self._python.numbers, first):
+            scalars[i] = scalars[i].long() if isinstance(number, int) else scalars[i]
+        scalars = [self._scalars.add(scalar, i) for i, scalar in enumerate(scalars)]
+        fakes = [
+            self._view((i, False), next(remaining), bases)
+            for i in range(len(self._inventory.slots))
+        ]
         for real, fake in zip(self._inventory.tensors, fakes, strict=True):
             self._substitution.add(real, fake)
-        for number, i in enumerate(self._counters):
-            self._scalars.add_counter(fakes[i], number)
+        for number, i in enumerate(self._living):
+            self._scalars.add_living(fakes[i], number)
         for i in self._with_gradient:
-            fakes[i].grad = self._entry[i] = next(remaining)
-        for i in self._inventory.parameters():
+            fakes[i].grad = self._entry[i] = self._view((i, True), next(remaining), bases)
+        for i in self._leaves:
             if fakes[i].requires_grad and fakes[i].is_leaf:
                 fakes[i].register_post_accumulate_grad_hook(functools.partial(self._touch, i))
-                carry_over(self._inventory.tensors[i], fakes[i])
+                self._held.append(carry_over(self._inventory.tensors[i], fakes[i]))
         count = sum(1 for _ in group_numbers(self._definition.optimizers))
+        promoted = len(self._python.numbers)
         given = iter(scalars[count:])
         batch = [
             next(remaining) if isinstance(x, Tensor) else next(given) if isinstance(x, float) else x
             for x in self._batch
         ]
-        args, kwargs = pytree.tree_unflatten(batch, self._batch_spec)
+        for i in self._batch_leaves:
+            if self._batch[i].grad is not None:
+                batch[i].grad = self._batch_entry[i] = next(remaining)
+        self._fakes, self._batch_fakes = fakes, batch
+        args, kwargs = unflatten_batch(batch, self._batch_spec)
         settings = traced_settings(self._definition.optimizers, scalars[:count])
-        with settings, self._substitution, Notes():
-            result = self._run(self._definition.function, args, kwargs)
-        self._fakes = fakes
-        self._keep(result)
+        transforms = private.transforms_given(self._substitution.fake)
+        modules = modules_for_graphs(self._definition.models)
+        stand_ins = scalars[len(scalars) - promoted :]
+        with settings, self._python.set_up(stand_ins):
+            tracing = (self._scaling, modules, transforms, self._substitution, Notes())
+            with contextlib.ExitStack() as stack:
+                for each in (*tracing, self._python.follow()):
+                    stack.enter_context(each)
+                result = self._run(self._definition.function, args, kwargs)
+            _check_arguments(batch, self._batch_spec, (args, kwargs))
+            self._keep(result)
         return self._outputs
 
     def _keep(self, result: Any) -> None:
         leaves, self._spec = pytree.tree_flatten(result)
         slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
-        results = []
-        for leaf in leaves:
-            term = self._scalars.number(leaf)
-            if term is not None:
-                results.append(Result("term", term))
-            elif not isinstance(leaf, Tensor):
-                results.append(Result("constant", leaf))
-            elif id(leaf) in slots:
-                results.append(Result("slot", slots[id(leaf)]))
-            else:
-                results.append(Result("output", self._output(self._substitution.fake(leaf))))
-        self._results = tuple(results)
+        self._slots = slots
+        self._results = tuple(self._result_of(leaf) for leaf in leaves)
         self._gradients = tuple(
             (self._output(fake.grad), i)
             for i, fake in enumerate(self._fakes)
             if fake.is_leaf and fake.grad is not None and fake.grad is not self._entry.get(i)
         )
+        self._recomputed = tuple(recomputed_by(self._bindings, self._output))
+        batch = ((i, self._batch_fakes[i].grad) for i in self._batch_leaves)
+        self._batch_gradients = tuple(
+            (self._output(grad), i)
+            for i, grad in batch
+            if grad is not None and grad is not self._batch_entry.get(i)
+        )
+        self._effects = tuple(self._python.effects(lambda leaf, _: self._result_of(leaf)))
+        self._first = tuple(self._python.first(lambda leaf, _: self._result_of(leaf)))
         self._rebound = tuple(self._rebound_buffers(slots))
+
+    def _result_of(self, leaf: Any) -> Result:
+        term = self._scalars.number(leaf)
+        if term is not None:
+            return Result("term", term)
+        if not isinstance(leaf, Tensor):
+            return Result("constant", leaf)
+        if id(leaf) in self._slots:
+            return Result("slot", self._slots[id(leaf)])
+        return Result("output", self._output(self._substitution.fake(leaf)))
 
     def _rebound_buffers(self, slots: dict[int, int]) -> Iterator[tuple[int, int]]:
         for module, _, buffers in self._bindings:
@@ -298,6 +430,11 @@ class _Recorder:
                 now = module._buffers.get(key)
                 if now is before or before is None or not isinstance(now, FakeTensor):
                     continue
+                if (slots[id(before)], False) in self._aliases.views:
+                    raise StepCaptureError(
+                        f"the step replaces the buffer {key!r} of {type(module).__name__}, which "
+                        f"shares memory with another tensor. Write to it instead. {WHAT_TO_DO}"
+                    )
                 if now.shape != before.shape or now.dtype != before.dtype:
                     raise StepCaptureError(
                         f"the step replaces the buffer {key!r} of {type(module).__name__} by one "
@@ -312,30 +449,52 @@ class _Recorder:
 
     def _touch(self, slot: int, _: Tensor) -> None:
         self._touched.add(slot)
+        self._run.begun = True
 
     def _cleared(self) -> tuple[int, ...]:
-        changed = self._touched | set(self._with_gradient) | self._cleared_first()
+        changed = self._touched | set(self._with_gradient) | self._slots_of(self._run.cleared)
+        changed |= self._slots_of(self._run.cleared_late)
         return tuple(i for i in sorted(changed) if self._fakes[i].grad is None)
 
-    def _cleared_first(self) -> set[int]:
-        tensors = self._inventory.tensors
-        return {i for i, t in enumerate(tensors) if id(t) in self._run.cleared}
+    def _slots_of(self, parameters: set[int]) -> set[int]:
+        return {i for i, t in enumerate(self._inventory.tensors) if id(t) in parameters}
 
     def _free(self, module: fx.GraphModule) -> frozenset[int]:
-        """Slots whose gradients at the start do not matter."""
+        """Slots whose gradients at the start do not matter: not asked for, or thrown away."""
         places = module.graph.find_nodes(op="placeholder")[1 + len(self._inventory.slots) :]
-        unused = {
-            i for i, place in zip(self._with_gradient, places, strict=False) if not place.users
-        }
-        given = set(self._with_gradient)
-        untouched = set(self._inventory.parameters()) - self._touched - given
-        return frozenset(unused | untouched | self._cleared_first())
+        entries = zip(self._with_gradient, places, strict=False)
+        read = {i for i, place in entries if place.users}
+        read |= {i for i, is_gradient in self._aliases.views if is_gradient}
+        asked = {i for i in self._leaves if id(self._fakes[i]) in self._substitution.gradients_read}
+        unasked = set(self._leaves) - asked - self._touched
+        return frozenset((unasked | self._slots_of(self._run.cleared)) - read)
 
 
-def _counts(slot: Slot, tensor: Tensor) -> bool:
-    """Whether a slot is a counter: a 0-d integer buffer."""
+def _check_arguments(batch: Sequence[Any], spec: BatchSpec, arguments: Any) -> None:
+    after, spec_after = flatten_batch(arguments)
+    if spec_after != spec or any(a is not b for a, b in zip(batch, after, strict=True)):
+        raise StepCaptureError(
+            "the step changes one of its arguments (adds, replaces or removes an item or an "
+            f"attribute). Copy it first, or return the new value. {WHAT_TO_DO}"
+        )
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Whether a tensor may have a gradient."""
+    return tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None)
+
+
+def leaves_of(inventory: Inventory) -> list[int]:
+    """The slots that may have gradients."""
+    parameters = set(inventory.parameters())
+    return [i for i, t in enumerate(inventory.tensors) if i in parameters or is_leaf(t)]
+
+
+def _is_asked(slot: Slot, tensor: Tensor) -> bool:
+    """Whether Python code may ask of a slot: a counter, or a hyper-parameter that is a tensor."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-    return slot.role is Role.BUFFER and tensor.ndim == 0 and is_integer
+    is_counter = slot.role is Role.BUFFER and is_integer
+    return tensor.ndim == 0 and (slot.is_setting or is_counter)
 
 
 def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -356,8 +515,10 @@ Kept = list[tuple[dict[Any, Any], dict[Any, None]]]
 def _check_leaks(bindings: Bindings, kept: Kept) -> None:
     """Tensors of the trace must not stay in modules and optimizers."""
     for module, attributes, _ in bindings:
+        recomputed = set(names_recomputed(module))
         for name, value in vars(module).items():
-            if value is not attributes.get(name) and _has_fakes(value):
+            is_kept = name in recomputed or value is attributes.get(name)
+            if not is_kept and _has_fakes(value):
                 raise StepCaptureError(
                     f"the step keeps a tensor in the attribute {name!r} of "
                     f"{type(module).__name__}, which would be set only while the step is captured. "

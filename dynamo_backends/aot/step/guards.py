@@ -1,18 +1,19 @@
 """What a captured step depends on besides its inputs: checked before each call of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from types import FunctionType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dynamo_backends._torch_private import TensorProperties, saved_tensors_hooks
 from dynamo_backends.aot.step.capture import Definition, Recording
 from dynamo_backends.aot.step.hooks import HookGuard
-from dynamo_backends.aot.step.inventory import Inventory, group_constants
-
-_SIMPLE = (bool, int, float, str, type(None))
+from dynamo_backends.aot.step.hyperparameters import group_constants
+from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.loss_scaling import ScalerGuard
+from dynamo_backends.aot.step.python_state.following import PythonGuard
+from dynamo_backends.aot.step.python_state.places import Place, PlaceGuard
 
 
 class Guards:
@@ -28,24 +29,23 @@ class Guards:
         tensors = inventory.tensors
         self._definition = definition
         self._parameters = inventory.parameters()
-        self._requires_grad = [tensors[i].requires_grad for i in self._parameters]
-        self._kinds = list(map(_kind, tensors))
-        self._checked = tensors
-        with_gradient = set(recording.gradient_slots)
-        self._without = [
-            i
-            for i in self._parameters
-            if tensors[i].requires_grad and i not in with_gradient and i not in recording.free
-        ]
-        self._with = sorted(with_gradient)
+        self._properties = TensorProperties(tensors)
+        self._leaves = [i for i in recording.leaves if i not in recording.free]
+        self._have_gradients = [tensors[i].grad is not None for i in self._leaves]
+        self._with = recording.gradient_slots
+        self._gradient_kinds = self._kinds_of_gradients(tensors)
         self._answers = recording.answers
-        self._counters = recording.counters
-        self._asked = {i for answer in recording.answers for i in answer.term.counters()}
+        self._living = recording.living
+        self._asked = {i for answer in recording.answers for i in answer.term.living()}
         self._numbers: tuple[float, ...] | None = None
-        self._python = [Simple(x) for x in _namespaces(definition)]
+        self._python = PythonGuard(recording.conditions)
+        self._modules = ModuleAttributes(definition.models)
+        self.changed: list[Place] = []
         self._groups = group_constants(definition.optimizers)
         self._mode = _mode()
         parameters = [tensors[i] for i in self._parameters]
+        self._aliases = recording.aliases
+        self._scalers = ScalerGuard(recording.scalers)
         self._hooks = HookGuard(definition.models, definition.optimizers, parameters)
 
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
@@ -55,35 +55,45 @@ class Guards:
             tensors: One per slot.
             numbers: The numbers of this step.
         """
-        if tensors is not self._checked:
-            if list(map(_kind, tensors)) != self._kinds:
-                return "a parameter, buffer or state has another shape, dtype or device"
-            self._checked = list(tensors)
-        if [tensors[i].requires_grad for i in self._parameters] != self._requires_grad:
-            return "requires_grad of a parameter changed"
-        if any(tensors[i].grad is not None for i in self._without):
-            return "there are gradients where there were none"
-        if any(tensors[i].grad is None for i in self._with):
-            return "there are no gradients where there were some"
+        self.changed = []
+        if not self._properties.hold(tensors):
+            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
+        if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
+            return "there are gradients where there were none, or the other way round"
+        if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
+            return "a gradient has another layout or dtype"
+        if group_constants(self._definition.optimizers) != self._groups:
+            return "a setting in an optimizer's param_groups changed"
         values = self._values(tensors, numbers)
         if values != self._numbers:
             if not all(answer.holds(values) for answer in self._answers):
                 return "a number that the step asks for (such as weight_decay != 0) changed"
             self._numbers = values
         if _mode() != self._mode:
-            return "a mode of torch changed: gradients, autocast, or the default dtype"
+            return (
+                "a mode of torch changed: gradients, autocast, the default dtype, or hooks for "
+                "saved tensors"
+            )
         if not self._hooks.holds([tensors[i] for i in self._parameters]):
             return "a hook was registered or removed"
-        for simple in self._python:
-            changed = simple.changed()
-            if changed:
-                return changed
-        if group_constants(self._definition.optimizers) != self._groups:
-            return "a setting in an optimizer's param_groups changed"
+        if not self._aliases.hold(tensors):
+            return "tensors share memory in another way, or have moved"
+        if not self._scalers.holds():
+            return "a setting of a GradScaler changed"
+        changed = self._modules.changed()
+        if changed:
+            return changed
+        self.changed = self._python.changed()
+        if self.changed:
+            names = ", ".join(sorted({place.name for place in self.changed}))
+            return f"a Python value that the step reads changed ({names})"
         return None
 
+    def _kinds_of_gradients(self, tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+        return [_kind(tensors[i].grad) for i in self._with]
+
     def _values(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> tuple[float, ...]:
-        """The numbers, and behind them the counters that the step asked about."""
+        """The numbers, and behind them the living tensors that the step asked about."""
         if not self._asked:
             return numbers
         first = len(numbers)
@@ -91,80 +101,68 @@ class Guards:
             *numbers,
             *(
                 tensors[slot].item() if i in self._asked else 0
-                for i, slot in enumerate(self._counters, first)
+                for i, slot in enumerate(self._living, first)
             ),
         )
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
+def _kind(tensor: Tensor | None) -> tuple[Any, ...]:
+    if tensor is None:
+        return ()
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
 def _mode() -> tuple[Any, ...]:
     cpu = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-    return torch.is_grad_enabled(), torch.get_default_dtype(), cpu
+    return torch.is_grad_enabled(), torch.get_default_dtype(), cpu, saved_tensors_hooks()
 
 
-class Simple:
-    """The Python values of a namespace that are no objects: flags, numbers, names.
+class ModuleAttributes:
+    """The attributes of modules that are not tensors, as far as library code reads them.
+
+    Of a user's own module that is `training`; what user code reads is followed. An attribute that
+    is added may hide a method: their number counts, too.
 
     Args:
-        namespace: What they are in, by name; and what to call it.
+        models: The models.
     """
 
-    def __init__(self, namespace: tuple[str, Mapping[str, Any], Sequence[str]]):
-        self._name, self._mapping, names = namespace
-        self._names = [
-            n for n in names if n in self._mapping and isinstance(self._mapping[n], _SIMPLE)
-        ]
-        self._get: Callable[[Any], Any] | None = itemgetter(*self._names) if self._names else None
-        self._values = self._get(self._mapping) if self._get is not None else None
+    def __init__(self, models: Sequence[nn.Module]):
+        places: list[Place] = []
+        self._tables = []
+        for model in models:
+            for path, module in model.named_modules():
+                attributes = vars(module)
+                self._tables.append(attributes)
+                names = list(attributes) if _has_library_code(type(module)) else ["training"]
+                owner = f"{type(module).__name__} {path}".rstrip()
+                places += [
+                    Place(attributes, name, f"{owner}: {name}", "")
+                    for name in names
+                    if name not in _TABLES and not isinstance(attributes[name], Tensor)
+                ]
+        self._guard = PlaceGuard(places, [place.get() for place in places])
+        self._counts = list(map(len, self._tables))
 
     def changed(self) -> str | None:
         """What changed, in words; None if nothing did."""
-        if self._get is None:
+        if list(map(len, self._tables)) != self._counts:
+            return "a module has more attributes than it had, or fewer"
+        changed = self._guard.changed()
+        if not changed:
             return None
-        try:
-            if self._get(self._mapping) == self._values:
-                return None
-        except KeyError:
-            pass
-        return f"a Python value of {self._name} changed ({', '.join(self._names)})"
+        return f"an attribute of a module changed ({', '.join(p.name for p in changed)})"
 
 
-def _namespaces(
-    definition: Definition,
-) -> Iterator[tuple[str, Mapping[str, Any], Sequence[str]]]:
-    for model in definition.models:
-        for path, module in model.named_modules():
-            yield _described(path, module), vars(module), list(vars(module))
-    function: Any = definition.function
-    function = getattr(function, "__func__", function)
-    if isinstance(function, FunctionType):
-        yield "the function's module", function.__globals__, function.__code__.co_names
-        yield "the function's closure", _Cells(function), function.__code__.co_freevars
+_TABLES = frozenset(vars(nn.Module())) - {"training"}
+"""What every module has: tensors, submodules and hooks, all compared elsewhere."""
 
 
-def _described(path: str, module: nn.Module) -> str:
-    return f"{type(module).__name__} {path}".rstrip()
-
-
-class _Cells(Mapping[str, Any]):
-    """A function's closure as a mapping."""
-
-    def __init__(self, function: FunctionType):
-        self._cells = dict(
-            zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        )
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._cells[name].cell_contents
-        except ValueError:  # not assigned yet
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._cells)
-
-    def __len__(self) -> int:
-        return len(self._cells)
+def _has_library_code(kind: type[nn.Module]) -> bool:
+    """Whether a module's class, or one that it extends, is a layer of torch's."""
+    return any(
+        each.__module__.startswith("torch.")
+        and issubclass(each, nn.Module)
+        and each is not nn.Module
+        for each in kind.__mro__
+    )

@@ -1,13 +1,16 @@
 """What lives from step to step: parameters, buffers, optimizer state, and where each is kept."""
 
+import itertools
 import operator
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dynamo_backends.aot.step.hyperparameters import group_tensors
+from dynamo_backends.aot.step.python_state import places as python_places
 from dynamo_backends.graph.graph import Role
 
 
@@ -18,10 +21,12 @@ class Slot:
     Attributes:
         name: As a user would write it: "model.fc.weight".
         role: PARAMETER, BUFFER, OPTIMIZER_STATE or CONSTANT.
+        is_setting: Whether it is a hyper-parameter.
     """
 
     name: str
     role: Role
+    is_setting: bool = False
 
 
 class Inventory:
@@ -30,15 +35,20 @@ class Inventory:
     Args:
         models: Whose parameters and buffers are kept.
         optimizers: Whose parameters and state are kept.
-        others: Further tensors that the step reads or writes, by closure.
+        others: Places of further tensors that the step reads or writes, in Python.
+
+    Attributes:
+        others: These places.
+        tensors: One per slot; those of the other places come last.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        others: Sequence[Tensor] = (),
+        others: Sequence[python_places.Place] = (),
     ):
+        self.others = tuple(others)
         self.slots: list[Slot] = []
         self._places: list[tuple[Any, Any]] = []
         self._slot_of_place: list[int] = []
@@ -55,6 +65,9 @@ class Inventory:
         self._owners = list(_owners(optimizers))
         self._containers = [*_in_modules(models), *self._owners]
         self._lengths = list(map(len, self._containers))
+        self._tables = [m._modules for model in models for m in model.modules()]
+        self._children = self._submodules()
+        self._settings = _settings(optimizers)
         self._first = [self._slot_of_place.index(i) for i in range(len(self.slots))]
         self._seen = self._read()
         self.tensors = [self._seen[i] for i in self._first]
@@ -62,12 +75,19 @@ class Inventory:
     def _read(self) -> list[Tensor]:
         return [container[key] for container, key in self._places]
 
+    def _submodules(self) -> list[Any]:
+        return list(itertools.chain.from_iterable(map(dict.values, self._tables)))
+
     def refresh(self) -> list[Tensor] | None:
         """The tensors of now, one per slot; None if there are others than there were."""
         owners = list(_owners(self._optimizers))
         if len(owners) != len(self._owners) or not all(map(operator.is_, owners, self._owners)):
             return None  # Optimizer.load_state_dict makes new ones
         if list(map(len, self._containers)) != self._lengths:
+            return None
+        if not all(map(operator.is_, self._submodules(), self._children)):
+            return None
+        if _settings(self._optimizers) != self._settings:
             return None
         try:
             found = self._read()
@@ -86,7 +106,13 @@ class Inventory:
 
     def is_like(self, other: "Inventory") -> bool:
         """Whether the tensors of another inventory can take the place of these."""
-        return self.slots == other.slots and self._slot_of_place == other._slot_of_place
+        ours, theirs = self._children, other._children
+        return (
+            self.slots == other.slots
+            and self._slot_of_place == other._slot_of_place
+            and len(ours) == len(theirs)
+            and all(map(operator.is_, ours, theirs))
+        )
 
     def parameters(self) -> list[int]:
         """Positions of the slots that are parameters."""
@@ -125,14 +151,23 @@ def _in_optimizers(
                     if isinstance(value, Tensor):
                         name = f"{prefix}.state[{names.get(id(p), f'{i}.{j}')}]['{key}']"
                         yield Slot(name, Role.OPTIMIZER_STATE), state, key
-            for key, value in group.items():
-                if isinstance(value, Tensor):
-                    yield Slot(f"{at}['{key}']", Role.BUFFER), group, key
+            for container, key, name in group_tensors(optimizer, group):
+                yield Slot(f"{at}{name}", Role.BUFFER, is_setting=True), container, key
 
 
-def _others(tensors: Sequence[Tensor]) -> Iterator[Place]:
-    for i, _ in enumerate(tensors):
-        yield Slot(f"closure[{i}]", Role.CONSTANT), tensors, i
+def _others(places: Sequence[python_places.Place]) -> Iterator[Place]:
+    for place in places:
+        yield Slot(place.name, Role.CONSTANT), place.container, place.key
+
+
+def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[int, str]]:
+    """Which hyper-parameters are tensors now."""
+    return [
+        (number, name)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for _, _, name in group_tensors(optimizer, group)
+    ]
 
 
 def _in_modules(models: Sequence[nn.Module]) -> Iterator[Any]:
@@ -152,46 +187,3 @@ def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Any]:
             yield group
             yield group["params"]
             yield from (state[p] for p in group["params"] if p in state)
-
-
-def group_numbers(
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> Iterator[tuple[MutableMapping[str, Any], str, int | None]]:
-    """Where numbers that become inputs are: a group, its key, and the index if it is a tuple."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for key, value in group.items():
-                if isinstance(value, float):
-                    yield group, key, None
-                elif key != "params" and isinstance(value, list | tuple):
-                    for i, element in enumerate(value):
-                        if isinstance(element, float):
-                            yield group, key, i
-
-
-def group_constants(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Any, ...]:
-    """Everything else in param_groups and state that is no tensor: a step depends on it."""
-    found: list[Any] = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            found += [(k, _fixed(v)) for k, v in group.items() if k != "params"]
-        found.append(
-            tuple(
-                (k, v)
-                for state in optimizer.state.values()
-                if isinstance(state, Mapping)
-                for k, v in state.items()
-                if not isinstance(v, Tensor)
-            )
-        )
-    return tuple(found)
-
-
-def _fixed(value: Any) -> Any:
-    if isinstance(value, float):
-        return float
-    if isinstance(value, Tensor):
-        return Tensor
-    if isinstance(value, list | tuple):
-        return tuple(map(_fixed, value))
-    return value

@@ -28,10 +28,14 @@ class Run:
         optimizers: Of the step.
         models: Of the step.
         parts: How many parts the batch is taken in.
-        around_step: Entered around each step of an optimizer.
+        around_step: Entered around each step of an optimizer; what it yields, if not None, is
+            called in its place.
+        clearing: Entered while gradients are thrown away.
 
     Attributes:
         cleared: Ids of the parameters whose gradients were thrown away before any was computed.
+        cleared_late: Ids of those that had none when gradients were thrown away later.
+        begun: Whether a gradient was computed, or an optimizer's step taken.
     """
 
     def __init__(
@@ -40,7 +44,9 @@ class Run:
         models: Sequence[nn.Module],
         parts: int,
         around_step: Callable[[torch.optim.Optimizer], contextlib.AbstractContextManager[Any]],
+        clearing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ):
+        self._clearing = clearing
         self._around_step = around_step
         self._optimizers = optimizers
         self._models = models
@@ -49,6 +55,8 @@ class Run:
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._losses: list[list[Tensor]] = [[] for _ in range(parts)]
         self.cleared: set[int] = set()
+        self.cleared_late: set[int] = set()
+        self.begun = False
 
     def __call__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -132,8 +140,9 @@ class Run:
         def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._is_last:
                 raise _EndOfPart
-            with self._around_step(optimizer):
-                return original(*args, **kwargs)
+            self.begun = True
+            with self._around_step(optimizer) as formula:
+                return (original if formula is None else formula)(*args, **kwargs)
 
         return step
 
@@ -141,9 +150,11 @@ class Run:
         def clear(original: Callable[..., Any], set_to_none: bool = True) -> Any:
             if self._part and not self._losses[self._part]:
                 return None  # gradients of earlier parts are in use
-            if set_to_none:
-                self.cleared.update(id(p) for p in parameters if p.grad is None)
-            return original(set_to_none=set_to_none)
+            with self._clearing():
+                if set_to_none:
+                    without = {id(p) for p in parameters if p.grad is None}
+                    (self.cleared_late if self.begun else self.cleared).update(without)
+                return original(set_to_none=set_to_none)
 
         return clear
 

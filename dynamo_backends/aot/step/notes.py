@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import disable_current_modes, mark_generator_state
+from dynamo_backends.aot.step.outside import refuse_communication
 from dynamo_backends.aot.step.substitution import line_of_code, nodes_of, user_frame, user_line
 from dynamo_backends.errors import StepCaptureError
 
@@ -55,6 +56,7 @@ class Notes(TorchDispatchMode):
     ) -> Any:
         """Executes a call, and notes what there is to note on the nodes it leaves."""
         self._check_seed()
+        refuse_communication(func)
         result, nodes = nodes_of(partial(func, *args, **(kwargs or {})))
         _note_line(nodes)
         if torch.Tag.nondeterministic_seeded in func.tags:

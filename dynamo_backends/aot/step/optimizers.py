@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.inventory import group_numbers
+from dynamo_backends.aot.step.hyperparameters import group_numbers, group_structure, replace
+from dynamo_backends.errors import StepCaptureError
 
 # Their formulas for capturable=True have no `if` on a tensor, as the others have.
 _BRANCHING = ("RAdam", "ASGD", "Rprop")
@@ -83,21 +84,32 @@ def traced_settings(
     """Inside: the numbers of `group_numbers` are these tensors, and updates go one by one."""
     saved = [(group, dict(group)) for o in optimizers for group in o.param_groups]
     places = list(group_numbers(optimizers))
+    structure = list(group_structure(optimizers))
     try:
         for (group, key, index), number in zip(places, numbers, strict=True):
-            if index is None:
-                group[key] = number
-            else:
-                changed = list(group[key])
-                changed[index] = number
-                group[key] = type(group[key])(changed)
+            replace(group, key, index, number)
+        for group, key, index, value in structure:
+            replace(group, key, index, value)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group.update({k: v for k, v in _ONE_BY_ONE.items() if k in group})
                 if has_formulas_for_graphs(optimizer) and "capturable" in group:
                     group["capturable"] = True
+        given = [dict(group) for group, _ in saved]
         yield
+        _check_unchanged([group for group, _ in saved], given)
     finally:
         for group, values in saved:
             group.clear()
             group.update(values)
+
+
+def _check_unchanged(groups: Sequence[dict[str, Any]], given: Sequence[dict[str, Any]]) -> None:
+    for i, (group, before) in enumerate(zip(groups, given, strict=True)):
+        for key in group.keys() | before.keys():
+            if group.get(key, _check_unchanged) is not before.get(key, _check_unchanged):
+                raise StepCaptureError(
+                    f"the step changes param_groups[{i}][{key!r}] of an optimizer, which would be "
+                    "done only while the step is captured. Change it (call a scheduler) outside "
+                    'of the step, keep it as a tensor and write to that, or pass fallback="split".'
+                )

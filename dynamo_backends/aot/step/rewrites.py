@@ -9,59 +9,57 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
-def _scaled(x: Any, by: Any) -> Any:
-    return x if isinstance(by, int | float) and by == 1 else x * by
+def _scaled(x: Any, by: Any, to: Tensor) -> Any:
+    """A summand, multiplied in the dtype of the sum."""
+    if isinstance(by, int | float) and by == 1:
+        return x
+    if isinstance(x, Tensor) and x.dtype is not to.dtype and (x.ndim or not to.ndim):
+        x = x.to(torch.promote_types(x.dtype, to.dtype))
+    return x * by
 
 
 def _add(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.add(_scaled(y, alpha))
+    return x.add(_scaled(y, alpha, x))
 
 
 def _add_(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.add_(_scaled(y, alpha))
+    return x.add_(_scaled(y, alpha, x))
 
 
 def _sub(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.sub(_scaled(y, alpha))
+    return x.sub(_scaled(y, alpha, x))
 
 
 def _sub_(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.sub_(_scaled(y, alpha))
+    return x.sub_(_scaled(y, alpha, x))
 
 
 def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcmul(_scaled(y, value), z)
+    return x.addcmul(_scaled(y, value, x), z)
 
 
 def _addcmul_(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcmul_(_scaled(y, value), z)
+    return x.addcmul_(_scaled(y, value, x), z)
 
 
 def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcdiv(_scaled(y, value), z)
+    return x.addcdiv(_scaled(y, value, x), z)
 
 
 def _addcdiv_(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcdiv_(_scaled(y, value), z)
-
-
-def _like(number: Any, x: Tensor) -> Any:
-    return number.to(x.dtype) if isinstance(number, Tensor) else number
-
-
-def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x.lerp(end, _like(weight, x))
-
-
-def _lerp_(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x.lerp_(end, _like(weight, x))
+    return x.addcdiv_(_scaled(y, value, x), z)
 
 
 def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    x = x if min is None else torch.maximum(x, torch.as_tensor(min).to(x.dtype))
-    return x if max is None else torch.minimum(x, torch.as_tensor(max).to(x.dtype))
+    x = x if min is None else torch.maximum(x, _bound(min, x))
+    return x if max is None else torch.minimum(x, _bound(max, x))
+
+
+def _bound(number: Any, x: Tensor) -> Tensor:
+    return number if isinstance(number, Tensor) else torch.as_tensor(number).to(x.dtype)
 
 
 def _clamp_(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -79,16 +77,99 @@ WITH_TENSORS: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions whose keyword `alpha` or `value` is a number, and the same for tensors."""
 
 POSITIONAL: dict[Callable[..., Any], Callable[..., Any]] = {
-    _T.lerp: _lerp, torch.lerp: _lerp, _T.lerp_: _lerp_,
+    _T.lerp: torch.lerp, torch.lerp: torch.lerp, _T.lerp_: _T.lerp_,
     _T.clamp: _clamp, torch.clamp: _clamp, _T.clamp_: _clamp_,
 }  # fmt: skip
 """Functions whose further arguments are all numbers, or tensors of the first one's dtype."""
 
+SUBTRACTIONS = frozenset((_T.sub, _T.sub_, _T.__rsub__, torch.sub, torch.rsub))
+"""Of a tensor and a flag they raise; `1.0 - True` is a number."""
+
+NUMBERS = frozenset(("alpha", "value"))
+"""Keywords whose values torch reads out of tensors."""
+
 NEW_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     _T.__iadd__: torch.add, _T.__isub__: torch.sub, _T.__imul__: torch.mul,
     _T.__itruediv__: torch.div, _T.__ipow__: torch.pow,
+    _T.add_: torch.add, _T.sub_: torch.sub, _T.mul_: torch.mul, _T.div_: torch.div,
+    _T.pow_: torch.pow, _T.floor_divide_: torch.floor_divide, _T.remainder_: torch.remainder,
 }  # fmt: skip
 """`lr *= 0.5` makes a new number where `lr` is one, and must not change a tensor."""
+
+OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **NEW_INSTEAD,
+    _T.add_: torch.add, _T.sub_: torch.sub, _T.mul_: torch.mul, _T.div_: torch.div,
+    _T.pow_: torch.pow, _T.floor_divide_: torch.floor_divide, _T.remainder_: torch.remainder,
+    _T.__ifloordiv__: torch.floor_divide, _T.__imod__: torch.remainder,
+}  # fmt: skip
+"""The same by the names that Python's operators have in a trace."""
+
+
+def _full(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
+    return torch.zeros(size, **options).copy_(fill_value)
+
+
+def _full_like(x: Tensor, fill_value: Tensor, **options: Any) -> Tensor:
+    return torch.zeros_like(x, **options).copy_(fill_value)
+
+
+def _new_full(x: Tensor, size: Any, fill_value: Tensor, **options: Any) -> Tensor:
+    return x.new_zeros(size, **options).copy_(fill_value)
+
+
+def _tensor(data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Tensor:
+    made = _stacked(data)
+    made = made.to(made.dtype if dtype is None else dtype)
+    made = made if device is None else made.to(device)
+    return made.requires_grad_() if options.get("requires_grad") else made
+
+
+def _stacked(data: Any) -> Tensor:
+    """A tensor of numbers in nested lists, some of which are tensors."""
+    if isinstance(data, list | tuple):
+        return torch.stack([_stacked(each) for each in data])
+    return torch.as_tensor(data).to(torch.get_default_dtype())
+
+
+WITH_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.full: _full, torch.full_like: _full_like, _T.new_full: _new_full,
+    torch.tensor: _tensor, torch.as_tensor: _tensor,
+}  # fmt: skip
+"""Functions that take Python numbers only, for numbers that have become tensors."""
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _embedding(
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if max_norm is not None and not sparse:
+        _limit_rows(weight, x, max_norm, norm_type)
+        max_norm = None
+    return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+@torch.no_grad()
+def _limit_rows(weight: Tensor, rows: Tensor, largest: float, order: float) -> None:
+    """As `torch.embedding_renorm_`: scales rows that are looked up and longer than a limit."""
+    is_used = torch.zeros(len(weight), device=weight.device).index_fill(0, rows.flatten(), 1.0) > 0
+    norms = torch.linalg.vector_norm(weight, order, dim=1)
+    scales = torch.where(is_used & (norms > largest), largest / (norms + 1e-7), 1.0)
+    weight.mul_(scales.unsqueeze(1))
+
+
+IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch._weight_norm: _weight_norm, F.embedding: _embedding,
+}  # fmt: skip
+"""Functions with operators of their own, which backends may not know, and the same without."""
 
 
 def written(
@@ -105,25 +186,16 @@ def written(
 
 def has_tensor_number(kwargs: dict[str, Any]) -> bool:
     """Whether a keyword that should be a number is a tensor."""
-    return any(isinstance(kwargs.get(name), Tensor) for name in ("alpha", "value"))
+    return any(isinstance(kwargs.get(name), Tensor) for name in NUMBERS)
 
 
-def takes_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether one of a function's last arguments is a number that has become a tensor."""
-    last = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)]
-    return any(a.ndim == 0 for a in last)
+def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any] | None:
+    """For a function on lists of tensors: the same, by one call per tensor; else None.
 
-
-def like_numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """For updates of a 0-d tensor in place: a tensor that stands for a number is rounded first."""
-    x, y = args
-    if isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim == y.ndim == 0:
-        return x, y.to(x.dtype)
-    return args
-
-
-def on_lists(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """For a function on lists of tensors: the same, by one call per tensor; else None."""
+    Args:
+        function: Of torch.
+        call: Calls a function with arguments and keyword arguments.
+    """
     name = getattr(function, "__name__", "")
     if not name.startswith("_foreach_"):
         return None
@@ -137,7 +209,7 @@ def on_lists(function: Callable[..., Any]) -> Callable[..., Any] | None:
     def each(*args: Any, **kwargs: Any) -> list[Any]:
         count = len(args[0])
         return [
-            _single(
+            call(
                 method,
                 tuple(_at(a, i, count) for a in args),
                 {k: _at(a, i, count) for k, a in kwargs.items()},
@@ -146,12 +218,6 @@ def on_lists(function: Callable[..., Any]) -> Callable[..., Any] | None:
         ]
 
     return each
-
-
-def _single(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if method in POSITIONAL and takes_numbers(args, kwargs):
-        method = POSITIONAL[method]
-    return method(*args, **kwargs)
 
 
 def _at(value: Any, i: int, count: int) -> Any:

@@ -1,5 +1,7 @@
 """One compiled step: for one kind of batch, as long as its guards hold."""
 
+import operator
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +12,16 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.capture import Definition, record
+from dynamo_backends.aot.step.batches import BatchSpec
+from dynamo_backends.aot.step.capture import Definition, Result, record
 from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.python_state.places import Place
+from dynamo_backends.aot.step.refusals import refuse_sparse, refused_by
+from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.aot.step.whole import until_done
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
@@ -26,6 +33,11 @@ from dynamo_backends.report import GraphReport
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 
 
+TRACING = threading.RLock()
+"""Held while a step is captured and compiled: torch's tracing is for one thread at a time, a trace
+moves torch's generator, and what stands in for numbers in Python stands there for all threads."""
+
+
 class Variant:
     """A step that was captured and compiled.
 
@@ -35,6 +47,7 @@ class Variant:
         inventory: What lives on.
         batch: The leaves of the arguments that it is captured with.
         batch_spec: How they are put together.
+        promoted: Places in Python whose numbers are inputs.
 
     Raises:
         StepCaptureError: It cannot be one graph, or the backend cannot run all of it.
@@ -47,23 +60,73 @@ class Variant:
         backend: StepBackend,
         inventory: Inventory,
         batch: Sequence[Any],
-        batch_spec: Any,
+        batch_spec: BatchSpec,
+        promoted: Sequence[Place] = (),
     ):
         start = time.perf_counter()
-        recording = record(definition, inventory, batch, batch_spec)
+        recording = record(definition, inventory, batch, batch_spec, promoted)
         self._recording = recording
+        self.last_used = 0
+        self._others = OtherTensors(inventory)
         self.guards = Guards(definition, inventory, recording)
-        step = functionalize(recording, backend.decompositions)
-        _PASSES(step.graph)
-        self.graph, self._draw = hoist(step.graph)
-        self._constants = step.constants
-        captured = time.perf_counter()
-        self.program = backend.compile(self.graph)
+        with refused_by(backend.name):
+            step = functionalize(recording, backend.decompositions)
+            _PASSES(step.graph)
+            refuse_sparse(step.graph, backend.name)
+            self.graph, self._draw = hoist(step.graph)
+            self._constants = step.constants
+            captured = time.perf_counter()
+            self.program: StepProgram = backend.compile(self.graph)
         self.report = _report(backend.name, self.graph, time.perf_counter() - captured)
         self.report.cache_hits = int(self.program.from_disk)
         self.program.report_to(self.report)
+        if backend.verify != "off":
+            self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
         reporting.publish(self.report)
+
+    def _verified(self, program: StepProgram, backend: StepBackend) -> StepProgram:
+        return VerifiedStep(
+            program,
+            self.graph,
+            self.report,
+            lambda settled: setattr(self, "program", settled),
+            always=backend.verify == "always",
+            strict=backend.strict,
+            reduced=backend.reduced,
+        )
+
+    @property
+    def has_first(self) -> bool:
+        """Whether something is to be done in Python before the numbers are read."""
+        return bool(self._recording.first)
+
+    def do_first(self) -> None:
+        """Does it."""
+        for effect in self._recording.first:
+            effect.replay(lambda result: result.value)
+
+    def tensors(self, base: list[Tensor]) -> list[Tensor] | None:
+        """The tensors of now, one per slot; None if one in Python is no tensor any more.
+
+        Args:
+            base: Those of models and optimizers.
+        """
+        return self._others.after(base)
+
+    def numbers(self, base: tuple[float, ...]) -> tuple[float, ...] | None:
+        """The numbers of now; None if one in Python is no number of its kind any more.
+
+        Args:
+            base: Those of optimizers and batch.
+        """
+        promoted = self._recording.conditions.promoted
+        if not promoted:
+            return base
+        numbers = [place.get() for place in promoted]
+        if list(map(type, numbers)) != self._recording.promoted_types:
+            return None
+        return (*base, *numbers)
 
     def __call__(
         self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
@@ -79,22 +142,24 @@ class Variant:
         inputs = [torch.tensor(numbers, dtype=torch.float64), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
         inputs += [x for x in batch if isinstance(x, Tensor)]
-        inputs += [*self._constants, *self._draw()]
+        inputs += [batch[i].grad for i in recording.batch_with_gradient]
+        inputs += recording.aliases.bases
+        with TRACING:  # which moves torch's generator, and puts it back
+            draws = self._draw()
+        inputs += [*self._constants, *draws]
         taken: list[Any] = []
         try:
             self.program(inputs, taken)
-            return self._finish(taken, tensors, numbers)
+            outputs = self._leave_gradients(taken, tensors, batch)
         except BaseException:
             if taken:
-                until_done(lambda: self._leave_gradients(taken, tensors))
+                until_done(lambda: self._leave_gradients(taken, tensors, batch))
             raise
+        return self._result(outputs, tensors, numbers)
 
-    def _finish(
-        self, taken: list[Any], tensors: Sequence[Tensor], numbers: tuple[float, ...]
-    ) -> Any:
-        return self._result(self._leave_gradients(taken, tensors), tensors, numbers)
-
-    def _leave_gradients(self, taken: list[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _leave_gradients(
+        self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Any]
+    ) -> list[Tensor]:
         """Sets what gradients the step leaves; returns its outputs. May be repeated."""
         outputs = self.program.outputs(taken)
         for i in self._recording.cleared:
@@ -102,6 +167,10 @@ class Variant:
                 tensors[i].grad = None
         for output, i in self._recording.gradients:
             tensors[i].grad = outputs[output]
+        for attribute in self._recording.recomputed:
+            attribute.set(outputs)
+        for output, i in self._recording.batch_gradients:
+            batch[i].grad = outputs[output]
         return outputs
 
     def _result(
@@ -111,11 +180,46 @@ class Variant:
         sources: dict[str, Any] = {
             "output": lambda i: outputs[i],
             "slot": lambda i: tensors[i],
-            "term": lambda term: term.evaluate(numbers).item(),
+            "term": lambda term: term.number(numbers),
             "constant": lambda value: value,
         }
-        leaves = [sources[result.kind](result.value) for result in recording.results]
-        return pytree.tree_unflatten(leaves, recording.spec)
+
+        def evaluate(result: Result) -> Any:
+            return sources[result.kind](result.value)
+
+        # Values first: what is written to a place may be read for another.
+        for effect in recording.effects:
+            effect.replay(evaluate)
+        return pytree.tree_unflatten(map(evaluate, recording.results), recording.spec)
+
+
+class OtherTensors:
+    """The tensors of a recording that live in Python, behind those of models and optimizers.
+
+    Args:
+        inventory: What it was recorded with.
+    """
+
+    def __init__(self, inventory: Inventory):
+        self._places = inventory.others
+        self._base: list[Tensor] | None = None
+        self._seen: list[Any] = []
+        self._all: list[Tensor] = []
+
+    def after(self, base: list[Tensor]) -> list[Tensor] | None:
+        """All tensors of now; None if there is no such tensor, or one stands for two."""
+        if not self._places:
+            return base
+        now = [place.get() for place in self._places]
+        if base is self._base and all(map(operator.is_, now, self._seen)):
+            return self._all
+        together = [*base, *now]
+        if not all(isinstance(t, Tensor) for t in now):
+            return None
+        if len({id(t) for t in together}) != len(together):
+            return None
+        self._base, self._seen, self._all = base, now, together
+        return together
 
 
 def _report(backend: str, graph: Graph, seconds: float) -> GraphReport:

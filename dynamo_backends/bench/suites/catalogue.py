@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dynamo_backends.bench.suites.case import ModelCase, Scale
 from dynamo_backends.bench.suites.classic import classic
 from dynamo_backends.bench.suites.control_flow import control_flow
+from dynamo_backends.bench.suites.full_size import full_size
 from dynamo_backends.bench.suites.recurrent import recurrent
 from dynamo_backends.bench.suites.transformers import transformers
 from dynamo_backends.bench.suites.unet import unet
@@ -16,6 +17,7 @@ SUITES: dict[str, Callable[[Scale, int], list[ModelCase]]] = {
     "recurrent": recurrent,
     "unet": unet,
     "control_flow": control_flow,
+    "full_size": full_size,
 }
 """Name to a function of scale and batch size. Listing a suite imports no model library."""
 

@@ -143,7 +143,13 @@ def absolute(x: Array) -> Array:
 
 
 @pointwise("add.Tensor", "add.Scalar")
-def add(x: Array, y: Array, *, alpha: float = 1) -> Array:
+def add(ctx: Context, x: Array, y: Array, *, alpha: float = 1) -> Array:
+    number = ctx.node.args[1]
+    if isinstance(number, int | float) and jnp.issubdtype(x.dtype, jnp.floating):
+        added = float(number) * alpha
+        if added == 0 and math.copysign(1, added) > 0:
+            # XLA drops the addition of 0, which makes 0.0 of -0.0.
+            return jnp.where(x == 0, jnp.zeros_like(x), x)
     return x + y * alpha if alpha != 1 else x + y
 
 

@@ -1,0 +1,73 @@
+"""What a compiled training step checks before each call: parameters, gradients, modules, Python.
+
+python benchmarks/step_guards.py --parameters 200 --values 100
+"""
+
+import argparse
+import statistics
+import timeit
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamo_backends import compile_step
+from dynamo_backends.aot.step.capture import numbers_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--parameters", type=int, default=200, help="of linear layers (default: 200)"
+    )
+    parser.add_argument("--values", type=int, default=100, help="read in Python (default: 100)")
+    args = parser.parse_args()
+    layers = [nn.Linear(2, 2) for _ in range(args.parameters // 2)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    settings = SimpleNamespace(**{f"value_{i}": float(i) for i in range(args.values)})
+
+    def train(x: Tensor) -> Tensor:
+        weight = 0.0
+        for i in range(args.values):
+            weight += getattr(settings, f"value_{i}")
+        loss = model(x).mean() * (1 + 0 * weight)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step = compile_step(train, model=model, optimizer=optimizer, backend="aot_eager")
+    x = torch.randn(2, 2)
+    for _ in range(3):
+        step(x)
+    report(step, x, args.values)
+
+
+def report(step: Any, x: Tensor, values: int) -> None:
+    """Prints what each part of the checks costs."""
+    (variant,) = step._all_variants()
+    guards, inventory = variant.guards, step._inventory
+    tensors = inventory.refresh()
+    numbers = tuple(numbers_of(step._definition, [x]))
+    assert guards.why_not(tensors, numbers) is None
+    parts: dict[str, Callable[[], Any]] = {
+        "tensors are the same objects": inventory.refresh,
+        "dtypes, layouts, requires_grad": lambda: guards._properties.hold(tensors),
+        "gradients are there or not": lambda: [tensors[i].grad is None for i in guards._leaves],
+        "attributes of modules": guards._modules.changed,
+        f"{values} Python values": guards._python.changed,
+        "all of these, hooks and settings": lambda: guards.why_not(tensors, numbers),
+    }
+    print(f"{len(tensors)} tensors; µs per call, median of 15 runs")
+    for name, call in parts.items():
+        times = [t / 200 * 1e6 for t in timeit.repeat(call, number=200, repeat=15)]
+        print(f"{name:36} {statistics.median(times):8.1f}")
+
+
+if __name__ == "__main__":
+    main()

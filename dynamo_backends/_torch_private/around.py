@@ -1,0 +1,82 @@
+"""What acts on a training step from outside of it: hooks of nodes and of the process, and wrappers.
+
+| what | checked |
+|---|---|
+| `register_hook`, `register_prehook` of an autograd node; `RemovableHandle.hooks_dict_ref` | 2.13 |
+| `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13 |
+| `torch.nn.modules.module._global_*_hooks`, `torch.optim.optimizer._global_*_hooks` | 2.13 |
+| `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13 |
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.modules import module as modules
+
+Hooks = Mapping[int, Callable[..., Any]]
+
+
+def accumulation(leaf: Tensor) -> Any:
+    """The autograd node that accumulates a leaf's gradient, while anybody holds it."""
+    return get_gradient_edge(leaf).node
+
+
+def hooks_of_node(node: Any) -> tuple[Hooks, Hooks]:
+    """Hooks before and after an autograd node, by handle; these are the tables that it uses.
+
+    Hooks in C++ are not among them: nothing tells of those.
+    """
+    return _table(node.register_prehook), _table(node.register_hook)
+
+
+def _table(register: Callable[[Callable[..., None]], Any]) -> Hooks:
+    handle = register(lambda *_: None)
+    try:
+        table: Hooks = handle.hooks_dict_ref()
+        return table
+    finally:
+        handle.remove()
+
+
+def saved_tensors_hooks() -> Any:
+    """The innermost pair of hooks through which autograd saves tensors now; None: there is none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def tables_of_global_hooks() -> list[Hooks]:
+    """Hooks of all modules and of all optimizers of the process, by handle."""
+    optimizers = sys.modules[torch.optim.Optimizer.__module__]
+    tables = [
+        *(getattr(modules, f"_global_{kind}_hooks") for kind in _OF_MODULES),
+        *(getattr(optimizers, f"_global_optimizer_{kind}_hooks") for kind in ("pre", "post")),
+    ]
+    return list(tables)
+
+
+_OF_MODULES = ("forward_pre", "forward", "backward_pre", "backward")
+
+
+def is_in_ddp_forward() -> bool:
+    """Whether this thread runs the forward of a DistributedDataParallel."""
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    if getattr(wrapper, "_active_ddp_module", None) is None:
+        return False
+    code = wrapper._run_ddp_forward.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+__all__ = [
+    "accumulation",
+    "hooks_of_node",
+    "is_in_ddp_forward",
+    "saved_tensors_hooks",
+    "tables_of_global_hooks",
+]

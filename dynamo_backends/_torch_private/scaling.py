@@ -1,0 +1,87 @@
+"""torch.amp.GradScaler from inside of its calls.
+
+| what | checked |
+|---|---|
+| `GradScaler._maybe_opt_step`, `._unscale_grads_`, `._lazy_init_scale_growth_tracker` | 2.13 |
+| `GradScaler._per_optimizer_states`, `._growth_factor` and other settings | 2.13 |
+| `torch._amp_foreach_non_finite_check_and_unscale_`, `torch._amp_update_scale_` | 2.13 |
+| `Optimizer._step_supports_amp_scaling` | 2.13 |
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.amp import grad_scaler
+from torch.amp.grad_scaler import GradScaler
+
+CHECK_AND_UNSCALE: Callable[..., Any] = torch._amp_foreach_non_finite_check_and_unscale_
+"""Divides lists of gradients by the scale and notes whether one is not finite."""
+
+UPDATE_SCALE: Callable[..., Any] = torch._amp_update_scale_
+"""Lets the scale grow or shrink."""
+
+ASKS_FOR_OVERFLOW = GradScaler._maybe_opt_step.__code__
+"""What asks whether gradients were finite."""
+
+MAKES_SCALE = GradScaler._lazy_init_scale_growth_tracker.__code__
+"""What makes the scale, at the first call."""
+
+UNSCALES = GradScaler._unscale_grads_.__code__
+"""What calls `CHECK_AND_UNSCALE`."""
+
+_PACKAGE = str(Path(__file__).parents[1])
+_SETTINGS = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval")
+
+
+def scaler_that(code: CodeType) -> GradScaler | None:
+    """The scaler whose method called the torch function that is handled now.
+
+    Args:
+        code: Of the method.
+
+    Returns:
+        None if something else called it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    for _ in range(2):  # it may be a generator in the method
+        if frame is not None and frame.f_code is code:
+            scaler: GradScaler = frame.f_locals["self"]
+            return scaler
+        frame = frame.f_back if frame is not None else None
+    return None
+
+
+def settings_of(scaler: GradScaler) -> tuple[Any, ...]:
+    """The numbers in Python that a scaler depends on."""
+    return tuple(getattr(scaler, name) for name in _SETTINGS)
+
+
+def unfinished(scaler: GradScaler) -> list[Any]:
+    """What a scaler has noted of its optimizers since its last `update`."""
+    states: Any = scaler._per_optimizer_states
+    return [x for state in states.values() for x in state["found_inf_per_device"].values()]
+
+
+def forget_unfinished(scaler: GradScaler) -> None:
+    """As if `update` had been called."""
+    scaler._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)
+
+
+__all__ = [
+    "ASKS_FOR_OVERFLOW",
+    "CHECK_AND_UNSCALE",
+    "MAKES_SCALE",
+    "UNSCALES",
+    "UPDATE_SCALE",
+    "forget_unfinished",
+    "scaler_that",
+    "settings_of",
+    "unfinished",
+]

@@ -1,0 +1,134 @@
+"""Tensors of a step that share memory: parameters tied by `.data`, views of a flat parameter.
+
+A graph cannot hold two inputs that lie in the same memory if it writes to one of them. So the
+memory that tensors share is one input, and in the graph they are views of it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import storage_id
+from dynamo_backends.errors import StepCaptureError
+
+Key = tuple[int, bool]
+"""A slot, and whether its gradient is meant."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor lies in memory that it shares.
+
+    Attributes:
+        base: Which memory.
+        offset: Of the first element.
+        size: Of each dimension.
+        stride: Of each dimension.
+    """
+
+    base: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, base: Tensor) -> Tensor:
+        """The tensor as a view of the memory, in one dimension; with a version of its own."""
+        order = sorted(range(len(self.size)), key=self.stride.__getitem__, reverse=True)
+        size = [self.size[d] for d in order]
+        if [self.stride[d] for d in order] == _dense(size):
+            # Backends know slices better than as_strided.
+            part = base[self.offset : self.offset + math.prod(size)].view(size)
+            return part.permute(sorted(range(len(order)), key=order.__getitem__)).data
+        return base.as_strided(self.size, self.stride, self.offset).data
+
+
+class Aliases:
+    """Which tensors share memory.
+
+    Args:
+        tensors: Parameters, buffers, state, and gradients, by slot.
+        names: What users call them.
+
+    Attributes:
+        bases: The memory that several share, each in one dimension.
+        views: How these lie in it.
+        names: One per base, for people.
+
+    Raises:
+        StepCaptureError: Tensors of different dtypes share memory.
+    """
+
+    def __init__(self, tensors: Mapping[Key, Tensor], names: Mapping[Key, str]):
+        self.bases: list[Tensor] = []
+        self.views: dict[Key, View] = {}
+        self.names: list[str] = []
+        for group in _overlapping(tensors):
+            self._add({key: tensors[key] for key in group}, [names[key] for key in group])
+        self._addresses = [(key, tensors[key].data_ptr()) for key in self.views]
+
+    def _add(self, group: dict[Key, Tensor], names: list[str]) -> None:
+        dtypes = {t.dtype for t in group.values()}
+        if len(dtypes) > 1:
+            raise StepCaptureError(
+                f"{', '.join(names)} share memory and have different dtypes "
+                f"({', '.join(sorted(map(str, dtypes)))}), which one graph cannot hold. Give them "
+                'memory of their own (clone()), or pass fallback="split".'
+            )
+        start = min(int(t.storage_offset()) for t in group.values())
+        end = max(map(_end, group.values()))
+        first = next(iter(group.values())).detach()
+        for key, t in group.items():
+            offset = int(t.storage_offset()) - start
+            self.views[key] = View(len(self.bases), offset, tuple(t.shape), t.stride())
+        self.bases.append(first.as_strided((end - start,), (1,), start))
+        self.names.append(f"memory of {', '.join(names)}")
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the tensors still share the same memory.
+
+        Args:
+            tensors: One per slot.
+        """
+        for (slot, is_gradient), address in self._addresses:
+            tensor = tensors[slot].grad if is_gradient else tensors[slot]
+            if tensor is None or tensor.data_ptr() != address:
+                return False
+        return True
+
+
+def _dense(size: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor."""
+    return [math.prod(size[d + 1 :]) for d in range(len(size))]
+
+
+def _end(tensor: Tensor) -> int:
+    extents = ((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset()) + sum(extents) + 1
+
+
+def _overlapping(tensors: Mapping[Key, Tensor]) -> Iterator[list[Key]]:
+    """Groups of tensors whose parts of a storage overlap."""
+    storages: dict[int, list[Key]] = {}
+    for key, tensor in tensors.items():
+        storage = storage_id(tensor) if tensor.layout is torch.strided else None
+        if storage is not None and tensor.numel():
+            storages.setdefault(storage, []).append(key)
+    for keys in storages.values():
+        group: list[Key] = []
+        end = 0
+        for key in sorted(keys, key=lambda key: _bytes(tensors[key])):
+            first, last = _bytes(tensors[key])
+            if group and first >= end:
+                yield from [sorted(group)] if len(group) > 1 else []
+                group = []
+            group.append(key)
+            end = max(end, last) if len(group) > 1 else last
+        yield from [sorted(group)] if len(group) > 1 else []
+
+
+def _bytes(tensor: Tensor) -> tuple[int, int]:
+    size = tensor.element_size()
+    return int(tensor.storage_offset()) * size, _end(tensor) * size

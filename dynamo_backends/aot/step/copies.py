@@ -1,0 +1,74 @@
+"""Copies of what a step will write over: in memory, or, if that is much, in a file."""
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.cache import cache_folder
+from dynamo_backends.graph.liveness import tensor_bytes
+
+log = logging.getLogger("dynamo_backends")
+
+IN_MEMORY = 1 << 26  # bytes; more go to a file
+
+
+class Copies:
+    """The contents that tensors have now.
+
+    Args:
+        tensors: By any number.
+    """
+
+    def __init__(self, tensors: Mapping[int, Tensor]):
+        self._kinds = {i: _shaped_like(t) for i, t in tensors.items()}
+        self._kept: dict[int, Tensor] = {}
+        self._file: IO[bytes] | None = None
+        if sum(map(tensor_bytes, tensors.values())) > IN_MEMORY:
+            self._file = _written(tensors)
+        if self._file is None:
+            self._kept = {i: t.detach().clone() for i, t in tensors.items()}
+
+    def load(self) -> dict[int, Tensor]:
+        """The copies, with the strides of the tensors."""
+        if self._file is None:
+            return self._kept
+        self._file.seek(0)
+        return {i: _read(self._file, kind) for i, kind in self._kinds.items()}
+
+    def close(self) -> None:
+        """Lets go of the copies."""
+        self._kept = {}
+        if self._file is not None:
+            self._file.close()
+
+
+def _shaped_like(tensor: Tensor) -> Tensor:
+    """A tensor without memory."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
+    """An anonymous file beside the disk cache; None if that is not possible."""
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
+        for tensor in tensors.values():
+            dense = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(dense.view(torch.uint8).numpy().data)
+        return file
+    except OSError:
+        log.debug("what a step writes over is copied in memory", exc_info=True)
+        return None
+
+
+def _read(file: IO[bytes], kind: Tensor) -> Tensor:
+    contents = torch.empty(tensor_bytes(kind), dtype=torch.uint8)
+    file.readinto(contents.numpy().data)  # type: ignore[attr-defined]
+    dense = contents.view(kind.dtype).view(kind.shape)
+    result = torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype)
+    return result.copy_(dense)

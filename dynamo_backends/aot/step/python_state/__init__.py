@@ -1,0 +1,1 @@
+"""Python state that a traced step reads and writes outside of tensors."""

@@ -1,0 +1,55 @@
+"""What a captured step has that its backend cannot take, said so that a user can mend it."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.aot.step.capture import WHAT_TO_DO
+from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
+from dynamo_backends.graph.graph import Graph, source_line
+
+_WITH_SPARSE = ("aot_eager",)
+
+
+def refuse_sparse(graph: Graph, backend: str) -> None:
+    """Refuses sparse tensors, such as gradients of `nn.Embedding(sparse=True)`.
+
+    Args:
+        graph: Of the step.
+        backend: Its name.
+
+    Raises:
+        StepCaptureError: There are some, and the backend has none.
+    """
+    if backend in _WITH_SPARSE:
+        return
+    for node in graph.calls:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            where = source_line(node)
+            raise StepCaptureError(
+                f"{backend} has no sparse tensors, which the step makes"
+                + (f" at {where}" if where else "")
+                + ". Use nn.Embedding(sparse=False), whose gradients are dense, the backend "
+                '"aot_eager", or fallback="split".'
+            )
+
+
+@contextlib.contextmanager
+def refused_by(backend: str) -> Iterator[None]:
+    """Inside: what fails while a captured step is compiled is a refusal, with a way out.
+
+    Args:
+        backend: Its name.
+    """
+    try:
+        yield
+    except DynamoBackendsError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise StepCaptureError(
+            f"{backend} cannot compile the step: {type(error).__name__}: {first_line} {WHAT_TO_DO}"
+        ) from error

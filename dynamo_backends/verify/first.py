@@ -1,0 +1,248 @@
+"""Compares one call of a compiled block with eager, in little memory.
+
+What eager computes is kept until the compiled block has run, or, where that would take more memory
+(a forward graph returns what its backward graph reads), computed afterwards, and each output is
+dropped as soon as it was compared.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.errors import brief_error
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.liveness import peak_bytes, tensor_bytes
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
+from dynamo_backends.verify.replay import Replay
+from dynamo_backends.verify.rule import memory_of, shape_difference
+
+log = logging.getLogger("dynamo_backends")
+
+Run = Callable[[], Sequence[Any]]
+
+_CHECKS = ("assert", "sym_constrain")  # raise, or do nothing
+
+
+@dataclass
+class Outcome:
+    """What a comparison found.
+
+    Attributes:
+        results: What the compiled block returned.
+        wrong: What is wrong with it, in words; empty: nothing.
+        unverified: Why it could not be compared; empty: it was.
+        expected: Eager's results, where they were kept.
+        seconds: What the comparison took, without the compiled block.
+    """
+
+    results: Sequence[Any]
+    wrong: str = ""
+    unverified: str = ""
+    expected: Sequence[Any] | None = None
+    seconds: float = 0.0
+
+
+class Comparison:
+    """A way of comparing calls of a compiled block with eager.
+
+    Args:
+        graph: The block, functional; its module is the eager original.
+        reduced: Whether the user admits bfloat16.
+    """
+
+    def __init__(self, graph: Graph, reduced: bool = False):
+        self._graph = graph
+        self._module = graph.module
+        self._reduced = reduced
+        self._promised: list[tuple[int, ...] | None] = []
+        self._acts = ""
+        self._is_early = True
+        self._unusable = guarded(self._look)
+
+    def _look(self) -> None:
+        graph = self._graph
+        self._acts = next(filter(None, map(acts_on, graph.calls)), "")
+        self._promised = [_promised_strides(x) for x in graph.outputs]
+        self._is_early = self._is_small_beside_what_lies_between()
+
+    def __call__(self, run: Run, inputs: Sequence[Any]) -> Outcome:
+        """Calls the compiled block and compares.
+
+        Args:
+            run: Calls it.
+            inputs: One per input of the graph.
+
+        Raises:
+            Exception: What the compiled block raises, and nothing else.
+        """
+        why_not = self._unusable or self._acts or _is_recorded()
+        if why_not:
+            return Outcome(run(), unverified=why_not)
+        found = _Found(inputs, self._promised, self._reduced)
+        stopwatch = _Stopwatch()
+        early = self._is_early
+        with stopwatch:
+            unverified = self._replay(inputs, found.keep) if early else ""
+        results = run()
+        if not unverified:
+            with stopwatch:
+                unverified = guarded(lambda: self._judge(found, inputs, results))
+        expected = [found.kept[i] for i in sorted(found.kept)] if early else None
+        wrong = "" if unverified else found.wrong
+        return Outcome(results, wrong, unverified, expected, stopwatch.seconds)
+
+    def _is_small_beside_what_lies_between(self) -> bool:
+        graph = self._graph
+        outputs = dict.fromkeys(x for x in graph.outputs if isinstance(x, fx.Node))
+        kept = sum(tensor_bytes(x.meta.get("val")) for x in outputs if x.op != "placeholder")
+        return kept <= peak_bytes(graph.module.graph) / 2
+
+    def _judge(self, found: "_Found", inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        count = len(self._promised)
+        if len(results) != count:
+            found.wrong = f"{len(results)} outputs instead of {count}"
+            return
+        found.results = results
+        if self._is_early:
+            for place in range(count):
+                found.compare(place, found.kept[place])
+        else:
+            Replay(self._module)(inputs, found.compare)
+        if found.doubts and not found.wrong:
+            found.settle(self._module)
+
+    def _replay(self, inputs: Sequence[Any], visit: Callable[[int, Any], None]) -> str:
+        return guarded(lambda: Replay(self._module)(inputs, visit))
+
+
+def guarded(
+    action: Callable[[], None], grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+) -> str:
+    """Runs a part of a comparison.
+
+    Args:
+        action: The part.
+        grad_mode: In which it runs.
+
+    Returns:
+        Why it failed, in words; empty: it did not.
+    """
+    try:
+        with private.disable_current_modes(), grad_mode():
+            action()
+    except Exception as error:
+        log.debug("compiled code cannot be compared with eager", exc_info=True)
+        return f"eager, or the comparison with it, failed ({brief_error(error)})"
+    return ""
+
+
+@dataclass
+class _Found:
+    """What is known of the outputs of one call.
+
+    Attributes:
+        inputs: Of the call.
+        promised: Strides that outputs may have, besides eager's.
+        reduced: Whether the user admits bfloat16.
+        results: The compiled outputs.
+        kept: Eager's, by position.
+        doubts: Outputs that are not close to eager's.
+        wrong: What is wrong beyond doubt.
+    """
+
+    inputs: Sequence[Any]
+    promised: Sequence[tuple[int, ...] | None]
+    reduced: bool
+    results: Sequence[Any] = ()
+    kept: dict[int, Any] = field(default_factory=dict)
+    doubts: dict[int, Doubt] = field(default_factory=dict)
+    wrong: str = ""
+
+    def __post_init__(self) -> None:
+        self._memories = {memory_of(x) for x in self.inputs} - {None}
+
+    def keep(self, place: int, value: Any) -> None:
+        """Keeps an output of eager's."""
+        self.kept[place] = value
+
+    def compare(self, place: int, expected: Any) -> None:
+        """Compares an output with eager's."""
+        result = self.results[place]
+        text = shape_difference(expected, result, self.promised[place])
+        if text is None and self._is_borrowed(result) and not self._is_borrowed(expected):
+            text = "shares memory with an input, which eager's does not"
+        if text is not None:
+            self.wrong = self.wrong or f"output {place} {text}"
+        elif isinstance(expected, Tensor) and not is_beyond_doubt(expected, result, self.reduced):
+            self.doubts[place] = Doubt(expected, result)
+
+    def settle(self, module: fx.GraphModule) -> None:
+        """Decides on the doubts."""
+        wrong = settle(module, self.inputs, self.doubts, self.reduced)
+        self.wrong = "" if wrong is None else f"output {wrong[0]} {wrong[1]}"
+
+    def _is_borrowed(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor) and value.numel() > 0 and memory_of(value) in self._memories
+        )
+
+
+class _Stopwatch:
+    """Adds up the seconds that are spent inside of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+def _is_recorded() -> str:
+    """Why nothing can be compared at the moment; empty if it can."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "its first call was recorded as part of a CUDA graph"
+    return ""
+
+
+def acts_on(node: fx.Node) -> str:
+    """Why a call is not made twice; empty if it may be."""
+    if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
+        return f"{node.target} talks to other processes"
+    if is_random(node):
+        return f"{node.target} draws random numbers"
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return ""  # it could draw, but not with these arguments; torch calls that impure, too
+    if node.is_impure() and not any(word in str(node.target) for word in _CHECKS):
+        return f"{node.target} acts on more than its results"
+    if isinstance(node.target, private.HigherOrderOperator) and "effects" in str(node.target):
+        return f"{node.target} acts on more than its results"
+    return ""
+
+
+def _promised_strides(output: Any) -> tuple[int, ...] | None:
+    value = output.meta.get("val") if isinstance(output, fx.Node) else None
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    return tuple(value.stride())
+
+
+def described_region(graph: Graph) -> str:
+    """Which part of the user's program a block is, in words."""
+    names = [str(n.target) for n in graph.calls if isinstance(n.target, private.OpOverload)]
+    lines = [line for n in graph.calls if (line := source_line(n)) is not None]
+    if not names:
+        return "no operators"
+    several = f"{len(names)} operators from {names[0]} to {names[-1]}"
+    text = several if len(names) > 1 else names[0]
+    return text + (f", at {lines[0]}" if lines else "")

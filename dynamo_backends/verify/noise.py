@@ -1,0 +1,128 @@
+"""What rounding may do to a result: a graph is replayed with errors in the last places.
+
+Where a result follows from the inputs, such errors change it a little. Where it does not, they
+change it as much as another order of summation would: a difference of nearly equal sums, an index
+of one of two nearly equal elements, the sign of a gradient that is zero but for rounding.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.verify.rule import is_inexact
+
+aten = torch.ops.aten
+
+_UNITS = 16  # in the last place; kernels that approximate, or sum in float32, are off by so much
+_UNITS_OF_HALVES = 2
+_UNITS_OF_SUMS = 1  # these are rounded once, by everybody
+_REDUCED = 2**-7  # relative, where a user admits bfloat16
+
+_SUMS = frozenset(
+    {
+        aten.add.Tensor,
+        aten.add.Scalar,
+        aten.sub.Tensor,
+        aten.sub.Scalar,
+        aten.mul.Tensor,
+        aten.mul.Scalar,
+        aten.div.Tensor,
+        aten.div.Scalar,
+    }
+)
+
+# Their results are what was in memory before.
+_UNDEFINED = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_permuted.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
+
+# Which of several equal elements their indices name is open.
+_OPEN = frozenset(
+    {
+        aten.argsort.default,
+        aten.kthvalue.default,
+        aten.median.dim,
+        aten.mode.default,
+        aten.nanmedian.dim,
+        aten.sort.default,
+        aten.sort.stable,
+        aten.topk.default,
+    }
+)
+
+
+class Noise:
+    """Computes calls, each floating-point result with a relative error (see `replay.Call`).
+
+    Args:
+        seed: Of the errors.
+        reduced: Whether they are those of bfloat16.
+    """
+
+    def __init__(self, seed: int, reduced: bool = False):
+        self._seed = seed
+        self._reduced = reduced
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `replay.Call`."""
+        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target in _UNDEFINED:
+            return self._filled(value)
+        if node.target is operator.getitem:
+            return value
+        if isinstance(node.target, OpOverload) and node.target.is_view:
+            return value
+        if node.target in _OPEN and not kwargs.get("stable"):
+            value = self._among_equals(node, value, args, kwargs)
+        units = _UNITS_OF_SUMS if node.target in _SUMS else _UNITS
+        if isinstance(value, list | tuple):
+            return type(value)(self._disturbed(v, units) for v in value)
+        return self._disturbed(value, units)
+
+    def _uniform(self, shape_of: Tensor, most: float, dtype: torch.dtype) -> Tensor:
+        """Numbers between -most and most, in the order of memory of a tensor."""
+        device = shape_of.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        empty = torch.empty_like(shape_of, dtype=dtype)
+        return empty.uniform_(-most, most, generator=self._generators[device])
+
+    def _disturbed(self, value: Any, units: int) -> Any:
+        if not isinstance(value, Tensor) or not is_inexact(value) or value.dtype.itemsize < 2:
+            return value
+        real = value.dtype.to_real()
+        if real.itemsize < 4:
+            units = min(units, _UNITS_OF_HALVES)
+        most = units * torch.finfo(real).eps
+        if self._reduced:
+            most = max(most, _REDUCED)
+        return value * (1 + self._uniform(value, most, real))
+
+    def _filled(self, value: Tensor) -> Tensor:
+        noise = self._uniform(value, 1.0, torch.float32)
+        return (noise > 0) if value.dtype == torch.bool else (noise * 8).to(value.dtype)
+
+    def _among_equals(
+        self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The results, with indices of other elements where several are equal."""
+        given = args[0]
+        if given.is_floating_point():
+            finite = given.double().nan_to_num(0.0, 0.0, 0.0).abs()
+            most = 1e-12 * float(finite.max()) if given.numel() else 0.0
+        else:
+            most = 0.25
+        apart = given.double() + self._uniform(given, most, torch.float64)
+        found = node.target(apart, *args[1:], **kwargs)  # type: ignore[operator]
+        return found if isinstance(found, Tensor) else type(value)((value[0], found[1]))

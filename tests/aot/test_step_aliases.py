@@ -1,0 +1,139 @@
+"""Tensors of a step that share memory: tied by `.data`, views of a flat parameter, closures."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dynamo_backends
+from dynamo_backends.errors import StepCaptureError
+from tests.aot import step_nets as nets
+from tests.aot.step_checks import compare
+
+Made = tuple[Any, list[nn.Module], list[torch.optim.Optimizer]]
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, **clear: Any) -> Any:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(**clear)
+        return loss.detach()
+
+    return function
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def tied(dtype: torch.dtype) -> Made:
+    """One weight for two layers, the second transposed."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).to(dtype)
+    model[2].weight.data = model[0].weight.data.T
+    optimizer = sgd(model.parameters())
+    return plain(model, optimizer), [model], [optimizer]
+
+
+def flat(dtype: torch.dtype) -> Made:
+    """All parameters, and their gradients, are parts of one that the optimizer updates."""
+    model = nets.mlp().to(dtype)
+    whole = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    whole.grad = torch.zeros_like(whole)
+    start = 0
+    for p in model.parameters():
+        end = start + p.numel()
+        p.data = whole.data[start:end].view_as(p)
+        p.grad = whole.grad[start:end].view_as(p)
+        start = end
+    optimizer = sgd([whole])
+    return plain(model, optimizer, set_to_none=False), [model], [optimizer]
+
+
+class Overlapping(nn.Module):
+    """A buffer that is a part of another, and both are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("all", torch.zeros(6))
+        self.register_buffer("some", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(x) + self.some
+        with torch.no_grad():
+            self.all.add_(1.0)
+            self.some.mul_(0.5)
+        return y + self.all[3:] * self.all[:3]
+
+
+def buffers(dtype: torch.dtype) -> Made:
+    model = Overlapping().to(dtype)
+    model.some = model.all[1:6:2]
+    optimizer = sgd(model.parameters())
+    return plain(model, optimizer), [model], [optimizer]
+
+
+def by_closure(dtype: torch.dtype) -> Made:
+    """Parameters are read and written by other tensors on their memory, too."""
+    model = nets.mlp().to(dtype)
+    optimizer = sgd(model.parameters())
+    values = dict(model.state_dict())
+    first = model[0].weight.data
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y) + sum(v.square().sum() for v in values.values())
+        loss.backward()
+        optimizer.step()
+        first.clamp_(-0.2, 0.2)
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return function, [model], [optimizer]
+
+
+@pytest.mark.parametrize(
+    ("build", "backend"),
+    [
+        *((build, "aot_eager") for build in (tied, flat, buffers, by_closure)),
+        *((build, "openxla") for build in (tied, flat, buffers)),
+        (tied, "inductor"),
+    ],
+)
+def test_tensors_that_share_memory(build: Any, backend: str) -> None:
+    step = compare(build, nets.rows(6), backend)
+    assert (step.launches, step.compilations) == (6, 1)
+
+
+def test_memory_that_is_shared_no_longer() -> None:
+    outcomes = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        function, [model], [optimizer] = tied(torch.float64)
+        step = function
+        if compiled:
+            step = dynamo_backends.compile_step(
+                function, model=model, optimizer=optimizer, backend="aot_eager"
+            )
+        for i, (x, y) in enumerate(nets.rows(6)):
+            if i == 3:
+                model[2].weight.data = model[2].weight.data.clone()
+            step(x.double(), y)
+        outcomes.append([p.detach() for p in model.parameters()])
+    for eager, ours in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-12)
+    assert step.compilations == 2
+
+
+def test_memory_with_two_dtypes_is_refused() -> None:
+    model = nets.mlp()
+    model.register_buffer("bits", model[0].weight.data.view(torch.int32))
+    optimizer = sgd(model.parameters())
+    step = dynamo_backends.compile_step(
+        plain(model, optimizer), model=model, optimizer=optimizer, backend="aot_eager"
+    )
+    with pytest.raises(StepCaptureError, match=r"model\.bits, model\.0\.weight share memory"):
+        step(*nets.rows(1)[0])

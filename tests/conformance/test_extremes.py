@@ -1,0 +1,51 @@
+"""What the operator database with extreme values calls wrong."""
+
+import pytest
+import torch
+
+from tests.conformance import opinfo
+from tests.conformance.extremes import extreme_difference, integers, variants
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("expected", "result", "wrong"),
+    [
+        ([1.0, NAN], [1.0, NAN], None),
+        ([1.0, NAN], [1.0, 2.0], "output 0 is a number where eager is NaN"),
+        ([1.0, INF], [1.0, -INF], "output 0 is -inf where eager is inf"),
+        ([1.0, NAN], [1.1, NAN], "output 0 differs from eager by up to 1.000e-01"),
+        ([1.0, 0.0], [1.0, -0.0], "output 0 has zeros of the other sign"),
+    ],
+)
+def test_each_extreme_counts(expected: list[float], result: list[float], wrong: str | None):
+    e, r = torch.tensor(expected), torch.tensor(result)
+    assert extreme_difference([e], [r], [e.double()], signs=True) == wrong
+
+
+def test_what_eager_and_the_reference_do_not_agree_on_is_open():
+    e, p = torch.tensor([NAN, 0.0, INF]), torch.tensor([INF, -0.0, 1.0], dtype=torch.float64)
+    for right in (e, p.float()):
+        assert extreme_difference([e], [right], [p], signs=True) is None
+    assert extreme_difference([e], [torch.zeros(3)], [p], signs=True) is not None
+
+
+def test_extremes_are_planted_where_eager_takes_them():
+    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == "gather"]
+    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:2]
+
+    def accepted(sample: object) -> bool:
+        return opinfo._is_accepted(op, sample)
+
+    planted = list(variants(samples, accepted))
+    assert len(planted) == 8
+    held = torch.cat([s.input.reshape(-1) for s in planted])
+    assert held.isnan().any()
+    assert held.isinf().any()
+
+
+def test_integers_have_bounds_and_what_no_float_holds():
+    info = torch.iinfo(torch.int64)
+    assert {info.min, info.max, 2**53 + 1} <= set(integers(torch.int64))
+    assert info.min not in integers(torch.int64, divides=True)

@@ -46,6 +46,10 @@ _UNDEFINED = frozenset(
     }
 )
 
+# What they make of a number that their integers do not hold is undefined: it depends on the
+# processor and on how many elements there are.
+_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
 # Which of several equal elements their indices name is open.
 _OPEN = frozenset(
     {
@@ -79,6 +83,8 @@ class Noise:
         value = node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target in _UNDEFINED:
             return self._filled(value)
+        if node.target in _CASTS:
+            value = self._without_overflow(value, args[0])
         if node.target is operator.getitem:
             return value
         if isinstance(node.target, OpOverload) and node.target.is_view:
@@ -112,6 +118,15 @@ class Noise:
     def _filled(self, value: Tensor) -> Tensor:
         noise = self._uniform(value, 1.0, torch.float32)
         return (noise > 0) if value.dtype == torch.bool else (noise * 8).to(value.dtype)
+
+    def _without_overflow(self, value: Tensor, given: Tensor) -> Tensor:
+        """A cast's result, arbitrary where the number given has no place in its integers."""
+        to_integers = not is_inexact(value) and value.dtype != torch.bool
+        if not to_integers or not given.is_floating_point():
+            return value
+        limits, wide = torch.iinfo(value.dtype), given.double()
+        fits = (wide > limits.min - 1.0) & (wide < limits.max + 1.0)
+        return torch.where(fits, value, self._uniform(given, 1.0, torch.float32) > 0)
 
     def _among_equals(
         self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

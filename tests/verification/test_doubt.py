@@ -84,6 +84,29 @@ def test_undefined_memory_is_not_compared():
     assert compare(fresh, [torch.full((9,), 7.0), x + 1.1], x).wrong
 
 
+def test_what_a_cast_makes_of_numbers_that_its_integers_do_not_hold_is_undefined():
+    def logarithms(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.log().to(torch.int64),)
+
+    x = torch.tensor([0.0, 1.0, 8.0, 20.0])
+    assert compare(logarithms, [torch.tensor([-(2**31), 0, 2, 2])], x).wrong == ""
+    wrong = compare(logarithms, [torch.tensor([-(2**31), 0, 2, 3])], x).wrong
+    assert wrong == "output 0 differs from eager in 2 elements"
+
+
+def test_a_result_may_have_the_dtype_that_torch_promises():
+    """Statistics of layer_norm: torch promises bfloat16, and its kernel computes float32."""
+
+    def statistics(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (aten.native_layer_norm.default(x, [16], weight, None, 1e-5)[1],)
+
+    x, weight = torch.randn(8, 16, dtype=torch.bfloat16), torch.randn(16)
+    (mean,) = statistics(x, weight)
+    assert mean.dtype == torch.float32
+    assert compare(statistics, [mean.bfloat16()], x, weight).wrong == ""
+    assert "differs" in compare(statistics, [mean.bfloat16() + 1], x, weight).wrong
+
+
 def test_eagers_own_inexactness_is_admitted():
     x = torch.randn(64, 64, dtype=torch.bfloat16)
 

@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --full: go on where an earlier run stopped, and try its failures again",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full, leaves out parameters of tests that are marked `share`."""
+    if config.getoption("--full"):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("share") is not None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for name, group in groups.items():
+        (share,) = group[0].get_closest_marker("share").args
+        first = zlib.crc32(name.encode()) % min(share, len(group))
+        left_out |= set(group) - set(group[first::share])
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

@@ -2,9 +2,10 @@
 
 | what | checked |
 |---|---|
-| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi` | 2.12+ |
+| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi`, `wait_device_ops` | 2.12+ |
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,10 +48,19 @@ def lazy_graph(tensors: Sequence[Tensor]) -> tuple[str, list[int], list[Any]]:
 
 
 def lazy_sync(tensors: Sequence[Tensor]) -> None:
-    """Compiles and runs the pending computation of lazy tensors."""
-    from torch._lazy import sync_multi
+    """Compiles and runs the pending computation of lazy tensors.
 
-    sync_multi(list(tensors), [])
+    Raises:
+        RuntimeError: It failed.
+    """
+    from torch._lazy import sync_multi, wait_device_ops
+
+    try:
+        sync_multi(list(tensors), [])
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):
+            wait_device_ops()  # else the next computation would raise it again
+        raise
 
 
 def lazy_run(hash: str, inputs: Sequence[Any]) -> list[Tensor]:

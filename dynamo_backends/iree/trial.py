@@ -13,13 +13,12 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
-from dynamo_backends.backend import SUPPORTED, Bound, Support
+from dynamo_backends.backend import SUPPORTED, Support
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
@@ -30,23 +29,19 @@ from dynamo_backends.iree.importer import translate
 from dynamo_backends.iree.lowering import ENTRY, Lowered, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
-from dynamo_backends.toolkit.layouts import storage_of
-from dynamo_backends.toolkit.samples import sample, turns
+from dynamo_backends.toolkit.samples import samples
 from dynamo_backends.toolkit.trials import (
-    EagerRefused,
     alone,
     is_run,
-    judge,
+    kind_of,
     smaller,
     tensors,
     used_results,
+    why_wrong,
 )
-from dynamo_backends.verify import restore_rng, snapshot_rng
 
 TOGETHER = 24
 """So many functions are compiled in one program."""
-
-_VECTOR = 16  # from so many elements on, kernels have another form
 
 
 @dataclass(frozen=True)
@@ -108,23 +103,8 @@ def _unanswered(node: fx.Node, settings: Settings) -> Iterator[tuple[str, fx.Nod
 
 
 def _key(node: fx.Node, settings: Settings) -> str:
-    """What an answer depends on: operator, arguments, and which results are used.
-
-    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
-    and large enough for vectors.
-    """
-    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    described = fx.map_arg(
-        (node.args, node.kwargs), lambda n: _describe(n.meta["val"], elementwise)
-    )
-    return f"{settings} {node.target} {described} {used_results(node)}"
-
-
-def _describe(value: Tensor, elementwise: bool) -> str:
-    if elementwise:
-        sizes = [min(size, 2) for size in value.shape]
-        return f"{value.dtype}{sizes}{storage_of(value)}{value.numel() >= _VECTOR}"
-    return f"{value.dtype}{list(value.shape)}{value.stride()}"
+    """What an answer depends on."""
+    return f"{settings} {kind_of(node)}"
 
 
 def _untriable(node: fx.Node) -> str | None:
@@ -238,43 +218,25 @@ def _run(trial: _Trial, program: bytes) -> str | None:
         return f"IREE cannot load it: {_plain(error)}"
     if not is_run(trial.node):
         return None
-    values = [p.meta["val"] for p in trial.graph.placeholders]
-    state = snapshot_rng()
-    try:
-        answers = (
-            _compare(trial.graph, run, _sample(trial.node, values, i)) for i in range(turns(values))
-        )
-        return next((wrong for wrong in answers if wrong is not None), None)
-    finally:
-        restore_rng(state)
+    given = (_adapted(trial.node, args) for args in samples(trial.node))
+    return why_wrong(trial.graph, run, given, "IREE", _plain)
 
 
-def _sample(node: fx.Node, values: Sequence[Tensor], turn: int) -> list[Tensor]:
+def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
     """Inputs of a trial, with sums of products as large as networks have them: about 1.
 
     The accuracy rule knows no other scale.
     """
-    chosen = sample(node.target, values, turn)
     if rules.is_unsettled_at_infinity(node):
-        chosen = [torch.where(x.isinf(), 1.0, x) for x in chosen]
+        args = [torch.where(x.isinf(), 1.0, x) for x in args]
     product = rules.right_operand(node)
-    if product is not None and chosen[0].dtype.is_floating_point:
+    if product is not None and args[0].dtype.is_floating_point:
         operand, count = product
-        chosen[node.all_input_nodes.index(operand)] *= max(count, 1) ** -0.5
-    return chosen
+        args[node.all_input_nodes.index(operand)] *= max(count, 1) ** -0.5
+    return args
 
 
-def _compare(graph: Graph, run: Bound, args: list[Any]) -> str | None:
-    try:
-        wrong = judge(graph, run, args)
-    except EagerRefused:
-        return None  # not inputs that this operator takes; the graph's own will be
-    except Exception as error:
-        return f"IREE cannot run it: {_plain(error)}"
-    return None if wrong is None else f"in a trial IREE's {wrong}"
-
-
-def _plain(error: Exception) -> str:
+def _plain(error: BaseException) -> str:
     """The first line of one of the runtime's messages, without places in its source."""
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else type(error).__name__

@@ -7,7 +7,8 @@ left to eager. Every other lowering is still tried on each kind of call before i
 import functools
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, onnx_registry
 from dynamo_backends.toolkit.trials import used_results
@@ -30,6 +31,10 @@ WRONG: dict[str, str] = {
     "log1p.default": "it is lowered to log(1 + x), which has no correct digit for small x",
 }
 """Lowerings that are wrong on inputs that a trial does not show, by the overload's name."""
+
+_LOSE_NAN = frozenset({"max_pool2d_with_indices.default", "max_pool3d_with_indices.default"})
+"""Where ONNX Runtime's kernels turn NaN into a number. Without them hardly any network of images
+would run whole, so their trials have no NaN; what else loses it is refused by its trial."""
 
 _FIRST_RESULT = frozenset(
     {
@@ -71,3 +76,10 @@ def lowered_overloads() -> frozenset[OpOverload]:
     """Every overload that has a lowering that is used."""
     targets = (metas[0].fx_target for metas in registry().functions.values())
     return frozenset(t for t in targets if isinstance(t, OpOverload) and is_lowered(t))
+
+
+def spared(node: fx.Node, tensor: Tensor) -> Tensor:
+    """An input of a trial without what a call is known to compute otherwise."""
+    if str(node.target).removeprefix("aten.") in _LOSE_NAN and tensor.is_floating_point():
+        return torch.where(tensor.isnan(), 0.25, tensor)
+    return tensor

@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 
@@ -21,12 +21,18 @@ LOSE_NAN = frozenset(
         "clamp_min.default",
         "hardsigmoid.default",
         "hardtanh.default",
+        "max_pool2d_with_indices.default",
+        "max_pool3d_with_indices.default",
         "relu.default",
     }
 )
-"""Activations in which OpenVINO's kernels turn NaN into a number, as the processor's own maximum
-and minimum do. Without them hardly any network would run whole, so their trials have no NaN; other
+"""Operators in which OpenVINO's kernels turn NaN into a number, as the processor's own maximum and
+minimum do. Without them hardly any network would run whole, so their trials have no NaN; other
 operators that lose it are refused by their trial."""
+
+SOFTMAX = frozenset({"_log_softmax.default", "_softmax.default"})
+"""Where a row has NaN or an infinity that makes eager's whole row NaN, OpenVINO's has it beside
+numbers. Their trials have neither, for the same reason."""
 
 WHOLE = (
     "_scaled_dot_product_flash_attention_for_cpu.default",
@@ -77,9 +83,14 @@ def why_not(node: fx.Node) -> str | None:
     return WRONG.get(str(node.target).removeprefix("aten."))
 
 
-def loses_nan(node: fx.Node) -> bool:
-    """Whether a call is one of `LOSE_NAN`."""
-    return str(node.target).removeprefix("aten.") in LOSE_NAN
+def spared(node: fx.Node, tensor: Tensor) -> Tensor:
+    """An input of a trial without what a call is known to compute otherwise."""
+    name = str(node.target).removeprefix("aten.")
+    if name in LOSE_NAN | SOFTMAX and tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), 0.25, tensor)
+    if name in SOFTMAX:
+        tensor = torch.where(tensor == torch.inf, 1.5, tensor)
+    return tensor
 
 
 @functools.cache

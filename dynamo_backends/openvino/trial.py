@@ -8,7 +8,6 @@ a graph depends on them, and each answer has a reason. Answers are remembered fo
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,19 +20,17 @@ from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
-from dynamo_backends.openvino.samples import extreme_sample
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.toolkit.known import known_value
+from dynamo_backends.toolkit.samples import samples
 from dynamo_backends.toolkit.trials import (
-    EagerRefused,
     alone,
     is_run,
-    judge,
     kind_of,
     smaller,
     tensors,
+    why_wrong,
 )
-from dynamo_backends.verify import restore_rng, snapshot_rng
 
 _answers: dict[str, Support] = {}
 _lock = threading.RLock()
@@ -128,23 +125,11 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
         return f"its conversion to OpenVINO failed: {plain(error)}"
     if floats and not is_run(node):
         return None
-    state = snapshot_rng()
-    try:
-        return _compare(graph, run, known or extreme_sample(node))
-    finally:
-        restore_rng(state)
+    chosen = ([rules.spared(node, x) for x in args] for args in samples(node))
+    given = [list(known)] if known else chosen
+    return why_wrong(graph, run, given, "OpenVINO", plain)
 
 
 def _has_only_floats(graph: Graph) -> bool:
     values = (n.meta["val"] for n in (*graph.placeholders, *graph.outputs))
     return all(v.dtype.is_floating_point for v in values)
-
-
-def _compare(graph: Graph, run: Any, args: Sequence[Tensor]) -> str | None:
-    try:
-        wrong = judge(graph, run, args)
-    except EagerRefused as error:
-        return f"eager does not run it on the inputs of a trial ({error})"
-    except Exception as error:
-        return f"OpenVINO cannot run it: {plain(error)}"
-    return None if wrong is None else f"in a trial OpenVINO's {wrong}"

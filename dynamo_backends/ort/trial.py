@@ -6,7 +6,7 @@ lowering that fails and one that means something else are found before a graph d
 each answer has a reason. Answers are remembered for the process.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
-from dynamo_backends.toolkit.samples import sample, turns
 from dynamo_backends.toolkit.trials import (
     Answers,
     attempt,
@@ -94,9 +93,4 @@ def _run(node: fx.Node, compile_graph: Compile, expanded: bool) -> str | None:
         ).bind(())[0]
         return run
 
-    return attempt(node, make, lambda: _samples(node), _VENDOR, plain)
-
-
-def _samples(node: fx.Node) -> Iterator[list[Any]]:
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    return (sample(node.target, values, i) for i in range(turns(values)))
+    return attempt(node, make, _VENDOR, plain, rules.spared)

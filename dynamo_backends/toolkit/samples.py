@@ -1,28 +1,156 @@
-"""Inputs for trials: what implementations of an operator tend to differ on."""
+"""Inputs for trials: what implementations of an operator tend to differ on.
 
+Each call is run on several samples. The first ones hold usual numbers, and, where an operator works
+element by element, halves, infinities, NaN and zeros of both signs. Further ones pair these with
+one another, put NaN and infinities into rows that are reduced, repeat the largest element, and put
+integers at the bounds of their types. So few elements never hold all of it; then there are more
+samples.
+"""
+
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+_NAN, _INF = float("nan"), float("inf")
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
-_SPECIAL = (float("nan"), float("inf"), -float("inf"))
-_ENOUGH = len(_FLOATS) + len(_SPECIAL)
+_SPECIAL = (_NAN, _INF, -_INF)
+_KNOWN = (*_FLOATS, *_SPECIAL)
+_PAIRS = tuple(itertools.product((0.0, -0.0, 1.5, -1.5, *_SPECIAL), repeat=2))
+_MOST_TURNS = 8  # of pairs, in tensors of a few elements
 
-# Reductions whose results show how NaN is treated.
-_ORDERED = {"amax", "amin", "max", "min", "argmax", "argmin", "aminmax", "cummax", "cummin"}
+# What is special about a row, and where: at its start, in its middle, or at its end.
+_ROWS = ((_NAN, 0.0), (_NAN, 0.5), (_NAN, 1.0), (_INF, 0.0), (-_INF, 1.0), (-_INF, None))
+
+_FIRST = frozenset({"argmax", "argmin", "max", "min"})
+"""Their indices are those of the first of several equal elements."""
+
+_TIES_ARE_OPEN = frozenset({"kthvalue", "median", "mode", "nanmedian", "sort", "topk"})
+"""Their indices are those of any of several equal elements."""
+
+_BY_ROWS = frozenset(
+    {
+        "_adaptive_avg_pool2d",
+        "_log_softmax",
+        "_softmax",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumsum",
+        "kthvalue",
+        "logcumsumexp",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "mean",
+        "native_group_norm",
+        "native_layer_norm",
+        "sort",
+        "topk",
+    }
+)
+"""Operators that reduce or order rows, and are not tagged as reductions."""
+
+_MOVES = frozenset(
+    {
+        "_to_copy",
+        "cat",
+        "clone",
+        "constant_pad_nd",
+        "copy",
+        "embedding",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "masked_select",
+        "repeat",
+        "roll",
+        "stack",
+        "tril",
+        "triu",
+    }
+)
+"""Operators that only move elements, and are no views."""
+
+# Arguments whose values are positions or sizes; anything else may hold any number.
+_POSITIONS = frozenset(
+    {
+        "boundaries",
+        "index",
+        "indices",
+        "input_lengths",
+        "lengths",
+        "offsets",
+        "repeats",
+        "sorted_sequence",
+        "target",
+        "target_lengths",
+        "targets",
+    }
+)
+_COUNTS = frozenset(
+    {
+        "__lshift__",
+        "__rshift__",
+        "bincount",
+        "bitwise_left_shift",
+        "bitwise_right_shift",
+        "one_hot",
+        "repeat_interleave",
+    }
+)
+
+
+def samples(node: fx.Node) -> Iterator[list[Tensor]]:
+    """What a call is tried on: one tensor per node that it reads, the same ones at each trial.
+
+    Args:
+        node: The call, with fake tensors.
+    """
+    for found in _all_samples(node):
+        yield _defined(node, found)
+
+
+def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    for turn in range(turns(values)):
+        yield sample(node.target, values, turn)
+    floats = [i for i, v in enumerate(values) if v.dtype.is_floating_point and v.numel()]
+    if _is_pointwise(node.target):
+        if len(floats) > 1 and len({values[i].shape for i in floats}) == 1:
+            yield from _paired(node, values, floats)
+    elif floats and _keeps_rows_apart(node.target):
+        yield from _special_rows(node, values, floats)
+    yield from _extreme(node, values)
+
+
+def _defined(node: fx.Node, found: list[Tensor]) -> list[Tensor]:
+    """A sample without numbers that a cast to integers has no result for."""
+    value = node.meta["val"]
+    if _name(node.target) != "_to_copy" or not _is_integer(value):
+        return found
+    least = -100 if value.dtype.is_signed else 0
+    return [
+        x.nan_to_num(0.25, 0.25, 0.25).clamp(least, 100) if x.is_floating_point() else x
+        for x in found
+    ]
 
 
 def turns(values: Sequence[Tensor]) -> int:
-    """How many samples of (fake) inputs are needed to show everything that a sample can hold."""
-    largest = max((v.numel() for v in values), default=_ENOUGH)
-    return 1 if largest == 0 or largest >= _ENOUGH else math.ceil(_ENOUGH / largest)
+    """How many samples of (fake) inputs are needed to show all of the usual numbers."""
+    largest = max((v.numel() for v in values), default=len(_KNOWN))
+    return math.ceil(len(_KNOWN) / largest) if 0 < largest < len(_KNOWN) else 1
 
 
 def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
-    """One tensor per (fake) input of a call, the same ones for each call of the same kind.
+    """One of the first samples of an operator.
 
     Operators that work element by element get integers of both signs, halves, infinities and NaN;
     others get numbers that are also valid as indices and as parts of a mask.
@@ -33,41 +161,57 @@ def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
         turn: Which of the samples (see `turns`).
     """
     generator = torch.Generator().manual_seed(turn)
-    name = str(op).split(".")[1] if "." in str(op) else str(op)
-    if torch.Tag.pointwise in getattr(op, "tags", ()):
-        floats, integers = _pointwise_floats, _signed_integers
-    elif name in _ORDERED:
-        floats, integers = _floats_with_nan, _indices
-    else:
-        floats, integers = _floats, _indices
-    return [_tensor(v, floats, integers, turn, generator) for v in values]
+    floats, integers = _floats, _indices
+    if _is_pointwise(op):
+        floats, integers = functools.partial(_known_floats, turn=turn), _signed_integers
+    return [_tensor(v, floats, integers, generator) for v in values]
 
 
-Line = Callable[[int, int, torch.Generator], Tensor]
+def _is_pointwise(op: Any) -> bool:
+    return torch.Tag.pointwise in getattr(op, "tags", ())
 
 
-def _tensor(
-    fake: Tensor, floats: Line, integers: Line, turn: int, generator: torch.Generator
-) -> Tensor:
+def _name(op: Any) -> str:
+    return str(getattr(op, "overloadpacket", op)).removeprefix("aten.")
+
+
+def _keeps_rows_apart(op: Any) -> bool:
+    """Whether one NaN concerns one row, or less, of an operator's results, whoever computes it."""
+    tags = getattr(op, "tags", ())
+    return (
+        getattr(torch.Tag, "reduction", None) in tags
+        or _name(op) in _BY_ROWS | _MOVES
+        or bool(getattr(op, "is_view", False))
+    )
+
+
+Line = Callable[[int, torch.Generator], Tensor]
+
+
+def _tensor(fake: Tensor, floats: Line, integers: Line, generator: torch.Generator) -> Tensor:
     count = fake.numel()
     if fake.dtype == torch.bool:
-        line = _indices(count, turn, generator)
-    elif fake.dtype.is_floating_point:
-        line = floats(count, turn, generator)
+        line = _indices(count, generator)
+    elif fake.dtype.is_floating_point or fake.dtype.is_complex:
+        line = floats(count, generator)
     else:
-        line = integers(count, turn, generator)
+        line = integers(count, generator)
         line = line if fake.dtype.is_signed else line.abs()
-    dense = line.to(fake.device, fake.dtype).view(fake.shape)
+    return _stored_as(fake, line.to(fake.device, fake.dtype).view(fake.shape))
+
+
+def _stored_as(fake: Tensor, dense: Tensor) -> Tensor:
+    """The same elements with the strides of a fake tensor."""
     if 0 in fake.stride():
         return dense
     strided = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
     return strided.copy_(dense)
 
 
-def _pointwise_floats(count: int, turn: int, generator: torch.Generator) -> Tensor:
+def _known_floats(count: int, generator: torch.Generator, turn: int) -> Tensor:
     line = torch.randn(count, generator=generator)
-    known = torch.tensor([*_FLOATS, *_SPECIAL])
-    if count < _ENOUGH:
+    known = torch.tensor(_KNOWN)
+    if count < len(known):
         start = turn * count
         return torch.cat([known, known])[start : start + count]
     places = torch.randperm(count, generator=generator)[: len(known)]
@@ -75,51 +219,119 @@ def _pointwise_floats(count: int, turn: int, generator: torch.Generator) -> Tens
     return line
 
 
-def _floats_with_nan(count: int, turn: int, generator: torch.Generator) -> Tensor:
-    line = torch.randn(count, generator=generator)
-    if turn % 2 == 0 and count > 2:
-        line[count // 2] = float("nan")
-    return line
-
-
-def _floats(count: int, turn: int, generator: torch.Generator) -> Tensor:
+def _floats(count: int, generator: torch.Generator) -> Tensor:
     return torch.randn(count, generator=generator)
 
 
-def _signed_integers(count: int, turn: int, generator: torch.Generator) -> Tensor:
+def _tied_floats(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(-2, 3, (count,), generator=generator)
+
+
+def _signed_integers(count: int, generator: torch.Generator) -> Tensor:
     sign = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
     return torch.randint(1, 8, (count,), generator=generator) * sign
 
 
-def _indices(count: int, turn: int, generator: torch.Generator) -> Tensor:
+def _indices(count: int, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, (count,), generator=generator)
 
 
-# Arguments whose values are positions or sizes; anything else may hold any number.
-_POSITIONS = {"index", "indices", "offsets", "target", "repeats", "boundaries"}
-_COUNTS = {"one_hot", "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"}
+def _paired(
+    node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
+) -> Iterator[list[Tensor]]:
+    """Samples in which each of the numbers that are special meets each other one."""
+    count = values[floats[0]].numel()
+    for turn in range(min(_MOST_TURNS, math.ceil(len(_PAIRS) / count))):
+        found = sample(node.target, values)
+        for order, place in enumerate(floats):
+            line = [_PAIRS[(turn * count + i) % len(_PAIRS)][order % 2] for i in range(count)]
+            dense = torch.tensor(line).to(values[place].dtype).view(values[place].shape)
+            found[place] = _stored_as(values[place], dense.to(values[place].device))
+        yield found
 
 
-def spread_extremes(node: fx.Node, tensors: Sequence[Tensor]) -> None:
-    """Puts the largest and smallest integers of their type into a call's sample, in place.
+def _special_rows(
+    node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
+) -> Iterator[list[Tensor]]:
+    """Samples with NaN and infinities at all places of rows, and with several equal elements."""
+    kinds = _ROWS[:-1] if _name(node.target) in _TIES_ARE_OPEN else _ROWS
+    fewest = min(values[i].numel() // _length(values[i]) for i in floats)
+    for turn in range(math.ceil(len(kinds) / fewest)):
+        found = sample(node.target, values)
+        for place in floats:
+            special = _with_special_rows(found[place], kinds, turn)
+            found[place] = _stored_as(values[place], special)
+        yield found
+    last = sample(node.target, values)
+    for place in floats:
+        last[place] = _stored_as(values[place], _with_nan_at_the_end(last[place]))
+    yield last
+    if _name(node.target) in _FIRST:
+        generator = torch.Generator().manual_seed(0)
+        yield [_tensor(v, _tied_floats, _signed_integers, generator) for v in values]
+
+
+def _length(value: Tensor) -> int:
+    return value.shape[-1] if value.ndim else 1
+
+
+def _with_special_rows(
+    tensor: Tensor, kinds: Sequence[tuple[float, float | None]], turn: int
+) -> Tensor:
+    """Rows that hold one of the kinds of `_ROWS` each, at other places in other rows."""
+    rows = tensor.clone(memory_format=torch.contiguous_format).view(-1, _length(tensor))
+    count, length = rows.shape
+    numbers = torch.arange(count)
+    for kind, (special, start) in enumerate(kinds):
+        chosen = numbers[(numbers + turn * count) % len(kinds) == kind]
+        if start is None:
+            rows[chosen] = special
+        else:
+            first = round(start * (length - 1))
+            rows[chosen, (first - chosen // len(kinds)) % length] = special
+    return rows.view(tensor.shape)
+
+
+def _with_nan_at_the_end(tensor: Tensor) -> Tensor:
+    line = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    line[-1] = _NAN
+    return line.view(tensor.shape)
+
+
+def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Samples with integers at the bounds of their types, in all inputs and in one alone.
 
     So arithmetic that is done in another width shows, and what is only moved must arrive whole.
     Tensors that hold positions or sizes are left as they are.
-
-    Args:
-        node: The call.
-        tensors: One per node that it reads.
     """
     positions = _positions(node)
-    for source, tensor in zip(node.all_input_nodes, tensors, strict=True):
-        if source not in positions and _is_integer(tensor.dtype) and 0 not in tensor.stride():
-            _write_extremes(tensor)
+    nodes = node.all_input_nodes
+    places = [i for i, v in enumerate(values) if nodes[i] not in positions and _is_integer(v)]
+    chosen = [places, places[:1]] if len(places) > 1 else [places]
+    for which in chosen if places else ():
+        count = len(extremes(values[which[0]].dtype))
+        for turn in range(math.ceil(count / max(1, min(values[i].numel() for i in which)))):
+            found = sample(node.target, values, turn)
+            for place in which:
+                _write(found[place], extremes(values[place].dtype), turn + place)
+            yield found
+
+
+def extremes(dtype: torch.dtype) -> tuple[int, ...]:
+    """Integers at and near the bounds of a type, and those that no float of its width holds.
+
+    The smallest is not among them: eager itself ends the process when that is divided by -1.
+    """
+    info = torch.iinfo(dtype)
+    wide = (2**53 + 1, 2**31 - 7, 2**24 + 1)
+    near = (info.max, info.min + 1, info.max // 3, info.min // 5 + 1)
+    return (*near, *(n for n in wide if n < info.max))
 
 
 def _positions(node: fx.Node) -> set[fx.Node]:
     """The tensors among a call's arguments that hold positions or sizes."""
     target: Any = node.target
-    if target._schema.name.partition("::")[2] in _COUNTS:
+    if _name(target) in _COUNTS:
         return set(node.all_input_nodes)
     found: set[fx.Node] = set()
     arguments = target._schema.arguments
@@ -130,17 +342,18 @@ def _positions(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _is_integer(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+def _is_integer(value: Tensor) -> bool:
+    dtype = value.dtype
+    is_number = not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+    return is_number and value.numel() > 0 and 0 not in value.stride()
 
 
-def _write_extremes(tensor: Tensor) -> None:
-    info = torch.iinfo(tensor.dtype)
-    known: Sequence[int] = (info.max, info.min + 1, info.max // 3, info.min // 5 + 1)
-    count = min(len(known), tensor.numel())
+def _write(tensor: Tensor, numbers: Sequence[int], turn: int) -> None:
+    """Puts numbers into a tensor, spread over it, beginning with another one in each turn."""
+    count = min(len(numbers), tensor.numel())
     places = torch.linspace(0, tensor.numel() - 1, count).long()
-    for place, number in zip(places.tolist(), known, strict=False):
-        tensor[_index(tensor, place)] = number
+    for i, place in enumerate(places.tolist()):
+        tensor[_index(tensor, place)] = numbers[(turn * count + i) % len(numbers)]
 
 
 def _index(tensor: Tensor, place: int) -> tuple[int, ...]:

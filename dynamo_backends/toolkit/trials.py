@@ -23,7 +23,9 @@ from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.toolkit.samples import samples
 from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.rule import aliases, shape_difference
 
 T = TypeVar("T")
 
@@ -32,6 +34,7 @@ LARGE = 1 << 20
 
 _TOO_LARGE = 1 << 24  # to be run, if the call cannot be made on fewer elements
 _SIZES = (4096, 1024, 256, 64, 16)
+_VECTOR = 16  # from so many elements on, kernels have another form
 _ROWS = 2  # 1 is special to some operators
 
 # The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
@@ -218,36 +221,82 @@ class EagerRefused(Exception):
     """Eager does not take the inputs of a trial."""
 
 
-def judge(
-    graph: Graph, run: Callable[[list[Any]], Sequence[Any]], args: Sequence[Any]
-) -> str | None:
-    """What is wrong with a call's results, in words; None if nothing is.
+Run = Callable[[list[Any]], Sequence[Any]]
+"""A compiled call, on the list of its inputs."""
+
+
+class Judge:
+    """Compares what a compiled call does with eager.
 
     Args:
         graph: From `alone`.
-        run: The compiled call, on the list of its inputs.
-        args: Inputs of the trial.
-
-    Raises:
-        EagerRefused: Eager does not take these inputs, so they show nothing.
     """
-    try:
-        expected = graph.module(*args)
-        precise = in_float64(graph.module)(*map(widen, args))
-    except Exception as error:
-        raise EagerRefused(type(error).__name__) from error
-    results = run(list(args))
-    if _is_unwritten(graph):
-        expected, results, precise = (
-            [torch.zeros_like(x) for x in values] for values in (expected, results, precise)
-        )
-    compared: Sequence[Sequence[Any]] = (expected, results, precise)
-    if not _is_elementwise(graph) and len(expected) == len(results):
-        scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
-        compared = list(zip(*scaled, strict=True))
-    with silenced("torch._dynamo"):  # which says that a reference has NaN
-        wrong = difference(*compared)
-    return _imprecise(graph, expected, results, precise) if wrong is None else wrong
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._precise = in_float64(graph.module)
+        self._promised = [n.meta["val"].stride() for n in graph.outputs]
+
+    def __call__(self, run: Run, args: Sequence[Any]) -> str | None:
+        """What is wrong with a call's results, in words; None if nothing is.
+
+        Args:
+            run: The compiled call.
+            args: Inputs of the trial.
+
+        Raises:
+            EagerRefused: Eager does not take these inputs, so they show nothing.
+        """
+        graph = self._graph
+        try:
+            expected = graph.module(*args)
+            precise = self._precise(*map(widen, args))
+        except Exception as error:
+            raise EagerRefused(type(error).__name__) from error
+        before = [x.clone() for x in args]
+        results = run(list(args))
+        wrong = self._handling(args, before, expected, results)
+        if wrong is not None:
+            return wrong
+        if _is_unwritten(graph):
+            expected, results, precise = (
+                [torch.zeros_like(x) for x in values] for values in (expected, results, precise)
+            )
+        compared: Sequence[Sequence[Any]] = (expected, results, precise)
+        if not _is_elementwise(graph):
+            scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
+            compared = list(zip(*scaled, strict=True))
+        with silenced("torch._dynamo"):  # which says that a reference has NaN
+            wrong = difference(*compared)
+        return _imprecise(graph, expected, results, precise) if wrong is None else wrong
+
+    def _handling(
+        self,
+        args: Sequence[Any],
+        before: Sequence[Any],
+        expected: Sequence[Any],
+        results: Sequence[Any],
+    ) -> str | None:
+        """What is wrong about anything but the values of the results."""
+        if len(results) != len(expected):
+            return f"results are {len(results)} instead of {len(expected)}"
+        for i, (e, r, promised) in enumerate(zip(expected, results, self._promised, strict=True)):
+            text = shape_difference(e, r, promised)
+            if text is not None:
+                return f"output {i} {text}"
+        pairs = zip(aliases(args, expected), aliases(args, results), strict=True)
+        for i, (usual, found) in enumerate(pairs):
+            if not set(found) <= set(usual):
+                return f"output {i} shares memory that eager's does not"
+        for i, (now, then) in enumerate(zip(args, before, strict=True)):
+            if not _is_same(now, then):
+                return f"run writes to input {i}"
+        return None
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a kind have the same elements, NaN among them."""
+    return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
 
 
 def _is_unwritten(graph: Graph) -> bool:
@@ -314,14 +363,15 @@ class Answers(Generic[T]):
 def kind_of(node: fx.Node) -> str:
     """What an answer depends on: operator, arguments, and which results are used.
 
-    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more.
+    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
+    and large enough for vectors.
     """
     elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
 
     def describe(value: Tensor) -> str:
         if elementwise:
             sizes = [min(size, 2) for size in value.shape]
-            return f"{value.dtype}{sizes}{storage_of(value)}"
+            return f"{value.dtype}{sizes}{storage_of(value)}{value.numel() >= _VECTOR}"
         return f"{value.dtype}{list(value.shape)}{value.stride()}"
 
     described = fx.map_arg((node.args, node.kwargs), lambda n: describe(n.meta["val"]))
@@ -342,19 +392,19 @@ def not_plain(node: fx.Node, vendor: str) -> str | None:
 
 def attempt(
     node: fx.Node,
-    make: Callable[[Graph], Callable[[list[Any]], Sequence[Any]]],
-    samples: Callable[[], Iterable[list[Any]]],
+    make: Callable[[Graph], Run],
     vendor: str,
     plain: Callable[[BaseException], str],
+    spare: Callable[[fx.Node, Tensor], Tensor] = lambda node, tensor: tensor,
 ) -> str | None:
     """What is wrong with a call compiled alone, and run on samples; None if nothing is.
 
     Args:
         node: The call (see `smaller`); if it is too large even so, it is compiled only.
-        make: Compiles a graph to a function of the list of its inputs.
-        samples: Inputs for the call, one list for each run.
+        make: Compiles a graph.
         vendor: Whose name appears in what is said.
         plain: Makes one line of one of the vendor's errors.
+        spare: Takes what is accepted as a difference out of an input.
     """
     graph = alone(node)
     if not graph.outputs:
@@ -369,25 +419,40 @@ def attempt(
         return f"{vendor} cannot lower it: {plain(error)}"
     if not is_run(node):
         return None
-    state = snapshot_rng()
-    try:
-        answers = (_judged(graph, run, args, vendor, plain) for args in samples())
-        return next((wrong for wrong in answers if wrong is not None), None)
-    finally:
-        restore_rng(state)
+    given = ([spare(node, x) for x in args] for args in samples(node))
+    return why_wrong(graph, run, given, vendor, plain)
 
 
-def _judged(
+def why_wrong(
     graph: Graph,
-    run: Callable[[list[Any]], Sequence[Any]],
-    args: list[Any],
+    run: Run,
+    given: Iterable[list[Any]],
     vendor: str,
     plain: Callable[[BaseException], str],
 ) -> str | None:
+    """Runs a compiled call on all samples; what is wrong, in words, or None if nothing is.
+
+    Args:
+        graph: From `alone`.
+        run: The compiled call.
+        given: Inputs, one list for each run (see `samples`).
+        vendor: Whose name appears in what is said.
+        plain: Makes one line of one of the vendor's errors.
+    """
+    judged, refused, state = 0, "", snapshot_rng()
     try:
-        wrong = judge(graph, run, args)
-    except EagerRefused:
-        return None  # not inputs that this operator takes; the graph's own will be
+        compare = Judge(graph)
+        for args in given:
+            try:
+                wrong = compare(run, args)
+            except EagerRefused as error:  # an operator does not take every number
+                refused = str(error)
+                continue
+            if wrong is not None:
+                return f"in a trial {vendor}'s {wrong}"
+            judged += 1
     except Exception as error:
         return f"{vendor} cannot run it: {plain(error)}"
-    return None if wrong is None else f"in a trial {vendor}'s {wrong}"
+    finally:
+        restore_rng(state)
+    return None if judged else f"eager does not run it on the inputs of a trial ({refused})"

@@ -5,12 +5,9 @@ run once. So a missing conversion, a program that cannot be generated and one th
 else are found before a graph depends on them, and each answer has a reason.
 """
 
-from collections.abc import Iterator
-
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.toolkit.samples import sample, spread_extremes, turns
 from dynamo_backends.toolkit.trials import (
     Answers,
     attempt,
@@ -55,19 +52,6 @@ def _untriable(node: fx.Node) -> str | None:
 
 
 def _try(node: fx.Node) -> Support:
-    reason = attempt(
-        node,
-        lambda graph: compile_graph(graph, _SETTINGS).bind(())[0],
-        lambda: _samples(node),
-        _VENDOR,
-        plain,
-    )
+    make = lambda graph: compile_graph(graph, _SETTINGS).bind(())[0]  # noqa: E731
+    reason = attempt(node, make, _VENDOR, plain, rules.spared)
     return SUPPORTED if reason is None else Support(False, reason)
-
-
-def _samples(node: fx.Node) -> Iterator[list[Tensor]]:
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    for turn in range(turns(values)):
-        found = sample(node.target, values, turn)
-        spread_extremes(node, found)
-        yield found

@@ -95,6 +95,7 @@ def by_closure(dtype: torch.dtype) -> Made:
     return function, [model], [optimizer]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("build", "backend"),
     [

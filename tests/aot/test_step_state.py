@@ -35,6 +35,7 @@ def _one_head(world: World) -> Any:
     return function
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_parameters_that_the_step_does_not_use(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -46,6 +47,7 @@ def test_gradients_of_parameters_that_the_step_does_not_use(backend: str) -> Non
     assert step.compilations <= 4
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_gradients_of_zeros_are_gradients(backend: str) -> None:
     def make(world: World) -> Any:
@@ -114,12 +116,14 @@ def _by_hand(world: World) -> Any:
     return function
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("make", [_scheduler_after, _several_schedulers, _plateau, _by_hand])
 def test_the_learning_rate_may_be_changed_by_the_step(make: Any) -> None:
     step = assert_equal(make, backend="aot_eager")
     assert step.compilations <= 3
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", ["openxla", "inductor"])
 def test_schedulers_in_a_step_of_every_backend(backend: str) -> None:
     assert assert_equal(_scheduler_after, backend=backend).compilations == 1
@@ -148,6 +152,7 @@ def _descent_by_hand(world: World) -> Any:
     return function
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [_clamped, _descent_by_hand])
 def test_data_may_be_replaced_by_the_step(make: Any, backend: str) -> None:
@@ -166,6 +171,7 @@ def _images(i: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 3, (5,), generator=generator)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_data_may_be_replaced_with_another_layout(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -176,6 +182,7 @@ def test_data_may_be_replaced_with_another_layout(backend: str) -> None:
     assert step.compilations == 2
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_data_may_be_transposed_where_it_is(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -187,6 +194,7 @@ def test_data_may_be_transposed_where_it_is(backend: str) -> None:
     assert_equal(_plain, between, backend=backend, model=square)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_a_model_may_change_its_dtype(backend: str) -> None:
     def make(world: World) -> Any:
@@ -225,6 +233,7 @@ def _flag(model: Any) -> None:
     model[1].inplace = True
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("change", [_relu_for_tanh, _new_linear, _own_forward, _flag])
 def test_modules_and_methods_may_be_replaced(change: Any) -> None:
     def between(world: World, i: int) -> None:
@@ -258,6 +267,7 @@ def test_a_function_that_a_module_calls_may_be_replaced() -> None:
     assert step.compilations == 3
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_other_leaves_accumulate(backend: str) -> None:
     def make(world: World) -> Any:
@@ -274,6 +284,7 @@ def test_gradients_of_other_leaves_accumulate(backend: str) -> None:
     assert_equal(make, between, backend=backend, steps=4)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_gradients_of_the_batch_are_left_there(backend: str) -> None:
     batches: list[Tensor] = []
@@ -300,6 +311,7 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, 0.01)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("optimizer", [momentum, adamw])
 def test_layers_may_be_frozen_and_unfrozen(optimizer: Any, backend: str) -> None:
@@ -319,6 +331,7 @@ def test_layers_may_be_frozen_and_unfrozen(optimizer: Any, backend: str) -> None
     assert step.compilations == 3
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("optimizer", [momentum, adamw])
 def test_parameters_may_be_added(optimizer: Any) -> None:
     def between(world: World, i: int) -> None:
@@ -343,6 +356,7 @@ def test_parameters_may_be_added(optimizer: Any) -> None:
     )
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("key", ["momentum", "nesterov", "weight_decay", "maximize"])
 def test_settings_may_be_switched_on(key: str) -> None:
     def between(world: World, i: int) -> None:

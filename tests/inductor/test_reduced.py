@@ -131,6 +131,17 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, list[Tensor]]]] = {
 }
 
 
+def under_autocast(module: nn.Module, inputs: list[Tensor]) -> Any:
+    """A module's results in bfloat16; None if torch's LSTM refuses it on this processor."""
+    with autocast_bfloat16():
+        try:
+            return module(*inputs)
+        except RuntimeError:  # oneDNN has no such kernel for it
+            if not isinstance(module, nn.LSTM):
+                raise
+            return None
+
+
 @pytest.mark.parametrize("choice", ["whole", "products"])
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_about_as_exact_as_under_autocast(
@@ -152,16 +163,15 @@ def test_results_are_about_as_exact_as_under_autocast(
     compiled = torch.compile(module, backend="inductor_freezing", options=BFLOAT16)
     with torch.no_grad():
         found, expected = compiled(*inputs), module(*inputs)
-        with autocast_bfloat16():
-            usual = module(*inputs)
+        usual = under_autocast(module, inputs)
         precise = module.double()(*(x.double() for x in inputs))
     errors = []
-    for result in (usual, found, expected):
+    for result in (found if usual is None else usual, found, expected):
         tensors, of_double = (torch.utils._pytree.tree_leaves(t) for t in (result, precise))
         errors.append(relative_error(of_double, [t.float() for t in tensors]))
     assert bool(asked) == (name in ("attention", "attention with a mask"))
     by_autocast, by_us, by_eager = errors
-    assert by_us < 1.5 * by_autocast + 1e-6
+    assert by_us < (1e-2 if usual is None else 1.5 * by_autocast + 1e-6)
     assert name == "lstm" or by_us > 10 * by_eager, "it is computed in bfloat16"
     leaves = torch.utils._pytree.tree_leaves
     assert [t.dtype for t in leaves(found)] == [t.dtype for t in leaves(expected)]

@@ -137,3 +137,14 @@ def test_a_torch_without_it(name: str, monkeypatch: pytest.MonkeyPatch):
 
 def test_importing_starts_nothing():
     assert changes("import dynamo_backends.lazy.lowering, dynamo_backends.lazy.runtime") == []
+
+
+def test_a_recording_that_failed_does_not_make_the_next_one_fail():
+    """Inputs are recorded as zeros, by which integers cannot be divided."""
+    x, y = torch.arange(12), torch.full((12,), 7)
+    for name, fn in (("ltc", lambda x, y: x // y * 2), ("ltc_trace", lambda x, y: x * 2 - y)):
+        compiler = dynamo_backends.compiler(name, min_block_size=1, cache=False)
+        with dynamo_backends.record() as reports:
+            assert torch.equal(torch.compile(fn, backend=compiler)(x, y), fn(x, y))
+        assert reports[0].runtime_fallbacks == []
+    assert checks.ran_on_backend(reports)

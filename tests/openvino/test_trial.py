@@ -31,8 +31,11 @@ def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
         (lambda x: x * 2, torch.rand(4).cfloat(), "does not compute with torch.complex64"),
         (lambda x: x * 2, torch.rand(4).double(), "OpenVINO computes float64 in float32"),
         (lambda x: x.amax(-1), torch.rand(2, 4), "is less precise than eager's"),
+        (lambda x: x.topk(2)[0], torch.rand(2, 4), "is less precise than eager's"),
+        (lambda x: x.argmax(-1), torch.rand(2, 4), "differs from eager in"),
+        (lambda x: x.bool(), torch.rand(2, 4), "differs from eager in"),
     ],
-    ids=["no rule", "int64", "complex", "float64", "NaN"],
+    ids=["no rule", "int64", "complex", "float64", "NaN", "order", "index", "bool"],
 )
 def test_a_refusal_has_its_reason(fn: Callable[..., Tensor], x: Tensor, reason: str):
     assert reason in refusals(fn, x)
@@ -49,10 +52,9 @@ def test_large_calls_that_split_their_rows():
         lambda x: F.elu(x, 0.5) + F.hardtanh(x),
         lambda x: F.layer_norm(x, (8,)),
         lambda x: F.scaled_dot_product_attention(x, x, x),
-        lambda x: x.softmax(-1).topk(2)[0],
+        lambda x: x.softmax(-1) + F.max_pool2d(x, 3, 1, 1),
         lambda x: x.var(-1) + x.std(-1, correction=0),
-        lambda x: x.bool().sum(-1, dtype=torch.float32) * torch.ones(1, dtype=torch.bfloat16),
-        lambda x: x.argmax(-1),
+        lambda x: x.sum(-1, dtype=torch.float32) * torch.ones(1, dtype=torch.bfloat16),
         lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
         lambda x: F.interpolate(x, size=(5, 11), mode="bilinear"),
         lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),
@@ -63,10 +65,10 @@ def test_what_networks_are_made_of_is_taken(fn: Callable[..., Tensor]):
 
 
 def test_an_answer_is_remembered_whatever_the_sizes_are(monkeypatch: pytest.MonkeyPatch):
-    assert refusals(torch.sinh, torch.randn(3, 5)) == ""
+    assert refusals(torch.sinh, torch.randn(3, 7)) == ""
     tried: list[object] = []
     monkeypatch.setattr(trial, "_try", lambda *args: tried.append(args))
-    assert refusals(torch.sinh, torch.randn(4, 7)) == ""
+    assert refusals(torch.sinh, torch.randn(4, 9)) == ""
     assert tried == []
 
 

@@ -1,7 +1,9 @@
 """A machine for TensorRT: the double on the CPU, or TensorRT itself where it and a GPU are."""
 
+import gc
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,9 @@ def double(machine: Machine) -> Machine:
 
 
 @pytest.fixture
-def strict_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every address that the double is given must belong to a living tensor."""
+def strict_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every address that the double is given must belong to a living tensor of this test."""
     monkeypatch.setattr(memory, "STRICT", [True])
+    gc.freeze()  # what other tests left is not looked at
+    yield
+    gc.unfreeze()

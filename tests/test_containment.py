@@ -229,7 +229,6 @@ def _as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DYNAMO_BACKENDS_CHECK")
 
 
-@pytest.mark.share(5)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_failure_leaves_eager_and_its_reason(

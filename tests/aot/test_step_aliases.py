@@ -95,7 +95,6 @@ def by_closure(dtype: torch.dtype) -> Made:
     return function, [model], [optimizer]
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("build", "backend"),
     [

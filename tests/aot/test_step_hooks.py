@@ -32,7 +32,6 @@ class Checkpointed(nn.Module):
         return F.dropout(torch.tanh(self.middle(x)), 0.3) + torch.rand_like(x)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("backend", [*BACKENDS, "inductor"])
 def test_checkpoints_draw_again_what_they_drew(use_reentrant: bool, backend: str) -> None:
@@ -94,7 +93,6 @@ HOOKS = (
 )  # fmt: skip
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("register", HOOKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hooks_of_all_kinds_come_and_go(register: Any, backend: str) -> None:

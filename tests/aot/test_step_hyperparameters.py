@@ -169,7 +169,6 @@ def check(
 REFUSED = {"flag", "numpy.float32", "numpy.float64"}
 
 
-@pytest.mark.share(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_number_of_any_type(name: str) -> None:
     torch.manual_seed(0)
@@ -179,7 +178,6 @@ def test_every_number_of_any_type(name: str) -> None:
     assert REFUSED.issuperset(itertools.chain(*refused.values()))
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["adadelta", "adafactor", "adam", "radam", "sgd"])
 def test_numbers_of_float32(name: str) -> None:
     torch.manual_seed(0)
@@ -210,7 +208,6 @@ def test_a_schedule_of_any_type_compiles_once_for_each_kind() -> None:
     assert trained("lr", tensors).compilations == 1
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_other_types_on_xla(name: str) -> None:
     values = [0.1, 0, torch.tensor(0.1, dtype=torch.float64), numpy.float64(0.1)]

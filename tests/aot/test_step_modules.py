@@ -78,7 +78,6 @@ def training(make: Callable[[], Model], loss_of: Any = None) -> Any:
     return build
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("make", [Reparametrized, Normalized])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_and_averages_that_are_computed(make: Any, backend: str) -> None:
@@ -161,7 +160,6 @@ def fused(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, eps=1e-4, fused=True)
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("unscale", "optimize", "backend"),
     [
@@ -250,7 +248,6 @@ def one_gradient_per_sample(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return (F.cross_entropy(model(x), y, reduction="none") * weights).mean()
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("loss_of", "backend"),
     [
@@ -283,7 +280,6 @@ def in_settings(model: Any, x: Tensor, y: Tensor, p: float) -> Tensor:
     return (F.cross_entropy(logits, y, label_smoothing=p, reduction="none") * counts).sum()
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("loss_of", "backend", "compilations"),
     [

@@ -67,7 +67,6 @@ ON_XLA = ("nesterov", "adadelta", "nadam", "radam", "rprop", "lion")
 EAGER_FIRST = {"dampening", "lion"}
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [(name, "aot_eager") for name in OPTIMIZERS] + [(name, "openxla") for name in ON_XLA],

@@ -81,7 +81,6 @@ def of_saved_tensors(model: nn.Module) -> Iterator[None]:
 AROUND = (before_accumulation, after_accumulation, of_all_modules, of_saved_tensors)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("around", "backend"),
     [

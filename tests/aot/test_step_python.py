@@ -229,14 +229,12 @@ def _anneal(world: World, i: int) -> None:
     world.data.put(0.9 - 0.1 * (i % 4) if i < 5 else 1.0)
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize("reader", READERS, ids=lambda f: f.__name__.strip("_"))
 def test_what_a_step_reads_may_change_between_steps(reader: Any) -> None:
     step = assert_equal(_annealed(reader, inside=False), _anneal, backend="aot_eager")
     assert step.compilations <= (6 if reader in _NEW_OBJECTS else 5)
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "reader", [_attribute, _closure, _list, _dict, _dataclass], ids=lambda f: f.__name__.strip("_")
 )
@@ -245,7 +243,6 @@ def test_what_a_step_reads_may_be_changed_by_the_step(reader: Any) -> None:
     assert step.compilations <= 6
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", ["openxla", "inductor"])
 def test_numbers_become_inputs_of_every_backend(backend: str) -> None:
     def make(world: World) -> Any:
@@ -384,7 +381,6 @@ def _opens_a_file(world: World) -> Any:
     return function
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "make",
     [_draws, _draws_of_numpy, _asks_for_the_time, _next_item, _opens_a_file, _asks_a_scheduler],

@@ -35,7 +35,6 @@ def _one_head(world: World) -> Any:
     return function
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_parameters_that_the_step_does_not_use(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -47,7 +46,6 @@ def test_gradients_of_parameters_that_the_step_does_not_use(backend: str) -> Non
     assert step.compilations <= 4
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_gradients_of_zeros_are_gradients(backend: str) -> None:
     def make(world: World) -> Any:
@@ -116,14 +114,12 @@ def _by_hand(world: World) -> Any:
     return function
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("make", [_scheduler_after, _several_schedulers, _plateau, _by_hand])
 def test_the_learning_rate_may_be_changed_by_the_step(make: Any) -> None:
     step = assert_equal(make, backend="aot_eager")
     assert step.compilations <= 3
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", ["openxla", "inductor"])
 def test_schedulers_in_a_step_of_every_backend(backend: str) -> None:
     assert assert_equal(_scheduler_after, backend=backend).compilations == 1
@@ -152,7 +148,6 @@ def _descent_by_hand(world: World) -> Any:
     return function
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [_clamped, _descent_by_hand])
 def test_data_may_be_replaced_by_the_step(make: Any, backend: str) -> None:
@@ -171,7 +166,6 @@ def _images(i: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 3, (5,), generator=generator)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_data_may_be_replaced_with_another_layout(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -182,7 +176,6 @@ def test_data_may_be_replaced_with_another_layout(backend: str) -> None:
     assert step.compilations == 2
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_data_may_be_transposed_where_it_is(backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -194,7 +187,6 @@ def test_data_may_be_transposed_where_it_is(backend: str) -> None:
     assert_equal(_plain, between, backend=backend, model=square)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_a_model_may_change_its_dtype(backend: str) -> None:
     def make(world: World) -> Any:
@@ -233,7 +225,6 @@ def _flag(model: Any) -> None:
     model[1].inplace = True
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("change", [_relu_for_tanh, _new_linear, _own_forward, _flag])
 def test_modules_and_methods_may_be_replaced(change: Any) -> None:
     def between(world: World, i: int) -> None:
@@ -267,7 +258,6 @@ def test_a_function_that_a_module_calls_may_be_replaced() -> None:
     assert step.compilations == 3
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_other_leaves_accumulate(backend: str) -> None:
     def make(world: World) -> Any:
@@ -284,7 +274,6 @@ def test_gradients_of_other_leaves_accumulate(backend: str) -> None:
     assert_equal(make, between, backend=backend, steps=4)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 def test_gradients_of_the_batch_are_left_there(backend: str) -> None:
     batches: list[Tensor] = []
@@ -311,7 +300,6 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, 0.01)
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("optimizer", [momentum, adamw])
 def test_layers_may_be_frozen_and_unfrozen(optimizer: Any, backend: str) -> None:
@@ -331,7 +319,6 @@ def test_layers_may_be_frozen_and_unfrozen(optimizer: Any, backend: str) -> None
     assert step.compilations == 3
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("optimizer", [momentum, adamw])
 def test_parameters_may_be_added(optimizer: Any) -> None:
     def between(world: World, i: int) -> None:
@@ -356,7 +343,6 @@ def test_parameters_may_be_added(optimizer: Any) -> None:
     )
 
 
-@pytest.mark.share(2)
 @pytest.mark.parametrize("key", ["momentum", "nesterov", "weight_decay", "maximize"])
 def test_settings_may_be_switched_on(key: str) -> None:
     def between(world: World, i: int) -> None:

@@ -192,6 +192,8 @@ def _helper_function(world: World) -> tuple[Any, Any]:
     return lambda: world.data.f(), lambda w: setattr(world.data, "f", lambda: w)
 
 
+BACKENDS = ["aot_eager", "openxla", "inductor"]
+
 READERS = [
     _attribute, _closure, _global, _global_object, _list, _list_walked, _dict, _dict_get,
     _dict_values, _dataclass, _replaced_object, _property, _class_attribute, _slots, _numpy_scalar,
@@ -229,20 +231,23 @@ def _anneal(world: World, i: int) -> None:
     world.data.put(0.9 - 0.1 * (i % 4) if i < 5 else 1.0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("reader", READERS, ids=lambda f: f.__name__.strip("_"))
-def test_what_a_step_reads_may_change_between_steps(reader: Any) -> None:
-    step = assert_equal(_annealed(reader, inside=False), _anneal, backend="aot_eager")
+def test_what_a_step_reads_may_change_between_steps(reader: Any, backend: str) -> None:
+    step = assert_equal(_annealed(reader, inside=False), _anneal, backend=backend)
     assert step.compilations <= (6 if reader in _NEW_OBJECTS else 5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "reader", [_attribute, _closure, _list, _dict, _dataclass], ids=lambda f: f.__name__.strip("_")
 )
-def test_what_a_step_reads_may_be_changed_by_the_step(reader: Any) -> None:
-    step = assert_equal(_annealed(reader, inside=True), backend="aot_eager", steps=8)
+def test_what_a_step_reads_may_be_changed_by_the_step(reader: Any, backend: str) -> None:
+    step = assert_equal(_annealed(reader, inside=True), backend=backend, steps=8)
     assert step.compilations <= 6
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("backend", ["openxla", "inductor"])
 def test_numbers_become_inputs_of_every_backend(backend: str) -> None:
     def make(world: World) -> Any:
@@ -266,7 +271,8 @@ def test_numbers_become_inputs_of_every_backend(backend: str) -> None:
     assert step.compilations <= 5
 
 
-def test_a_counter_decides_when_to_update() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_counter_decides_when_to_update(backend: str) -> None:
     def make(world: World) -> Any:
         n = 0
 
@@ -282,11 +288,11 @@ def test_a_counter_decides_when_to_update() -> None:
 
         return function
 
-    step = assert_equal(make, backend="aot_eager", steps=12)
+    step = assert_equal(make, backend=backend, steps=12)
     assert step.compilations <= 5
 
 
-def test_what_a_step_leaves_in_python_is_there_afterwards() -> None:
+def test_what_a_step_leaves_in_python_is_there_afterwards(backend: str) -> None:
     def make(world: World) -> Any:
         data = world.data
         data.previous, data.history, data.seen, data.last = None, [], 0, {}
@@ -314,7 +320,7 @@ def test_what_a_step_leaves_in_python_is_there_afterwards() -> None:
         if i == 3:
             world.data.history.clear()
 
-    step = assert_equal(make, between, backend="aot_eager", steps=6)
+    step = assert_equal(make, between, backend=backend, steps=6)
     assert step.compilations <= 3
 
 
@@ -410,8 +416,9 @@ class _Record:
     weight: float = 1.0
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", [_Batch, _Record])
-def test_a_batch_may_be_an_object_new_or_used_again(kind: Any) -> None:
+def test_a_batch_may_be_an_object_new_or_used_again(kind: Any, backend: str) -> None:
     def make(world: World) -> Any:
         def function(batch: Any) -> Tensor:
             return world.update(world.loss(batch.x, batch.y) * getattr(batch, "weight", 1.0))
@@ -429,11 +436,13 @@ def test_a_batch_may_be_an_object_new_or_used_again(kind: Any) -> None:
         shared[:] = [made]
         return (made,)
 
-    step = assert_equal(make, backend="aot_eager", batch=batch)
+    step = assert_equal(make, backend=backend, batch=batch)
     assert step.compilations == 1
 
 
-def test_a_default_may_change() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_default_may_change(backend: str) -> None:
     def make(world: World) -> Any:
         def function(x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
             return world.update(world.loss(x, y) * weight)
@@ -443,11 +452,11 @@ def test_a_default_may_change() -> None:
     def between(world: World, i: int) -> None:
         world.function.__defaults__ = (1.0 + i % 2,)
 
-    step = assert_equal(make, between, backend="aot_eager")
+    step = assert_equal(make, between, backend=backend)
     assert step.compilations <= 3
 
 
-def test_a_module_may_keep_state_of_its_own() -> None:
+def test_a_module_may_keep_state_of_its_own(backend: str) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -469,7 +478,7 @@ def test_a_module_may_keep_state_of_its_own() -> None:
         if i == 3:
             world.model.hidden = None
 
-    step = assert_equal(make, between, backend="aot_eager", model=Recurrent, steps=7)
+    step = assert_equal(make, between, backend=backend, model=Recurrent, steps=7)
     assert step.compilations <= 4
 
 

@@ -247,7 +247,6 @@ def test_what_a_step_reads_may_be_changed_by_the_step(reader: Any, backend: str)
     assert step.compilations <= 6
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("backend", ["openxla", "inductor"])
 def test_numbers_become_inputs_of_every_backend(backend: str) -> None:
     def make(world: World) -> Any:
@@ -292,6 +291,7 @@ def test_a_counter_decides_when_to_update(backend: str) -> None:
     assert step.compilations <= 5
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_step_leaves_in_python_is_there_afterwards(backend: str) -> None:
     def make(world: World) -> Any:
         data = world.data
@@ -441,7 +441,6 @@ def test_a_batch_may_be_an_object_new_or_used_again(kind: Any, backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_default_may_change(backend: str) -> None:
     def make(world: World) -> Any:
         def function(x: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
@@ -456,6 +455,7 @@ def test_a_default_may_change(backend: str) -> None:
     assert step.compilations <= 3
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_module_may_keep_state_of_its_own(backend: str) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

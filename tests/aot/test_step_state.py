@@ -221,7 +221,6 @@ def _flag(model: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("change", [_relu_for_tanh, _new_linear, _own_forward, _flag])
 def test_modules_and_methods_may_be_replaced(change: Any, backend: str) -> None:
     def between(world: World, i: int) -> None:
@@ -233,6 +232,7 @@ def test_modules_and_methods_may_be_replaced(change: Any, backend: str) -> None:
     assert step.compilations == (3 if change is _new_linear else 2)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_function_that_a_module_calls_may_be_replaced(backend: str) -> None:
     class Own(nn.Sequential):
         def __init__(self) -> None:

@@ -10,7 +10,7 @@ samples.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,7 @@ _POSITIONS = frozenset(
         "targets",
     }
 )
+_ASCENDING = frozenset({"boundaries", "offsets", "sorted_sequence"})
 _COUNTS = frozenset(
     {
         "__lshift__",
@@ -114,8 +115,10 @@ def samples(node: fx.Node) -> Iterator[list[Tensor]]:
     Args:
         node: The call, with fake tensors.
     """
+    ordered = _named(node, _ASCENDING)
     for found in _all_samples(node):
-        yield _defined(node, found)
+        pairs = zip(node.all_input_nodes, _defined(node, found), strict=True)
+        yield [_ascending(x) if source in ordered else x for source, x in pairs]
 
 
 def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
@@ -129,6 +132,14 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     elif floats and _keeps_rows_apart(node.target):
         yield from _special_rows(node, values, floats)
     yield from _extreme(node, values)
+
+
+def _ascending(tensor: Tensor) -> Tensor:
+    """The elements in order, the first one 0 if they are integers, as eager wants offsets."""
+    if not tensor.numel() or not tensor.ndim:
+        return tensor
+    line = tensor.sort().values
+    return line - line.min() if _is_integer(tensor) else line
 
 
 def _defined(node: fx.Node, found: list[Tensor]) -> list[Tensor]:
@@ -330,14 +341,19 @@ def extremes(dtype: torch.dtype) -> tuple[int, ...]:
 
 def _positions(node: fx.Node) -> set[fx.Node]:
     """The tensors among a call's arguments that hold positions or sizes."""
-    target: Any = node.target
-    if _name(target) in _COUNTS:
+    if _name(node.target) in _COUNTS:
         return set(node.all_input_nodes)
+    return _named(node, _POSITIONS)
+
+
+def _named(node: fx.Node, names: Collection[str]) -> set[fx.Node]:
+    """The tensors that a call takes for some of its arguments."""
+    target: Any = node.target
     found: set[fx.Node] = set()
     arguments = target._schema.arguments
-    named = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
-    for name, value in named.items():
-        if name in _POSITIONS:
+    given = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
+    for name, value in given.items():
+        if name in names:
             fx.map_arg(value, found.add)
     return found
 

@@ -37,8 +37,8 @@ def _normalized() -> nn.Module:
 
 def _attentive() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (2, 2)), nn.TransformerEncoderLayer(2, 1, 4, 0.0, batch_first=True),
-        nn.Flatten(), nn.Linear(4, 3),
+        nn.Linear(4, 12), nn.Unflatten(1, (2, 6)),
+        nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 3),
     )  # fmt: skip
 
 

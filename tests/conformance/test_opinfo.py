@@ -71,7 +71,7 @@ BACKENDS = {
         functools.partial(nvfuser_double.installed, "nvfuser_direct"),
     ),
     "openxla": Row("conformance.md", "jax", 0.85, 6),
-    "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.64, 24),
+    "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.63, 24),
     "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
     "iree": Row("conformance-iree.md", "iree-base-compiler", 0.64, 96),
     "ov": Row("conformance-ov.md", "openvino", 0.50, 96),

@@ -98,3 +98,11 @@ def test_strides_are_those_of_the_call():
     x = torch.empty(4, 6, 5).permute(2, 0, 1)
     for found in given(aten.amax.default, x, [0]):
         assert found[0].stride() == x.stride()
+
+
+def test_offsets_ascend_from_0():
+    table, places = torch.zeros(4, 3), torch.zeros(9, dtype=torch.int64)
+    offsets = torch.zeros(5, dtype=torch.int64)
+    for _, _, found in given(aten._embedding_bag_forward_only.default, table, places, offsets):
+        assert found[0] == 0
+        assert (found.diff() >= 0).all()

@@ -38,7 +38,7 @@ def difference(
         return f"{len(results)} outputs instead of {len(expected)}"
     for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
         if not isinstance(e, Tensor):
-            if e != r:
+            if not _are_equal(e, r):
                 return f"output {i} is {r!r} instead of {e!r}"
             continue
         if e.dtype != r.dtype or e.shape != r.shape:
@@ -46,6 +46,11 @@ def difference(
         if not is_accurate(e, r, p):
             return f"output {i} {distance(e, r)}"
     return None
+
+
+def _are_equal(expected: Any, result: Any) -> bool:
+    """Whether two values that are no tensors are equal, or both NaN."""
+    return bool(expected == result or (expected != expected and result != result))
 
 
 def is_accurate(expected: Tensor, result: Tensor, precise: Tensor) -> bool:
@@ -124,7 +129,8 @@ def shape_difference(
     if isinstance(expected, Tensor) != isinstance(result, Tensor):
         return f"is a {type(result).__name__} instead of a {type(expected).__name__}"
     if not isinstance(expected, Tensor):
-        return None if expected == result else f"is {result!r} instead of {expected!r}"
+        same = _are_equal(expected, result)
+        return None if same else f"is {result!r} instead of {expected!r}"
     kinds = (expected.dtype, expected.shape, expected.device, expected.layout)
     if kinds != (result.dtype, result.shape, result.device, result.layout):
         return f"is {brief(result)} instead of {brief(expected)}"

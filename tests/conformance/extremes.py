@@ -140,7 +140,7 @@ def extreme_difference(
     for i, (_, _, _, wrong) in enumerate(compared):
         if wrong is not None:
             return f"output {i} {wrong}"
-    return difference(*(list(values) for values in list(zip(*compared, strict=True))[:3]))
+    return difference(*([three[k] for three in compared] for k in range(3)))
 
 
 def _comparable(e: Any, r: Any, p: Any, signs: bool) -> tuple[Any, Any, Any, str | None]:

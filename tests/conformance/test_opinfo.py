@@ -74,7 +74,7 @@ BACKENDS = {
     "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.63, 24),
     "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
     "iree": Row("conformance-iree.md", "iree-base-compiler", 0.64, 96),
-    "ov": Row("conformance-ov.md", "openvino", 0.50, 96),
+    "ov": Row("conformance-ov.md", "openvino", 0.46, 96),
     "ts_trace": Row("conformance-ts_trace.md", "torch", 0.91, 96),
     "ofi": Row("conformance-ofi.md", "torch", 0.90, 192),
     "static_runtime": Row("conformance-static_runtime.md", "torch", 0.90, 192),

@@ -31,15 +31,19 @@ def _perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+# Biases of keys, and before a normalization, have no gradient but rounding, which Adam makes a step
+# of; here there are none.
+
+
 def _normalized() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(4, 6, False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def _attentive() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True, bias=False)
     return nn.Sequential(
-        nn.Linear(4, 12), nn.Unflatten(1, (2, 6)),
-        nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(12, 3),
-    )  # fmt: skip
+        nn.Linear(4, 12), nn.Unflatten(1, (2, 6)), layer, nn.Flatten(), nn.Linear(12, 3)
+    )
 
 
 def _dropping() -> nn.Module:

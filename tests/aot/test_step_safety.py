@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -370,3 +371,16 @@ def test_a_step_is_captured_beside_compiled_inference() -> None:
     step(x, y)
     with torch.no_grad():
         torch.testing.assert_close(inference(x), model(x), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "openxla"])
+def test_a_step_leaves_nothing_behind(backend: str) -> None:
+    model = net()
+    step, _ = compiled(model, backend=backend)
+    for batch in batches(2):
+        step(*batch)
+    alive = [weakref.ref(step), weakref.ref(model)]
+    del model, step
+    torch._dynamo.reset()
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]

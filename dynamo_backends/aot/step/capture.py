@@ -1,8 +1,8 @@
 """Runs a step function once on fake tensors and records it: forward, backward and update."""
 
 import contextlib
-import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -365,7 +365,7 @@ class _Recorder:
             fakes[i].grad = self._entry[i] = self._view((i, True), next(remaining), bases)
         for i in self._leaves:
             if fakes[i].requires_grad and fakes[i].is_leaf:
-                fakes[i].register_post_accumulate_grad_hook(functools.partial(self._touch, i))
+                fakes[i].register_post_accumulate_grad_hook(_toucher(self, i))
                 self._held.append(carry_over(self._inventory.tensors[i], fakes[i]))
         count = sum(1 for _ in group_numbers(self._definition.optimizers))
         promoted = len(self._python.numbers)
@@ -447,7 +447,8 @@ class _Recorder:
         self._outputs.append(fake.detach())
         return len(self._outputs) - 1
 
-    def _touch(self, slot: int, _: Tensor) -> None:
+    def touch(self, slot: int) -> None:
+        """A gradient has been accumulated."""
         self._touched.add(slot)
         self._run.begun = True
 
@@ -567,3 +568,15 @@ def _drop_dead(graph: fx.Graph) -> None:
         if node.op == "call_function" and "profiler" in str(node.target) and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _toucher(recorder: "_Recorder", slot: int) -> Callable[[Tensor], None]:
+    """A hook that does not keep its recorder alive: torch may keep fakes, and so their hooks."""
+    reference = weakref.ref(recorder)
+
+    def touch(_: Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.touch(slot)
+
+    return touch

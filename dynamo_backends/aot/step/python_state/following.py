@@ -145,6 +145,8 @@ class Following:
         except BaseException:
             self._raise_first()
             raise
+        finally:
+            self._ledger.forget_frames()
         self._raise_first()
 
     def _raise_first(self) -> None:

@@ -125,6 +125,10 @@ class Ledger(Observer):
         if function is not None and (function.__defaults__ or function.__kwdefaults__):
             self._note_defaults(function)
 
+    def forget_frames(self) -> None:
+        """Nothing is followed any more."""
+        self._functions.forget_frames()
+
     def _note_defaults(self, function: FunctionType) -> None:
         for name in ("__defaults__", "__kwdefaults__"):
             self._note(Attributes(function), name, f"{function.__name__}.{name}")

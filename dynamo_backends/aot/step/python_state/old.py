@@ -103,6 +103,10 @@ class Functions:
             self._objects.adopt(function, function.__name__)
         return function if function in self._objects else None
 
+    def forget_frames(self) -> None:
+        """The step has been traced: frames would keep all that their variables hold."""
+        self._by_frame.clear()
+
     def cell(self, frame: FrameType, name: str) -> CellType | None:
         """The cell of a frame's variable, if it was there before the step."""
         function = self._by_frame.get(frame)

@@ -334,7 +334,7 @@ def extremes(dtype: torch.dtype) -> tuple[int, ...]:
     The smallest is not among them: eager itself ends the process when that is divided by -1.
     """
     info = torch.iinfo(dtype)
-    wide = (2**53 + 1, 2**31 - 7, 2**24 + 1)
+    wide = (2**53 + 1, 2**40, 2**31 - 7, 2**24 + 1)  # 2**40 is 0 in 32 bits
     near = (info.max, info.min + 1, info.max // 3, info.min // 5 + 1)
     return (*near, *(n for n in wide if n < info.max))
 

@@ -1,9 +1,9 @@
 """Asks IREE itself whether it can run a call, and whether its result is eager's.
 
-Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and
-run once. So a missing lowering, one that the compiler breaks down on and one that means something
-else are found before a graph depends on them, and each answer has a reason. Answers are remembered
-for the process.
+Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and run
+on samples (`toolkit/samples.py`). So a missing lowering, one that the compiler breaks down on and
+one that means something else are found before a graph depends on them, and each answer has a
+reason. Answers are remembered for the process.
 
 Starting the compiler takes longer than compiling a function. So when one call of a graph is asked
 about, all calls of that graph are tried, many functions in one program.
@@ -29,7 +29,7 @@ from dynamo_backends.iree.importer import translate
 from dynamo_backends.iree.lowering import ENTRY, Lowered, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
-from dynamo_backends.toolkit.samples import samples
+from dynamo_backends.toolkit.samples import samples, without_infinities
 from dynamo_backends.toolkit.trials import (
     alone,
     is_run,
@@ -228,7 +228,7 @@ def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
     The accuracy rule knows no other scale.
     """
     if rules.is_unsettled_at_infinity(node):
-        args = [torch.where(x.isinf(), 1.0, x) for x in args]
+        args = list(map(without_infinities, args))
     product = rules.right_operand(node)
     if product is not None and args[0].dtype.is_floating_point:
         operand, count = product

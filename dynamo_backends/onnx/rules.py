@@ -7,10 +7,10 @@ left to eager. Every other lowering is still tried on each kind of call before i
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, onnx_registry
+from dynamo_backends.toolkit.samples import without_nan
 from dynamo_backends.toolkit.trials import used_results
 
 OPSET = 20
@@ -80,6 +80,5 @@ def lowered_overloads() -> frozenset[OpOverload]:
 
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
-    if str(node.target).removeprefix("aten.") in _LOSE_NAN and tensor.is_floating_point():
-        return torch.where(tensor.isnan(), 0.25, tensor)
-    return tensor
+    loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN
+    return without_nan(tensor) if loses_nan else tensor

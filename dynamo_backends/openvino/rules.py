@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.toolkit.samples import without_nan
 
 WRONG: dict[str, str] = {
     "erfc.default": "it becomes 1 - erf(x), which has no correct digit for x > 4",
@@ -86,8 +87,8 @@ def why_not(node: fx.Node) -> str | None:
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
-    if name in LOSE_NAN | SOFTMAX and tensor.is_floating_point():
-        tensor = torch.where(tensor.isnan(), 0.25, tensor)
+    if name in LOSE_NAN | SOFTMAX:
+        tensor = without_nan(tensor)
     if name in SOFTMAX:
         tensor = torch.where(tensor == torch.inf, 1.5, tensor)
     return tensor

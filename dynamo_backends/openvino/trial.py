@@ -1,8 +1,9 @@
 """Asks OpenVINO itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run once. So a missing rule, a kernel that fails and one that means something else are found before
-a graph depends on them, and each answer has a reason. Answers are remembered for the process.
+run on samples (`toolkit/samples.py`). So a missing rule, a kernel that fails and one that means
+something else are found before a graph depends on them, and each answer has a reason. Answers are
+remembered for the process.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Asks ONNX Runtime itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run once, on inputs that contain what implementations tend to differ on. So a missing kernel, a
-lowering that fails and one that means something else are found before a graph depends on them, and
-each answer has a reason. Answers are remembered for the process.
+run on samples (`toolkit/samples.py`). So a missing kernel, a lowering that fails and one that means
+something else are found before a graph depends on them, and each answer has a reason. Answers are
+remembered for the process.
 """
 
 from collections.abc import Callable

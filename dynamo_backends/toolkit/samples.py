@@ -134,6 +134,16 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     yield from _extreme(node, values)
 
 
+def without_nan(tensor: Tensor) -> Tensor:
+    """An input of a trial with a number in the place of each NaN."""
+    return torch.where(tensor.isnan(), 0.25, tensor) if tensor.is_floating_point() else tensor
+
+
+def without_infinities(tensor: Tensor) -> Tensor:
+    """An input of a trial with a number in the place of each infinity."""
+    return torch.where(tensor.isinf(), 1.0, tensor) if tensor.is_floating_point() else tensor
+
+
 def _ascending(tensor: Tensor) -> Tensor:
     """The elements in order, the first one 0 if they are integers, as eager wants offsets."""
     if not tensor.numel() or not tensor.ndim:

@@ -3,10 +3,10 @@
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.toolkit.samples import without_infinities, without_nan
 
 _DIVISIONS = frozenset(
     {
@@ -24,9 +24,9 @@ _POOL = "max_pool2d_with_indices.default"
 """TVM's kernel turns NaN into a number."""
 
 _FINITE = frozenset({"amax.default", "amin.default", _POOL})
-"""TVM begins these with the least finite number, and ends with it where a row is all infinite."""
-# Hardly any network of images would run whole without them, so their trials are without what they
-# compute otherwise; other calls that do so are refused by their trial.
+"""TVM begins these with the least finite number, and ends with it where a row is all infinite.
+Hardly any network of images would run whole without them, so their trials are without what they
+compute otherwise; other calls that do so are refused by their trial."""
 
 WHOLE = (
     "addmm.default",
@@ -57,11 +57,9 @@ def why_not(node: fx.Node) -> str | None:
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
-    if name in _FINITE and tensor.is_floating_point():
-        tensor = torch.where(tensor.isinf(), 1.5, tensor)
-    if name == _POOL:
-        tensor = torch.where(tensor.isnan(), 0.25, tensor)
-    return tensor
+    if name in _FINITE:
+        tensor = without_infinities(tensor)
+    return without_nan(tensor) if name == _POOL else tensor
 
 
 def _is_integer(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Asks TVM itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run once. So a missing conversion, a program that cannot be generated and one that means something
-else are found before a graph depends on them, and each answer has a reason.
+run on samples (`toolkit/samples.py`). So a missing conversion, a program that cannot be generated
+and one that means something else are found before a graph depends on them, and each answer has a
+reason.
 """
 
 from torch import fx

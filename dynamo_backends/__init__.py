@@ -44,7 +44,7 @@ _PUBLIC = {
     "Explainer": "capture.explain",
     "Explanation": "capture.explanation",
     "explain": "capture.explain",
-    "compiler": "registry",
+    "compiler": "compiler_objects",
     "get_backend": "registry",
     "list_backends": "registry",
     "register_backend": "registry",

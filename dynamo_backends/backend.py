@@ -115,6 +115,27 @@ class Options:
         """Whether results may be less precise than their dtypes, because the user asked for it."""
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
+    def check(self, graph: "Graph", backend: str) -> None:
+        """Checks that a captured graph can be compiled as these options ask.
+
+        Args:
+            graph: The graph.
+            backend: The backend's name.
+
+        Raises:
+            DynamoBackendsError: It cannot, and the user has to change something.
+        """
+
+    def wrapped(self, executable: "Executable", graph: "Graph", backend: str) -> "Executable":
+        """What runs in place of an executable, if these options ask for something around it.
+
+        Args:
+            executable: Compiled from the graph.
+            graph: With static shapes.
+            backend: The backend's name.
+        """
+        return executable
+
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
         """Options from the dict that a user passes to `torch.compile(options=...)`.
@@ -281,19 +302,17 @@ class Backend(ABC):
         """
         return None
 
-    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram":
+    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
         """Compiles a whole training step, all of whose calls are supported (see `compile_step`).
 
-        By default what the step updates is computed apart and copied to where it belongs. A
-        backend that can write over its inputs does better here.
+        A backend that can write over its inputs does that here. None: what the step updates is
+        computed by an executable (see `compile`) and copied to where it belongs.
 
         Raises:
             LoweringError: One node cannot be lowered after all.
             CompileError: The graph cannot be compiled.
         """
-        from dynamo_backends.aot.step.programs import CopyingProgram
-
-        return CopyingProgram(graph, self.compile(graph, options).bind(())[0])
+        return None
 
     def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
         """Recreates a compiled step from `StepProgram.dump`.

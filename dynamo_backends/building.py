@@ -14,7 +14,6 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Backend, Executable, Options, Support
 from dynamo_backends.containment import done_without, is_for_others
-from dynamo_backends.cudagraphs.wrapper import with_cudagraphs
 from dynamo_backends.description import (
     describe_fallbacks,
     describe_parts,
@@ -177,9 +176,8 @@ class ProgramBuilder:
         mark = fingerprint(graph)
         if mark not in self._compiled:
             # A copy: whatever the backend does to it, eager can fall back to the original.
-            self._compiled[mark] = with_cudagraphs(
-                self._load(mark, graph.copy()), graph, self._options, self._report.backend
-            )
+            executable = self._load(mark, graph.copy())
+            self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]

@@ -19,6 +19,7 @@ compiler's; a compiled call raises it, because eager needs as much.
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 
 from dynamo_backends import _torch_private as private
@@ -31,12 +32,19 @@ from dynamo_backends.errors import (
     LoweringError,
     brief_error,
 )
-from dynamo_backends.graph.passes import checks_enabled
 from dynamo_backends.report import GraphReport
 
 log = logging.getLogger("dynamo_backends")
 
 _OURS = (LoweringError, CompileError, ForkedProcessError)  # what a vendor cannot do, or we
+
+
+def checks_enabled() -> bool:
+    """Whether the package watches itself: `DYNAMO_BACKENDS_CHECK` is set and not 0.
+
+    Graphs are checked after every pass then, and unforeseen errors are raised.
+    """
+    return os.environ.get("DYNAMO_BACKENDS_CHECK", "0") not in ("", "0")
 
 
 def is_for_others(error: BaseException) -> bool:

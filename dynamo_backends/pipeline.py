@@ -27,7 +27,6 @@ from dynamo_backends.aot.inputs import (
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.building import ProgramBuilder
 from dynamo_backends.containment import contained, done_without
-from dynamo_backends.cudagraphs.wrapper import require_device
 from dynamo_backends.description import (
     describe_shapes,
     describe_uncompiled,
@@ -155,7 +154,7 @@ class _GraphCompiler:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         backend.prepare(normalized.graph, options)
-        require_device(normalized.graph, options, backend.name)
+        options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()

@@ -1,15 +1,16 @@
-"""Names and backends: loaded lazily, with one compiler object per set of options."""
+"""Names and backends, which are loaded when somebody asks for them."""
 
 import difflib
 import functools
 import importlib
 import importlib.metadata
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from dynamo_backends.backend import Backend, Options
-from dynamo_backends.errors import OptionError, UnknownBackendError
+from dynamo_backends.backend import Backend
+from dynamo_backends.errors import UnknownBackendError
+from dynamo_backends.legacy_names import resolve
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 
@@ -44,6 +45,11 @@ _lock = threading.Lock()
 def list_backends() -> list[str]:
     """Names of this package's backends and of those registered with `register_backend`."""
     return sorted({*_OURS, *_registered})
+
+
+def is_backend(name: str) -> bool:
+    """Whether that is the name of a backend of this package, or of a registered one."""
+    return name in _OURS or name in _registered
 
 
 def third_party_backends() -> list[str]:
@@ -81,8 +87,6 @@ def get_backend(name: str) -> Backend:
     if name in _registered:
         return _registered[name]()
     if name not in _OURS:
-        from dynamo_backends.legacy import resolve
-
         living = resolve(name)
         if living is not None:
             return get_backend(living)
@@ -91,78 +95,11 @@ def get_backend(name: str) -> Backend:
         raise UnknownBackendError(
             f"there is no backend {name!r}.{hint} Backends: {', '.join(list_backends())}."
         )
-    module, _, attribute = _OURS[name].partition(":")
-    backend: Backend = getattr(importlib.import_module(module), attribute)()
+    backend: Backend = load(_OURS[name])()
     return backend
 
 
-class Compiler:
-    """A backend with a set of options, as `torch.compile(backend=...)` takes it.
-
-    There is one object per backend and set of options (see `compiler`): Dynamo recompiles when it
-    is given another object.
-    """
-
-    _tags: tuple[str, ...] = ()
-
-    def __init__(self, name: str, options: Mapping[str, Any]):
-        self.name = self.__name__ = name
-        self._given = dict(options)
-
-    def __repr__(self) -> str:
-        """As a call that makes it."""
-        options = "".join(f", {k}={v!r}" for k, v in self._given.items())
-        return f"compiler({self.name!r}{options})"
-
-    def options(self, given: Mapping[str, Any] | None = None) -> Options:
-        """The validated options, those given to `torch.compile` taking precedence."""
-        backend = get_backend(self.name)
-        return backend.Options.parse({**self._given, **(given or {})}, self.name)
-
-    def __call__(
-        self,
-        captured: Any,
-        example_inputs: Sequence[Any],
-        *,
-        options: Mapping[str, Any] | None = None,
-        mode: str | None = None,
-    ) -> Callable[..., Any]:
-        """Compiles what Dynamo captured (see `pipeline.compile_captured`).
-
-        Raises:
-            OptionError: An option is wrong, or a `mode` was given: modes are Inductor's.
-        """
-        from dynamo_backends.pipeline import compile_captured
-
-        if mode not in (None, "default"):
-            raise OptionError(
-                f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "
-                "Use options={...} instead."
-            )
-        parsed = self.options(options)
-        return compile_captured(get_backend(self.name), captured, example_inputs, parsed)
-
-
-_compilers: dict[tuple[Any, ...], Compiler] = {}
-
-
-def compiler(name: str, /, **options: Any) -> Compiler:
-    """The compiler object of a backend with these options; the same ones give the same object.
-
-    Example:
-        >>> torch.compile(model, backend=compiler("openxla", verify="always"))
-
-    Raises:
-        UnknownBackendError: There is no such backend.
-        OptionError: An option is unknown or wrong.
-    """
-    if name not in _OURS and name not in _registered:
-        get_backend(name)
-    if options:
-        options = {k: options[k] for k in sorted(options)}
-        get_backend(name).Options.parse(options, name)
-    key = (name, repr(options))  # values may be dicts
-    with _lock:
-        if key not in _compilers:
-            _compilers[key] = Compiler(name, options)
-        return _compilers[key]
+def load(path: str) -> Any:
+    """The object at "module:attribute", whose module is imported if it is not yet."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

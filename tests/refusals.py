@@ -11,7 +11,8 @@ from torch import fx, nn
 import dynamo_backends
 from dynamo_backends import DeviceError, OptionError
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
 
 _WITHOUT = """
 import importlib.machinery, sys

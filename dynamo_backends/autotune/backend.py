@@ -35,8 +35,9 @@ class Autotune(Backend):
         from dynamo_backends.autotune.ensemble import Ensemble
         from dynamo_backends.autotune.training import TrainingEnsemble
 
-        kind = TrainingEnsemble if _is_differentiated(example_inputs) else Ensemble
-        return kind(captured, example_inputs, options, number).compile()
+        if _is_differentiated(example_inputs):
+            return TrainingEnsemble(captured, example_inputs, options, number, Split()).compile()
+        return Ensemble(captured, example_inputs, options, number).compile()
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: each candidate takes apart what it wants to."""

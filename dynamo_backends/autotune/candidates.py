@@ -1,9 +1,8 @@
 """Who takes part: this package's backends, torch's, and those of other packages."""
 
 import contextlib
-import difflib
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,11 +10,12 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.identity import vendor_versions
+from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.containment import availability_of
-from dynamo_backends.errors import OptionError
+from dynamo_backends.pipeline import compile_captured
 from dynamo_backends.registry import (
     ENTRY_POINT_GROUP,
     get_backend,
@@ -23,23 +23,10 @@ from dynamo_backends.registry import (
     third_party_backends,
 )
 
-EAGER = "eager"
-SPLIT = "split"
 REDUCED = "@bf16"
 
 Owner = Literal["eager", "ours", "torch", "third-party"]
 
-# By default these do not take part, because another candidate does the same.
-COVERED: Mapping[str, str] = {
-    "autotune": "itself",
-    "ltc_trace": "ltc",
-    "onnxrt_cpu": "onnxrt",
-    "onnxrt_cuda": "onnxrt",
-    "openvino": "ov",
-}
-
-# torch's own, and the device type that they are for; None: any.
-_TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
 
 # In bfloat16 by autocast: what cannot be told to compute so by an option.
 _AUTOCAST = frozenset({EAGER, "inductor"})
@@ -54,11 +41,13 @@ class Candidate:
             computes in bfloat16.
         backend: Name of the backend.
         owner: Whose it is.
+        made: The backend itself, if its name does not say it (see `SPLIT`).
     """
 
     name: str
     backend: str
     owner: Owner
+    made: Backend | None = None
 
     @property
     def reduced(self) -> bool:
@@ -117,10 +106,8 @@ class Candidate:
         if self.owner == "eager":
             return captured.forward
         if self.owner == "ours":
-            from dynamo_backends.pipeline import compile_captured
-
-            backend, settings = self._backend(), self.options(options)
-            return compile_captured(backend, captured, example_inputs, settings)
+            backend = self.made or get_backend(self.backend)
+            return compile_captured(backend, captured, example_inputs, self.options(options))
         compile_foreign = self._foreign()
         with private.keep_unused_draws():
             return compile_foreign(captured, list(example_inputs))
@@ -130,13 +117,6 @@ class Candidate:
             return private.lookup_backend(self.backend)
         (point, *_) = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=self.backend)
         return point.load()
-
-    def _backend(self) -> Backend:
-        if self.backend != SPLIT:
-            return get_backend(self.backend)
-        from dynamo_backends.autotune.backend import Split
-
-        return Split()
 
     def _by_autocast(self) -> bool:
         return self.reduced and self.backend in _AUTOCAST
@@ -182,7 +162,7 @@ def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterato
         options: Of autotune.
         device_types: Of the inputs.
     """
-    for name in options.candidates or _everything(device_types):
+    for name in options.candidates or by_default(device_types):
         owner = _owner(name)
         if owner == "eager":
             if options.precision == "bf16":
@@ -193,12 +173,6 @@ def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterato
         yield Candidate(name, name, owner)
         if options.precision == "bf16" and _can_reduce(name, owner):
             yield Candidate(name + REDUCED, name, owner)
-
-
-def _everything(device_types: Sequence[str]) -> list[str]:
-    torchs = [n for n, kind in _TORCHS.items() if kind is None or kind in device_types]
-    names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
-    return [n for n in names if n not in COVERED]
 
 
 def _owner(name: str) -> Owner:
@@ -218,27 +192,3 @@ def _can_reduce(name: str, owner: Owner) -> bool:
     if name in _AUTOCAST:
         return True
     return owner == "ours" and "precision" in get_backend(name).Options.__dataclass_fields__
-
-
-def check_names(names: Sequence[str], backend: str) -> None:
-    """Checks the option `candidates`.
-
-    Raises:
-        OptionError: A name is no backend's, or autotune's own.
-    """
-    if not names:
-        return
-    from dynamo_backends._torch_private.control import torch_backends
-
-    others = {*torch_backends(debugging=True), *third_party_backends()}
-    known = sorted({EAGER, *list_backends(), *others} - {"autotune"})
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            usual = sorted({EAGER, *_TORCHS, *list_backends(), *third_party_backends()})
-            usual.remove("autotune")
-            raise OptionError(
-                f"option 'candidates' of {backend} names {name!r}, which is no backend to choose "
-                f"from.{hint} There are: {', '.join(usual)}."
-            )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from dynamo_backends.autotune import memory
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.errors import brief_error

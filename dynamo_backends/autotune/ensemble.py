@@ -12,13 +12,14 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
-from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
+from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
+from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.containment import done_without

@@ -17,18 +17,20 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.candidates import EAGER, Candidate, candidates
+from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
+from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.backend import Backend, Bound, Executable
 from dynamo_backends.containment import done_without
 from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.inductor.blocks import InductorBlocks
 from dynamo_backends.registry import get_backend
 from dynamo_backends.report import CandidateReport, GraphReport

@@ -13,7 +13,8 @@ from torch import fx
 
 from dynamo_backends.autotune import wire
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.candidates import SPLIT, Candidate
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.names import SPLIT
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.tuning.children import environment, kill
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
+from dynamo_backends.autotune.names import check_names
 from dynamo_backends.backend import Options
 from dynamo_backends.errors import OptionError
 
@@ -58,8 +59,6 @@ class AutotuneOptions(Options):
                     f"option {name!r} of {backend} must be more than 0 seconds, "
                     f"not {getattr(self, name)}."
                 )
-        from dynamo_backends.autotune.candidates import check_names
-
         check_names(self.candidates, backend)
 
     def common(self) -> dict[str, Any]:

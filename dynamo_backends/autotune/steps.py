@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.step.backends import compile_whole
+from dynamo_backends.aot.step.backends import compile_whole, step_backend
 from dynamo_backends.aot.step.duel import Duel, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.autotune.candidates import EAGER, Candidate
+from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.functional import (
     FUNCTION,
     NOT_COMPILED,
@@ -31,6 +31,7 @@ from dynamo_backends.autotune.functional import (
     decomposed,
     dialect,
 )
+from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.proof import Proof
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError, brief_error
@@ -222,10 +223,8 @@ class StepEnsemble(StepProgram):
 
     def _written_over(self, candidate: Candidate) -> StepProgram:
         if candidate.owner != "ours":
-            from dynamo_backends.inductor.decompositions import decompositions as inductors
-            from dynamo_backends.inductor.steps import compile_step_graph
-
-            return compile_step_graph(retrace(self._graph, inductors()))
+            torchs = step_backend(candidate.backend, None)
+            return torchs.compile(retrace(self._graph, torchs.decompositions))
         backend, options = self._ensemble.compiler(candidate)
         return compile_whole(backend, options, decomposed(self._graph, dialect(backend, options)))
 

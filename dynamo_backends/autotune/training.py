@@ -11,25 +11,47 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from dynamo_backends.autotune.candidates import SPLIT, Candidate
+from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.names import SPLIT
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.backend import Backend
 from dynamo_backends.report import CandidateReport, GraphReport
 from dynamo_backends.tuning.race import Run
 
 
 class TrainingEnsemble(Ensemble):
-    """The candidates for one graph of Dynamo's, and its derivative."""
+    """The candidates for one graph of Dynamo's, and its derivative.
+
+    Args:
+        captured: See `Ensemble`; so the other three.
+        example_inputs: See `Ensemble`.
+        options: Of autotune.
+        number: Of the captured graph.
+        split: The backend whose forward and backward graphs are chosen for separately.
+    """
 
     kind = "training"
+
+    def __init__(
+        self,
+        captured: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: AutotuneOptions,
+        number: int,
+        split: Backend,
+    ):
+        super().__init__(captured, example_inputs, options, number)
+        self._split = split
 
     def competing(self) -> list[Candidate]:
         """See `Ensemble.competing`: backends of this package take part inside of "split"."""
         found = [c for c in super().competing() if not c.reduced]
         foreign = [c for c in found if c.owner != "ours"]
         if any(c.owner == "ours" or c.backend == "inductor" for c in found):
-            foreign.append(Candidate(SPLIT, SPLIT, "ours"))
+            foreign.append(Candidate(SPLIT, SPLIT, "ours", self._split))
         return foreign
 
     def grad_mode(self) -> AbstractContextManager[Any]:

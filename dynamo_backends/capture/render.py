@@ -2,14 +2,17 @@
 
 import io
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from dynamo_backends.capture.candidates import candidates_table
-from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.report import Fallback, GraphReport, InputReport
+
+if TYPE_CHECKING:
+    from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 
 _WIDTH = 110
 _LISTED_INPUTS = 12
@@ -19,7 +22,7 @@ _LISTED_GUARDS = 8
 _TELLING = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "SHAPE_ENV"})  # about values and sizes
 
 
-def to_text(explanation: Explanation) -> str:
+def to_text(explanation: "Explanation") -> str:
     """The report as plain text, without colours."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, legacy_windows=False)
     console.print(render(explanation))
@@ -28,7 +31,7 @@ def to_text(explanation: Explanation) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def render(explanation: Explanation) -> RenderableType:
+def render(explanation: "Explanation") -> RenderableType:
     """The report for a terminal."""
     parts: list[RenderableType] = [_head(explanation)]
     for i, graph in enumerate(explanation.graphs, 1):
@@ -44,7 +47,7 @@ def render(explanation: Explanation) -> RenderableType:
     return Group(*parts)
 
 
-def _head(e: Explanation) -> RenderableType:
+def _head(e: "Explanation") -> RenderableType:
     counts = ", ".join(
         (
             _count(len(e.graphs), "graph"),
@@ -61,7 +64,7 @@ def _head(e: Explanation) -> RenderableType:
     return Group(line, Text(times, style="dim"))
 
 
-def _graph(number: int, graph: GraphExplanation) -> Iterable[RenderableType]:
+def _graph(number: int, graph: "GraphExplanation") -> Iterable[RenderableType]:
     again = ", recompiled" if graph.recompiled else ""
     yield _title(f"Graph {number} of {graph.function}{again}")
     if graph.source is not None:
@@ -154,7 +157,7 @@ def _compilations(report: GraphReport) -> Iterable[RenderableType]:
             yield _line(f"for {_names(each.shapes)}", "dim", 6)
 
 
-def _breaks(explanation: Explanation) -> Iterable[RenderableType]:
+def _breaks(explanation: "Explanation") -> Iterable[RenderableType]:
     for each in explanation.breaks:
         often = f" ({each.count} times)" if each.count > 1 else ""
         yield Text.assemble("- ", (each.reason, "yellow"), f" in {each.function}{often}")
@@ -166,14 +169,14 @@ def _breaks(explanation: Explanation) -> Iterable[RenderableType]:
             yield _line(text, "dim")
 
 
-def _recompilations(explanation: Explanation) -> Iterable[RenderableType]:
+def _recompilations(explanation: "Explanation") -> Iterable[RenderableType]:
     for each in explanation.recompilations:
         yield Text.assemble("- ", (each.kind, "yellow"), f" in {each.function}: {each.reason}")
         if each.source is not None:
             yield _line(f"at {each.source}")
 
 
-def _guards(explanation: Explanation) -> Iterable[RenderableType]:
+def _guards(explanation: "Explanation") -> Iterable[RenderableType]:
     yield _line(_counted(explanation.guards.kinds, limit=100))
     listed = [c for g in explanation.guards.guards if g.kind in _TELLING for c in g.checks]
     checks = [c for c in dict.fromkeys(listed) if not c.startswith("__")]  # of the user's code

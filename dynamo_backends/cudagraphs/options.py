@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_backends.backend import Options
+from dynamo_backends.backend import Executable, Options
 from dynamo_backends.errors import OptionError
+from dynamo_backends.graph.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,21 @@ class CudaGraphOptions(Options):
     cudagraphs: bool = False
     cudagraph_outputs: Literal["fresh", "reused"] = "fresh"
     cudagraph_warmup: int = 2
+
+    def check(self, graph: Graph, backend: str) -> None:
+        """See `Options.check`: CUDA graphs need tensors on a CUDA device."""
+        if self.cudagraphs:
+            from dynamo_backends.cudagraphs.wrapper import require_device
+
+            require_device(graph, backend)
+
+    def wrapped(self, executable: Executable, graph: Graph, backend: str) -> Executable:
+        """See `Options.wrapped`: it is recorded as a CUDA graph if that is asked for."""
+        if not self.cudagraphs:
+            return executable
+        from dynamo_backends.cudagraphs.wrapper import CapturedExecutable
+
+        return CapturedExecutable(executable, graph, self, backend)
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
@@ -9,28 +10,26 @@ from torch import Tensor, fx
 from dynamo_backends.backend import Bound, Executable, Options
 from dynamo_backends.cudagraphs.captured import Captured
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.errors import CompileError, DeviceError
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.report import GraphReport
+
+if TYPE_CHECKING:
+    from dynamo_backends.cudagraphs.options import CudaGraphOptions
 
 log = logging.getLogger("dynamo_backends")
 
 _STAY = WEIGHT_ROLES | {Role.MUTATED, Role.OPTIMIZER_STATE}
 
 
-def wants_graphs(options: Options) -> bool:
-    """Whether options ask for CUDA graphs."""
-    return isinstance(options, CudaGraphOptions) and options.cudagraphs
-
-
-def require_device(graph: Graph, options: Options, backend: str) -> None:
+def require_device(graph: Graph, backend: str) -> None:
     """Checks that a captured graph, for which CUDA graphs were asked for, is on a CUDA device.
 
     Raises:
         DeviceError: It is not.
     """
-    if not wants_graphs(options) or device_index(graph) is not None:
+    if device_index(graph) is not None:
         return
     kind = driver().kind
     found = sorted({t.device.type for n in graph.placeholders for t in _tensors(n)})
@@ -46,22 +45,6 @@ def require_device(graph: Graph, options: Options, backend: str) -> None:
     )
 
 
-def with_cudagraphs(
-    executable: Executable, graph: Graph, options: Options, backend: str
-) -> Executable:
-    """The executable, run as a CUDA graph if the options ask for that.
-
-    Args:
-        executable: Compiled from the graph.
-        graph: With static shapes.
-        options: Of the backend.
-        backend: Its name.
-    """
-    if not isinstance(options, CudaGraphOptions) or not options.cudagraphs:
-        return executable
-    return CapturedExecutable(executable, graph, options, backend)
-
-
 class CapturedExecutable(Executable):
     """An executable whose bound functions are recorded.
 
@@ -74,7 +57,7 @@ class CapturedExecutable(Executable):
         backend: The backend's name.
     """
 
-    def __init__(self, inner: Executable, graph: Graph, options: CudaGraphOptions, backend: str):
+    def __init__(self, inner: Executable, graph: Graph, options: "CudaGraphOptions", backend: str):
         self.inner = inner
         self._options = options
         self._index = device_index(graph)

@@ -8,11 +8,12 @@ from dynamo_backends.errors import NormalFormError
 from dynamo_backends.graph.aliasing import outputs_to_replay
 from dynamo_backends.graph.canonicalize import canonicalize
 from dynamo_backends.graph.dialect import why_not, writes
-from dynamo_backends.graph.graph import Graph, Role
-from dynamo_backends.graph.passes import NORMAL_FORM, Property
+from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.propagate import data_dependent, mismatches
+from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import is_bound_to_data, is_random
-from dynamo_backends.graph.specialize import is_symbolic
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.sizes import is_symbolic
 
 _SHOWN = 5
 

@@ -8,8 +8,8 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
 aten = torch.ops.aten
 

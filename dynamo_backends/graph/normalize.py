@@ -7,9 +7,11 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.effects import Effects, effects
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph, drop_dead
-from dynamo_backends.graph.passes import NORMAL_FORM, PassSequence, Property, Stage
+from dynamo_backends.graph.graph import Graph, copy_graph, drop_dead
+from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
+from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
+from dynamo_backends.graph.roles import WEIGHT_ROLES, Input, Role
 from dynamo_backends.report import Kind
 
 

@@ -14,8 +14,8 @@ from dynamo_backends._torch_private import (
     surely,
 )
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.specialize import is_symbolic
+from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.sizes import is_symbolic
 
 
 class Inference:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensor, has_side_effect
 from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.passes import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
 aten = torch.ops.aten
 

@@ -4,8 +4,9 @@ from dynamo_backends.graph.aliasing import SEPARATE_VIEWS
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.fold import FOLD_BATCH_NORM
 from dynamo_backends.graph.normalize import NORMALIZE
-from dynamo_backends.graph.passes import NORMAL_FORM, PassSequence, Property, Stage
+from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
+from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.graph.specialize import specialization
 

@@ -11,7 +11,7 @@ from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import NORMALIZE, Normalized, normalize
-from dynamo_backends.graph.passes import Pass
+from dynamo_backends.graph.properties import Pass
 from dynamo_backends.graph.sequence import DECOMPOSE, FUNCTIONALIZE, PASSES
 from dynamo_backends.graph.specialize import SPECIALIZE, is_dynamic, specialize
 from dynamo_backends.graph.text import format_graph

@@ -13,8 +13,19 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
 
+Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+
 SIZES = "sizes"
 """Key in a node's `meta`: the sizes of its tensor, as a tuple of numbers, some of them `Size`."""
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a symbolic number or a tensor with symbolic sizes."""
+    if isinstance(value, Symbolic):
+        return True
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, Symbolic) for s in (*value.shape, *value.stride()))
+    return False
 
 
 class Size(int):

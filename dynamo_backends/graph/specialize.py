@@ -9,25 +9,16 @@ import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.passes import NORMAL_FORM, Pass, PassSequence, Property
-from dynamo_backends.graph.sizes import SIZES, forget_in_numbers, remembering
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.sizes import SIZES, Symbolic, forget_in_numbers, is_symbolic, remembering
 
 SPECIALIZE = "specialize"
-Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def is_dynamic(graph: Graph) -> bool:
     """Whether any value of the graph has a symbolic size."""
     return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
-
-
-def is_symbolic(value: Any) -> bool:
-    """Whether a value is a symbolic number or a tensor with symbolic sizes."""
-    if isinstance(value, Symbolic):
-        return True
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(s, Symbolic) for s in (*value.shape, *value.stride()))
-    return False
 
 
 def shape_key(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:

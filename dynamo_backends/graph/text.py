@@ -2,18 +2,16 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-
-if TYPE_CHECKING:
-    from dynamo_backends.graph.graph import Input
+from dynamo_backends.graph.roles import Input
 
 
-def format_graph(graph: fx.Graph, inputs: Sequence["Input"] = ()) -> str:
+def format_graph(graph: fx.Graph, inputs: Sequence[Input] = ()) -> str:
     """A graph as text.
 
     Args:

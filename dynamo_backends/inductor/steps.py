@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import compile_step_with_inductor
+from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.phases import separate
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.whole import give_up, signals_held
@@ -21,13 +22,14 @@ from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.inductor.convolutions import choose_kernels
+from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.stages import Stage, cut
 
 
-def compile_step_graph(graph: Graph) -> StepProgram:
-    """A step as programs of Inductor's."""
-    return InductorStep(graph)
+def step_backend() -> StepBackend:
+    """How Inductor compiles steps."""
+    return StepBackend("inductor", decompositions(), InductorStep)
 
 
 class InductorStep(StepProgram):

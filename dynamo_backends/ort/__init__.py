@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo_backends.registry import compiler
+from dynamo_backends.compiler_objects import compiler
 
 onnxrt = compiler("onnxrt")
 onnxrt_cpu = compiler("onnxrt_cpu")

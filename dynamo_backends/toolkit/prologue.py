@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.report import GraphReport
 
 

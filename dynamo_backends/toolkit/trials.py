@@ -20,7 +20,8 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
 )
 from dynamo_backends.errors import CompileError, LoweringError
-from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.toolkit.layouts import storage_of
 from dynamo_backends.toolkit.quiet import silenced
 from dynamo_backends.toolkit.samples import samples

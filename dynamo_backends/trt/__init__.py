@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo_backends.registry import compiler
+from dynamo_backends.compiler_objects import compiler
 
 fx2trt = compiler("fx2trt")
 tensorrt = compiler("tensorrt")

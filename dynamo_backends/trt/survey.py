@@ -23,7 +23,8 @@ from dynamo_backends.backend import SUPPORTED, Support
 from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import Graph, Input, Role, copy_graph
+from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower

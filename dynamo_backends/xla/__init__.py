@@ -1,6 +1,6 @@
 """The backend `openxla`."""
 
-from dynamo_backends.registry import compiler
+from dynamo_backends.compiler_objects import compiler
 
 openxla = compiler("openxla")
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch import fx
 
 from dynamo_backends.backend import Support
-from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import Partition, partition
+from dynamo_backends.graph.roles import Input, Role
 
 aten = torch.ops.aten
 

@@ -342,7 +342,7 @@ class Step:
     def _compile_parts(self) -> Callable[..., Any]:
         if self._backend.name in ("aot_eager", "inductor"):
             return torch.compile(self._definition.function, backend=self._backend.name)
-        from dynamo_backends.registry import compiler
+        from dynamo_backends.compiler_objects import compiler
 
         chosen = compiler(self._backend.name, **(self._options or {}))
         return torch.compile(self._definition.function, backend=chosen)

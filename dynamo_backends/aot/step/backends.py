@@ -15,7 +15,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.pipeline import require_available
-from dynamo_backends.registry import get_backend
+from dynamo_backends.registry import get_backend, load
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
     if name in _TORCHS:
         if options:
             raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
-        return _TORCHS[name]()
+        torchs: StepBackend = load(_TORCHS[name])()
+        return torchs
     backend = get_backend(name)
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
@@ -79,17 +80,11 @@ def _eager() -> StepBackend:
     return StepBackend("aot_eager", table, compile_graph, verify="off")
 
 
-def _inductor() -> StepBackend:
-    from dynamo_backends.inductor.decompositions import decompositions as inductors
-    from dynamo_backends.inductor.steps import compile_step_graph
-
-    return StepBackend("inductor", inductors(), compile_step_graph)
-
-
-_TORCHS: dict[str, Callable[[], StepBackend]] = {
-    "eager": _eager,
-    "aot_eager": _eager,
-    "inductor": _inductor,
+# torch's own backends, and where their ways are: modules are loaded when somebody asks for them.
+_TORCHS: dict[str, str] = {
+    "eager": f"{__name__}:_eager",
+    "aot_eager": f"{__name__}:_eager",
+    "inductor": "dynamo_backends.inductor.steps:step_backend",
 }
 
 

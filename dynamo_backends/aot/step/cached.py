@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.cache import DiskCache, cache_folder
@@ -29,7 +29,7 @@ def load_or_compile(backend: Backend, options: Options, graph: Graph) -> StepPro
     """
     key = _key(backend, options, graph)
     if key is None:
-        return backend.compile_step(graph.copy(), options)
+        return _compile(backend, options, graph)
     cache = DiskCache(cache_folder())
     parts = cache.get(key)
     if parts is not None:
@@ -40,11 +40,18 @@ def load_or_compile(backend: Backend, options: Options, graph: Graph) -> StepPro
         except CompileError as error:
             log.warning("dropped an unusable cache entry: %s", error)
             cache.drop(key)
-    program = backend.compile_step(graph.copy(), options)
+    program = _compile(backend, options, graph)
     dumped = program.dump()
     if dumped is not None:
         cache.put(key, dumped)
     return program
+
+
+def _compile(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+    program = backend.compile_step(graph.copy(), options)
+    if program is not None:
+        return program
+    return CopyingProgram(graph, backend.compile(graph.copy(), options).bind(())[0])
 
 
 def _key(backend: Backend, options: Options, graph: Graph) -> str | None:

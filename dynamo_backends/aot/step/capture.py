@@ -32,7 +32,7 @@ from dynamo_backends.aot.step.recomputed import Recomputed, names_recomputed, re
 from dynamo_backends.aot.step.scalars import Answer, Scalars
 from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
 from dynamo_backends.errors import StepCaptureError, text_of
-from dynamo_backends.graph.graph import Role
+from dynamo_backends.graph.roles import Role
 
 WHAT_TO_DO = (
     'Change the function so that it is one graph, or pass fallback="split" to compile the parts of '

@@ -8,8 +8,9 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import state_of_generator
 from dynamo_backends.errors import StepCaptureError
-from dynamo_backends.graph.graph import Graph, Input, Role, source_line
+from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.roles import Input, Role
 
 
 def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dynamo_backends.aot.step.hyperparameters import group_tensors
 from dynamo_backends.aot.step.python_state import places as python_places
-from dynamo_backends.graph.graph import Role
+from dynamo_backends.graph.roles import Role
 
 
 @dataclass(frozen=True)

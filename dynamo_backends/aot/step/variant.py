@@ -26,7 +26,8 @@ from dynamo_backends.aot.step.whole import until_done
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import count_ops
-from dynamo_backends.graph.passes import NORMAL_FORM, PassSequence, Property
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.report import GraphReport
 

@@ -1,0 +1,53 @@
+"""Names of candidates: which backends compete by default, and which may."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from dynamo_backends.errors import OptionError
+from dynamo_backends.registry import list_backends, third_party_backends
+
+EAGER = "eager"
+SPLIT = "split"
+
+# By default these do not take part, because another candidate does the same.
+COVERED: Mapping[str, str] = {
+    "autotune": "itself",
+    "ltc_trace": "ltc",
+    "onnxrt_cpu": "onnxrt",
+    "onnxrt_cuda": "onnxrt",
+    "openvino": "ov",
+}
+
+# torch's own, and the device type that they are for; None: any.
+TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
+
+
+def by_default(device_types: Sequence[str]) -> list[str]:
+    """Those that compete where no candidates are named, for inputs on these devices."""
+    torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
+    names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
+    return [n for n in names if n not in COVERED]
+
+
+def check_names(names: Sequence[str], backend: str) -> None:
+    """Checks the option `candidates`.
+
+    Raises:
+        OptionError: A name is no backend's, or autotune's own.
+    """
+    if not names:
+        return
+    from dynamo_backends._torch_private.control import torch_backends
+
+    others = {*torch_backends(debugging=True), *third_party_backends()}
+    known = sorted({EAGER, *list_backends(), *others} - {"autotune"})
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            usual = sorted({EAGER, *TORCHS, *list_backends(), *third_party_backends()})
+            usual.remove("autotune")
+            raise OptionError(
+                f"option 'candidates' of {backend} names {name!r}, which is no backend to choose "
+                f"from.{hint} There are: {', '.join(usual)}."
+            )

@@ -4,16 +4,16 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
-    "NORMAL_FORM": "passes",
-    "Pass": "passes",
+    "NORMAL_FORM": "properties",
+    "Pass": "properties",
     "PassSequence": "passes",
-    "Property": "passes",
-    "Stage": "passes",
+    "Property": "properties",
+    "Stage": "properties",
     "Alias": "effects",
     "Effects": "effects",
     "Graph": "graph",
-    "Input": "graph",
-    "Role": "graph",
+    "Input": "roles",
+    "Role": "roles",
     "PASSES": "sequence",
     "STAGES": "sequence",
     "check": "checker",

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_backends.backend import Options
 from dynamo_backends.errors import OptionError
-from dynamo_backends.registry import get_backend, is_backend
+from dynamo_backends.registry import get_backend, is_backend, load
 
 _lock = threading.Lock()
 
@@ -47,15 +47,17 @@ class Compiler:
         Raises:
             OptionError: An option is wrong, or a `mode` was given: modes are Inductor's.
         """
-        from dynamo_backends.pipeline import compile_captured
-
         if mode not in (None, "default"):
             raise OptionError(
                 f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "
                 "Use options={...} instead."
             )
         parsed = self.options(options)
-        return compile_captured(get_backend(self.name), captured, example_inputs, parsed)
+        compile_captured = load("dynamo_backends.pipeline:compile_captured")  # takes a second
+        compiled: Callable[..., Any] = compile_captured(
+            get_backend(self.name), captured, example_inputs, parsed
+        )
+        return compiled
 
 
 _compilers: dict[tuple[Any, ...], Compiler] = {}

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dynamo_backends import _torch_private as private
 from dynamo_backends.backend import Availability, Backend, Options
 from dynamo_backends.errors import (
+    BackendUnavailableError,
     CompileError,
     DynamoBackendsError,
     FallbackRefusedError,
@@ -106,3 +107,13 @@ def availability_of(backend: Backend) -> Availability:
     except Exception as error:
         log.debug("asking %s failed", backend.name, exc_info=True)
         return Availability(False, f"its check failed ({brief_error(error)})", "please report this")
+
+
+def require_available(backend: Backend) -> None:
+    """Raises `BackendUnavailableError` if the backend cannot run here."""
+    available = backend.availability()
+    if not available.usable:
+        remedy = f" To mend it: {available.remedy}" if available.remedy else ""
+        raise BackendUnavailableError(
+            f"backend {backend.name!r} cannot run here: {available.reason}.{remedy}"
+        )

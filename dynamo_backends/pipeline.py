@@ -26,13 +26,12 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.building import ProgramBuilder
-from dynamo_backends.containment import contained, done_without
+from dynamo_backends.containment import contained, done_without, require_available
 from dynamo_backends.description import (
     describe_shapes,
     describe_uncompiled,
 )
 from dynamo_backends.errors import (
-    BackendUnavailableError,
     SaveError,
     UnknownBackendError,
 )
@@ -179,16 +178,6 @@ def _graph_compiler(version: str, name: str, options: Options, facts: Captured) 
     backend = get_backend(name)
     require_available(backend)
     return _GraphCompiler(backend, options, facts, next(_captures))
-
-
-def require_available(backend: Backend) -> None:
-    """Raises `BackendUnavailableError` if the backend cannot run here."""
-    available = backend.availability()
-    if not available.usable:
-        remedy = f" To mend it: {available.remedy}" if available.remedy else ""
-        raise BackendUnavailableError(
-            f"backend {backend.name!r} cannot run here: {available.reason}.{remedy}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,9 @@ from dynamo_backends.inductor.patterns import (
     followers,
     replace,
     strides_of_images,
+    unreduced,
     with_relu,
 )
-from dynamo_backends.inductor.reduced import unreduced
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten

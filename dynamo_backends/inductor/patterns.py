@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from dynamo_backends.inductor.kernels import KINDS
 from dynamo_backends.inductor.native import is_image_on_cpu
 
 aten = torch.ops.aten
+
+CAST = torch.ops.prims.convert_element_type.default
 
 
 def frozen_nodes(graph: fx.Graph) -> set[fx.Node]:
@@ -123,3 +125,19 @@ def replace(nodes: list[fx.Node], call: fx.Node) -> None:
     last.replace_all_uses_with(call)
     for node in reversed(nodes):
         node.graph.erase_node(node)
+
+
+def unreduced(node: fx.Node) -> fx.Node:
+    """What a value was before it was cast to bfloat16 (see `reduced`), or the value itself."""
+    if node.target is not CAST:
+        return node
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source if is_float32(source.meta["val"]) else node
+
+
+def is_float32(value: Any) -> bool:
+    """Whether a value is float32, or a tuple of which an item is."""
+    if isinstance(value, tuple | list):
+        return any(map(is_float32, value))
+    return isinstance(value, Tensor) and value.dtype == torch.float32

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.inductor.measured import fastest
+from dynamo_backends.inductor.patterns import CAST, is_float32
 from dynamo_backends.toolkit.expansion import replace
 from dynamo_backends.toolkit.precision import PRODUCTS
 from dynamo_backends.tuning.race import Run
@@ -28,7 +29,6 @@ from dynamo_backends.tuning.race import Run
 aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-_CAST = torch.ops.prims.convert_element_type.default
 _CARRIERS = {
     operator.getitem,
     aten._adaptive_avg_pool2d.default,
@@ -122,7 +122,7 @@ def _is_divisible(node: fx.Node) -> bool:
     return (
         plain
         and not any(node.args[3:])
-        and _is_float32(inputs[0])
+        and is_float32(inputs[0])
         and all(x.numel() for x in inputs)
     )
 
@@ -161,15 +161,6 @@ def _is_faster_in_products(node: fx.Node) -> bool:
     return fastest("attention", "whole", ways, layouts) == "products"
 
 
-def unreduced(node: fx.Node) -> fx.Node:
-    """What a value was before it was cast to bfloat16 here, or the value itself."""
-    if node.target is not _CAST:
-        return node
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source if _is_float32(source.meta["val"]) else node
-
-
 class _Types:
     """What is in bfloat16.
 
@@ -194,7 +185,7 @@ class _Types:
                 node.kwargs = fx.map_arg(node.kwargs, self.wide)
                 return
         self._infer(node)
-        if _is_float32(before) and not _is_float32(node.meta["val"]):
+        if is_float32(before) and not is_float32(node.meta["val"]):
             self._reduced.add(node)
 
     def _carries(self, node: fx.Node) -> bool:
@@ -203,7 +194,7 @@ class _Types:
             return False
         floats = [
             n for n in node.all_input_nodes
-            if n in self._reduced or (_is_float32(n.meta["val"]) and not _is_scalar(n.meta["val"]))
+            if n in self._reduced or (is_float32(n.meta["val"]) and not _is_scalar(n.meta["val"]))
         ]  # fmt: skip
         return bool(floats) and self._reduced.issuperset(floats)
 
@@ -212,25 +203,18 @@ class _Types:
         return self._cast(node, torch.float32) if node in self._reduced else node
 
     def _narrow(self, node: fx.Node) -> fx.Node:
-        return self._cast(node, torch.bfloat16) if _is_float32(node.meta["val"]) else node
+        return self._cast(node, torch.bfloat16) if is_float32(node.meta["val"]) else node
 
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         key = (node, dtype)
         if key not in self._casts:
-            self._casts[key] = self._graph.call_function(_CAST, key)
+            self._casts[key] = self._graph.call_function(CAST, key)
             self._infer(self._casts[key])
         return self._casts[key]
 
 
 def _is_product(node: fx.Node) -> bool:
-    return node.target in PRODUCTS and _is_float32(node.meta["val"])
-
-
-def _is_float32(value: Any) -> bool:
-    """Whether a value is float32, or a tuple of which an item is."""
-    if isinstance(value, tuple | list):
-        return any(map(_is_float32, value))
-    return isinstance(value, Tensor) and value.dtype == torch.float32
+    return node.target in PRODUCTS and is_float32(node.meta["val"])
 
 
 def _is_scalar(value: Any) -> bool:

@@ -28,8 +28,8 @@ from dynamo_backends.inductor.patterns import (
     followers,
     replace,
     strides_of_images,
+    unreduced,
 )
-from dynamo_backends.inductor.reduced import unreduced
 from dynamo_backends.toolkit.winograd import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.tuning.race import Run
 

@@ -24,9 +24,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynamo_backends import bench
-from dynamo_backends.bench.cell_runs import run_cells
-from dynamo_backends.bench.cell_tables import (
+import harness
+from harness.cell_runs import run_cells
+from harness.cell_tables import (
     AUTOTUNE,
     AUTOTUNE_OF_BEST,
     cell_text,
@@ -34,8 +34,8 @@ from dynamo_backends.bench.cell_tables import (
     mean_ratio,
     problems,
 )
-from dynamo_backends.bench.cells import EAGER, Cell, Measuring, Row, cells
-from dynamo_backends.bench.ledger import Ledger, LedgerError
+from harness.cells import EAGER, Cell, Measuring, Row, cells
+from harness.ledger import Ledger, LedgerError
 
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("inductor_freezing", "ov", "openxla")  # can be told to compute in bfloat16
@@ -49,7 +49,7 @@ Results = Mapping[str, Sequence[Row]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = harness.make_console()
     with tempfile.TemporaryDirectory() as folder:
         path = settings.json or Path(folder) / "results.json"
         try:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, LedgerError) as error:
             console.print(f"[red]{error}[/]", highlight=False)
             return 2
-        console.print(f"[dim]{bench.environment_line()}, device {settings.device}[/]")
+        console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")
         backends = [*(settings.backend or SINGLE), AUTOTUNE]
         try:
             left = run_cells(
@@ -89,11 +89,11 @@ def choose(settings: argparse.Namespace) -> list[Cell]:
     suites = [settings.suite] if settings.suite else ["classic", "transformers"]
     if settings.models and not settings.suite:
         suites.append("full_size")
-    cases = {name: bench.suite(name, settings.scale, settings.batch) for name in suites}
+    cases = {name: harness.suite(name, settings.scale, settings.batch) for name in suites}
     if settings.models:
         wanted = {
             c.name
-            for c in bench.find_cases(list(itertools.chain(*cases.values())), settings.models)
+            for c in harness.find_cases(list(itertools.chain(*cases.values())), settings.models)
         }
         models = [(name, c.name) for name, some in cases.items() for c in some if c.name in wanted]
     else:
@@ -122,7 +122,7 @@ def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measurin
 def context(settings: argparse.Namespace) -> dict[str, Any]:
     """What results depend on."""
     return {
-        **bench.environment(),
+        **harness.environment(),
         **{k: getattr(settings, k) for k in ("device", "scale", "rounds", "precision", "tuning")},
         "backends": list(settings.backend or SINGLE),
         "date": time.strftime("%Y-%m-%d"),
@@ -190,7 +190,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
-    parser.add_argument("--suite", choices=list(bench.SUITES), help="only this suite")
+    parser.add_argument("--suite", choices=list(harness.SUITES), help="only this suite")
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20, help="samples of each")

@@ -18,7 +18,7 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from dynamo_backends import bench
+import harness
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     for _ in track(range(settings.rounds), "starting", console=console, transient=True):
         with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratio = medians["cold"] / medians["warm"]
     console.print(f"a warm start is {ratio:.2f} × as fast as a cold one")
     if settings.json:
-        bench.save_json(settings.json, "cache start", [runs], settings=vars(settings))
+        harness.save_json(settings.json, "cache start", [runs], settings=vars(settings))
     unused = any(
         not 0 < m["executables"] <= m["cache_hits"] or (m["captured"] and settings.precompile)
         for m in runs["warm"]
@@ -64,16 +64,16 @@ def in_a_process(settings: argparse.Namespace, folder: str) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
         "TORCH_CACHING_PRECOMPILE": str(int(settings.precompile)),
     }
-    return bench.run_child([*command, "--backend", settings.backend], environment)
+    return harness.run_child([*command, "--backend", settings.backend], environment)
 
 
 @torch.no_grad()
 def child(settings: argparse.Namespace) -> int:
     """Makes the first call and hands back what it took."""
-    case = bench.find_cases(bench.suite("classic", batch=settings.batch), [settings.model])[0]
-    compiled = bench.compile_model(case.make(), case.inputs(), settings.backend)
+    case = harness.find_cases(harness.suite("classic", batch=settings.batch), [settings.model])[0]
+    compiled = harness.compile_model(case.make(), case.inputs(), settings.backend)
     torch.compiler.save_cache_artifacts()
-    bench.hand_back(
+    harness.hand_back(
         first_call_s=compiled.first_call_s,
         captured=compiled.graphs,
         backend_s=compiled.backend_s or 0.0,

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends import bench
+import harness
 
 FEATURES = 16
 
@@ -26,15 +26,15 @@ FEATURES = 16
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     records = []
     for name, mode in (("no_grad", torch.no_grad), ("inference_mode", torch.inference_mode)):
         with mode(), console.status(f"measuring under {name}"):
             records.append({"mode": name, **measure(settings)})
     console.print(table(settings, records))
     if settings.json:
-        bench.save_json(settings.json, "call overhead", records, settings=vars(settings))
+        harness.save_json(settings.json, "call overhead", records, settings=vars(settings))
     overheads = [r["overhead_us"] for r in records if r["overhead_us"] is not None]
     slow = settings.limit is not None and max(overheads, default=0.0) > settings.limit
     leaks = any(r["growth_kb"] > settings.growth_limit for r in records)
@@ -46,14 +46,14 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
     torch.compiler.reset()
     model = chain(settings.layers)
     x = torch.randn(1, FEATURES)
-    compiled = bench.compile_model(model, (x,), settings.backend, fullgraph=True)
+    compiled = harness.compile_model(model, (x,), settings.backend, fullgraph=True)
     runs: dict[str, Callable[[], Any]] = {
         "compiled": lambda: compiled.function(x),
         "eager": lambda: model(x),
     }
     if compiled.reports:
         runs["graph"], runs["alone"] = graph_alone(compiled.reports[0], runs["compiled"])
-    timings = bench.compare(
+    timings = harness.compare(
         runs,
         settings.rounds,
         repeat=settings.repeat,
@@ -88,7 +88,7 @@ def graph_alone(
         Two functions: one calls the graph as AOT Autograd does, the other only executes XLA's
         program on buffers that were imported beforehand.
     """
-    graph, arguments = report.executable, bench.graph_arguments(report, call)
+    graph, arguments = report.executable, harness.graph_arguments(report, call)
     (block,) = graph.static_program.blocks
     weights, activations = block.split(arguments)
     return lambda: graph(list(arguments)), block.executable.alone(weights, activations)
@@ -99,11 +99,11 @@ def memory_growth(call: Callable[[], Any], calls: int) -> int:
     for _ in range(calls):
         call()
     gc.collect()
-    before = bench.rss_bytes()
+    before = harness.rss_bytes()
     for _ in range(calls):
         call()
     gc.collect()
-    return bench.rss_bytes() - before
+    return harness.rss_bytes() - before
 
 
 def chain(layers: int) -> nn.Module:

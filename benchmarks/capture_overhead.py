@@ -20,23 +20,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dynamo_backends import bench
+import harness
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
-    console = bench.make_console()
-    cases = bench.chosen_cases(settings, console)
+    console = harness.make_console()
+    cases = harness.chosen_cases(settings, console)
     if not cases:
         return 2
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console.print(f"[dim]{harness.environment_line()}[/]")
     results = measure(cases, settings, console)
     console.print(table(results, settings))
     overheads = [overhead(result) for result in results if result.timing is not None]
     if settings.json:
-        records = [bench.as_record(result) for result in results]
-        bench.save_json(settings.json, "capture overhead", records, settings=vars(settings))
+        records = [harness.as_record(result) for result in results]
+        harness.save_json(settings.json, "capture overhead", records, settings=vars(settings))
     if len(overheads) < len(results):
         return 1
     mean, worst = statistics.mean(overheads), max(overheads)
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    cases: Sequence[bench.ModelCase], settings: argparse.Namespace, console: Console
-) -> list[bench.Result]:
+    cases: Sequence[harness.ModelCase], settings: argparse.Namespace, console: Console
+) -> list[harness.Result]:
     """Measures each model; drops each before the next is made."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     steps = 1 + settings.rounds
-    results: list[bench.Result] = []
+    results: list[harness.Result] = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=len(cases) * steps)
         for i, case in enumerate(cases):
@@ -59,7 +59,9 @@ def measure(
                 progress.update(task, description=f"{name}: {what}", advance=1)
 
             with torch.no_grad():
-                measured = bench.measure_case(case, ["eager"], rounds=settings.rounds, on_step=step)
+                measured = harness.measure_case(
+                    case, ["eager"], rounds=settings.rounds, on_step=step
+                )
             results += [result.without_model() for result in measured]
             progress.update(task, completed=(i + 1) * steps)
             del measured
@@ -68,13 +70,13 @@ def measure(
     return results
 
 
-def overhead(result: bench.Result) -> float:
+def overhead(result: harness.Result) -> float:
     """Relative time that capture adds; negative if it saves some."""
     assert result.timing is not None
     return 1 / result.timing.speedup.value - 1
 
 
-def table(results: Sequence[bench.Result], settings: argparse.Namespace) -> Table:
+def table(results: Sequence[harness.Result], settings: argparse.Namespace) -> Table:
     """The results for people."""
     shown = Table(title=f"capture alone, batch {settings.batch}, inference")
     shown.add_column("model")
@@ -98,7 +100,7 @@ def table(results: Sequence[bench.Result], settings: argparse.Namespace) -> Tabl
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = bench.model_arguments(__doc__, rounds=40)
+    parser = harness.model_arguments(__doc__, rounds=40)
     parser.add_argument("--mean-limit", type=float, default=0.01, metavar="SHARE")
     parser.add_argument("--worst-limit", type=float, default=0.03, metavar="SHARE")
     return parser.parse_args(arguments)

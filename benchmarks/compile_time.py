@@ -23,9 +23,9 @@ from rich.progress import track
 from rich.table import Table
 
 import dynamo_backends
-from dynamo_backends import bench
-from dynamo_backends.bench.processes import peak_rss_bytes, rss_bytes
-from dynamo_backends.bench.suites.case import call
+import harness
+from dynamo_backends.tuning.memory import peak_rss_bytes, rss_bytes
+from harness.suites.case import call
 
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return child(settings.model, settings.child, settings.batch, settings.verify)
     if settings.share:
         return print_shares(settings)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     backends = [settings.backend, settings.against]
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in backends}
     order = [name for _ in range(settings.rounds) for name in backends]
@@ -54,16 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(table)
     console.print(f"{settings.backend} compiles {ratio:.2f} × as fast as {settings.against}")
     if settings.json:
-        bench.save_json(settings.json, "compile time", [seconds], settings=vars(settings))
+        harness.save_json(settings.json, "compile time", [seconds], settings=vars(settings))
     return 1 if settings.at_least is not None and ratio < settings.at_least else 0
 
 
 def print_shares(settings: argparse.Namespace) -> int:
     """Prints the comparison's share of the first call of each model; 1 if one is over the limit."""
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     table = Table("model", "first call s", "comparison s", "share", "grows MiB", "without", "ratio")
-    names = settings.models or [case.name for case in bench.suite("classic")]
+    names = settings.models or [case.name for case in harness.suite("classic")]
     shares, rows = [], []
     for name in track(names, "compiling", console=console, transient=True):
         settings.model = name
@@ -77,7 +77,7 @@ def print_shares(settings: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"the largest share is {max(shares):.1%}, the mean {statistics.mean(shares):.1%}")
     if settings.json:
-        bench.save_json(settings.json, "comparison", rows, settings=vars(settings))
+        harness.save_json(settings.json, "comparison", rows, settings=vars(settings))
     return 1 if settings.at_most is not None and max(shares) > settings.at_most else 0
 
 
@@ -93,24 +93,24 @@ def in_a_process(
         }
         command = [__file__, "--child", backend, "--model", settings.model]
         command += ["--batch", str(settings.batch), "--verify", verify]
-        return bench.run_child(command, caches)
+        return harness.run_child(command, caches)
 
 
 @torch.no_grad()
 def child(model_name: str, backend: str, batch: int, verify: str) -> int:
     """Compiles once and hands the seconds back."""
-    case = bench.find_cases(bench.suite("classic", batch=batch), [model_name])[0]
+    case = harness.find_cases(harness.suite("classic", batch=batch), [model_name])[0]
     model, inputs = case.make(), case.inputs()
     options = OPTIONS.get(backend, {})
     if backend in dynamo_backends.list_backends():
         options = {**options, "verify": verify}
     before = rss_bytes()
-    compiled = bench.compile_model(model, inputs, backend, options=options or None)
+    compiled = harness.compile_model(model, inputs, backend, options=options or None)
     growth = peak_rss_bytes() - before
     start = time.perf_counter()
     call(compiled.function, inputs)
     steady = time.perf_counter() - start
-    bench.hand_back(
+    harness.hand_back(
         compile_s=compiled.first_call_s - steady,
         backend_s=compiled.backend_s or 0.0,
         first_call_s=compiled.first_call_s,

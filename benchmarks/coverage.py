@@ -18,11 +18,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends import bench
-from dynamo_backends.bench.suites.case import Scale, call
+import harness
 from dynamo_backends.capture.coverage import Coverage, coverage
 from dynamo_backends.capture.metering import CountCalls
 from dynamo_backends.capture.optimize import optimize
+from harness.suites.case import Scale, call
 
 TARGET = 0.99
 OUTPUT = Path(__file__).parents[1] / "docs/coverage.md"
@@ -30,7 +30,7 @@ OUTPUT = Path(__file__).parents[1] / "docs/coverage.md"
 HEAD = """# Capture coverage
 
 Made by `python benchmarks/coverage.py` with torch {torch} on Python {python}; models of
-`dynamo_backends.bench` at scale "{scale}", inference, `torch._dynamo.config.allow_rnn` on. One call
+`benchmarks/harness` at scale "{scale}", inference, `torch._dynamo.config.allow_rnn` on. One call
 of each model after one to warm up, measured by `dynamo_backends.coverage`:
 
 - **without Dynamo**: ATen calls of the model in eager.
@@ -73,7 +73,7 @@ class Row:
     """
 
     suite: str
-    case: bench.ModelCase
+    case: harness.ModelCase
     eager_ops: int
     found: Coverage
     compiled: int
@@ -113,7 +113,7 @@ class Row:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns the exit status."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = harness.make_console()
     rows = measure(settings.suites, settings.scale, console)
     document = render(rows, settings.scale)
     if settings.output == "-":
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(suites: Sequence[str], scale: Scale, console: Console) -> list[Row]:
     """Measures every model of the suites."""
-    cases = [(name, case) for name in suites for case in bench.suite(name, scale)]
+    cases = [(name, case) for name in suites for case in harness.suite(name, scale)]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     rows = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -143,7 +143,7 @@ def measure(suites: Sequence[str], scale: Scale, console: Console) -> list[Row]:
 
 
 @torch.no_grad()
-def measure_case(suite: str, case: bench.ModelCase) -> Row:
+def measure_case(suite: str, case: harness.ModelCase) -> Row:
     """Measures one call of a model after another to warm up."""
     model, inputs = case.make(), case.inputs()
     run: Callable[..., Any] = optimize("eager")(model)
@@ -161,7 +161,7 @@ def measure_case(suite: str, case: bench.ModelCase) -> Row:
 
 def render(rows: Sequence[Row], scale: str) -> str:
     """The document."""
-    versions = bench.environment()
+    versions = harness.environment()
     head = HEAD.format(
         torch=versions["versions"]["torch"].split("+")[0],
         python=versions["python"].rpartition(".")[0],
@@ -186,7 +186,9 @@ def _line(cells: Sequence[str]) -> str:
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", default=list(bench.SUITES), choices=[*bench.SUITES])
+    parser.add_argument(
+        "--suites", nargs="+", default=list(harness.SUITES), choices=[*harness.SUITES]
+    )
     parser.add_argument("--scale", default="test", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--output", default=str(OUTPUT), metavar="FILE", help='"-" prints it')
     return parser.parse_args(arguments)

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 import dynamo_backends
-from dynamo_backends import bench
+import harness
 
 FEW, MANY = 2, 10
 
@@ -66,8 +66,8 @@ def measure(size: int, elements: int, rounds: int) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     table = Table(title="one block and one operator in eager, µs")
     for column in ("elements", "operators in the block", "eager", "compiled"):
         table.add_column(column, justify="right")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
     console.print(table)
     if settings.json:
-        bench.save_json(settings.json, "fragments", rows, settings=vars(settings))
+        harness.save_json(settings.json, "fragments", rows, settings=vars(settings))
     return 0
 
 

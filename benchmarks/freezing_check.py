@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from dynamo_backends import bench
+import harness
 from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
 
 POLICIES: tuple[Policy, ...] = ("probe", "strict")
@@ -26,8 +26,8 @@ POLICIES: tuple[Policy, ...] = ("probe", "strict")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and the default check exceeds it."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     weights = parameters(settings.parameters, settings.width)
     size = sum(w.numel() * w.element_size() for w in weights) / 2**20
     with console.status("measuring"), torch.no_grad():
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}")
     console.print(table)
     if settings.json:
-        bench.save_json(settings.json, "freezing check", records, settings=vars(settings))
+        harness.save_json(settings.json, "freezing check", records, settings=vars(settings))
     default = next(r for r in records if r["check"] == "probe")
     measured = default["cpu_us"] if settings.cpu else default["time_us"]
     return 1 if settings.limit is not None and measured > settings.limit else 0

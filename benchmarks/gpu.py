@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dynamo_backends import bench
+import harness
 from dynamo_backends._torch_private.control import torch_backends
-from dynamo_backends.bench import cell_tables
-from dynamo_backends.bench.cell_runs import run_cells
-from dynamo_backends.bench.cells import DTYPES, Cell, Measuring, cells
-from dynamo_backends.bench.ledger import Ledger, LedgerError
 from dynamo_backends.cli.gpu import look
 from dynamo_backends.registry import get_backend, list_backends
+from harness import cell_tables
+from harness.cell_runs import run_cells
+from harness.cells import DTYPES, Cell, Measuring, cells
+from harness.ledger import Ledger, LedgerError
 
 MODELS = (
     *(("classic", name) for name in (
@@ -58,7 +58,7 @@ VENDORS = ("triton", "onnxruntime-gpu", "tensorrt", "jax-cuda12-plugin", "jax-cu
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark, or a part of it; returns the exit status."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = harness.make_console()
     if settings.device == "cuda" and not torch.cuda.is_available():
         console.print(
             "[red]torch sees no CUDA device here.[/] `dynamo-backends doctor` says what is "
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     backends, absent = usable(settings)
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console.print(f"[dim]{harness.environment_line()}[/]")
     console.print(f"[dim]{cell_tables.machine(ledger.context)}[/]", highlight=False)
     for name, reason in absent.items():
         console.print(f"[dim]without {name}: {reason}[/]", highlight=False)
@@ -157,7 +157,7 @@ def why_not(name: str, device: str) -> str:
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:
     """What results depend on."""
-    facts, environment = look(), bench.environment()
+    facts, environment = look(), harness.environment()
     return {
         "device": ", ".join(facts.visible)
         if settings.device == "cuda"

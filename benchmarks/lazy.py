@@ -14,16 +14,16 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from dynamo_backends import bench
-from dynamo_backends.bench.suites.case import call
+import harness
+from harness.suites.case import call
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a model's results are wrong."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
-    cases = bench.chosen_cases(settings, console)
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
+    cases = harness.chosen_cases(settings, console)
     if not cases:
         return 2
     records = []
@@ -34,20 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.collect()
     console.print(table(records))
     if settings.json:
-        bench.save_json(settings.json, "lazy", records, settings=vars(settings))
+        harness.save_json(settings.json, "lazy", records, settings=vars(settings))
     return 0 if all(r["right"] for r in records) else 1
 
 
-def measure(case: bench.ModelCase, rounds: int) -> dict[str, Any]:
+def measure(case: harness.ModelCase, rounds: int) -> dict[str, Any]:
     """Medians in milliseconds of one model, and the ratio."""
     model, inputs = case.make(), case.inputs()
     compiled = {
-        name: bench.compile_model(model, inputs, name, fullgraph=True)
+        name: harness.compile_model(model, inputs, name, fullgraph=True)
         for name in ("ltc", "ltc_trace")
     }
-    right = all(bench.check(model, c.function, inputs).passed for c in compiled.values())
+    right = all(harness.check(model, c.function, inputs).passed for c in compiled.values())
     functions = {n: lambda c=c: call(c.function, inputs) for n, c in compiled.items()}
-    timings = bench.compare({"eager": lambda: call(model, inputs), **functions}, rounds)
+    timings = harness.compare({"eager": lambda: call(model, inputs), **functions}, rounds)
     times = {f"{name}_ms": t.median * 1e3 for name, t in timings.items()}
     return {
         "model": case.name,
@@ -73,7 +73,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = bench.model_arguments(__doc__, rounds=20)
+    parser = harness.model_arguments(__doc__, rounds=20)
     return parser.parse_args(arguments)
 
 

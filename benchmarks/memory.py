@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from dynamo_backends import bench
+import harness
 
 CALLS = 3
 
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     kinds = {
         "eager": "eager",
         "started": f"eager, {settings.backend} started",
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     multiple = (peaks["compiled"] - peaks["eager"]) / weights
     console.print(f"compile and run: {multiple:.2f} × the weights above eager")
     if settings.json:
-        bench.save_json(settings.json, "memory", [runs], settings=vars(settings))
+        harness.save_json(settings.json, "memory", [runs], settings=vars(settings))
     return 1 if settings.limit is not None and multiple > settings.limit else 0
 
 
@@ -69,30 +69,30 @@ def in_a_process(settings: argparse.Namespace, kind: str) -> dict[str, Any]:
     command = [__file__, "--child", kind, "--model", settings.model]
     command += ["--batch", str(settings.batch), "--backend", settings.backend]
     with tempfile.TemporaryDirectory() as folder:
-        return bench.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
+        return harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
 
 
 @torch.no_grad()
 def child(settings: argparse.Namespace) -> int:
     """Runs the model and hands back the largest size of the process, in bytes."""
-    case = bench.find_cases(bench.suite("classic", batch=settings.batch), [settings.model])[0]
+    case = harness.find_cases(harness.suite("classic", batch=settings.batch), [settings.model])[0]
     model, inputs = case.make(), case.inputs()
     gc.collect()
-    bench.reset_peak_rss()  # what making the weights took is not of interest
+    harness.reset_peak_rss()  # what making the weights took is not of interest
     watch = Watch()
     run: Callable[..., Any] = model
     if settings.child == "started":
         tiny = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()).eval()
-        bench.compile_model(tiny, (torch.ones(2, 4),), settings.backend)
+        harness.compile_model(tiny, (torch.ones(2, 4),), settings.backend)
     if settings.child == "compiled":
-        run = bench.compile_model(model, inputs, settings.backend).function
+        run = harness.compile_model(model, inputs, settings.backend).function
     for _ in range(CALLS):
         run(*inputs)
     watch.stop()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     gc.collect()
-    bench.hand_back(
-        peak=bench.peak_rss_bytes(), end=bench.rss_bytes(), private=watch.peak, weights=weights
+    harness.hand_back(
+        peak=harness.peak_rss_bytes(), end=harness.rss_bytes(), private=watch.peak, weights=weights
     )
     return 0
 

@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
-from dynamo_backends import bench
+import harness
 
 KINDS = {
     "alone": "alone",
@@ -37,8 +37,8 @@ KINDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and a ratio is below it."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     records = []
     for backend in settings.backend or ["onnxrt"]:
         with torch.no_grad():
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(r["backend"], *times, f"{r['ratio']:.3f}", f"{r['ratio_to_pause']:.3f}")
     console.print(table)
     if settings.json:
-        bench.save_json(settings.json, "thread pools", records, settings=vars(settings))
+        harness.save_json(settings.json, "thread pools", records, settings=vars(settings))
     return 1 if any(r["ratio"] < (settings.limit or 0) for r in records) else 0
 
 
@@ -60,7 +60,7 @@ def measure(backend: str, settings: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).eval()
     x = torch.randn(256, 512)
-    function = bench.compile_model(model, (x,), backend, fullgraph=True).function
+    function = harness.compile_model(model, (x,), backend, fullgraph=True).function
     a, b = torch.randn(2, settings.size, settings.size)
     pause = statistics.median(timed(function, x) for _ in range(20))
     before: dict[str, Callable[[], object]] = {

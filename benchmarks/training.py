@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
-from dynamo_backends import bench
+import harness
 from dynamo_backends.aot.step.duel import STEPS
 from dynamo_backends.autotune.steps import RIVALS
-from dynamo_backends.bench.suites import call
 from dynamo_backends.tuning import budget
+from harness.suites import call
 
 MODELS = {
     "resnet18": "classic", "resnet50": "classic", "mobilenet_v2": "classic", "bert": "classic",
@@ -101,10 +101,10 @@ class Row:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a column failed or a loss differs."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = harness.make_console()
     if not are_known(settings.models, console):
         return 2
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console.print(f"[dim]{harness.environment_line()}[/]")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     rows = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -137,7 +137,9 @@ def are_known(names: Sequence[str], console: Console) -> bool:
 
 def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:
     """Makes every kind of step of a model, checks that losses agree, and times them."""
-    case = bench.find_cases(bench.suite(MODELS[name], settings.scale, settings.batch), [name])[0]
+    case = harness.find_cases(harness.suite(MODELS[name], settings.scale, settings.batch), [name])[
+        0
+    ]
     row, steps = Row(name), {}
     for column in columns_of(settings.backends):
         note(f"making {column}")
@@ -151,7 +153,7 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
             steps[str(column)] = step
         except Exception as error:
             row.errors[str(column)] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    timings = bench.compare(
+    timings = harness.compare(
         steps,
         baseline=EAGER,
         rounds=settings.rounds,
@@ -171,7 +173,7 @@ def steps_per_sample(step: Callable[[], Any]) -> int:
     return math.ceil(SAMPLE_S / (time.perf_counter() - start))
 
 
-def make_step(case: bench.ModelCase, column: Column, tuning_s: float = 0) -> Callable[[], Tensor]:
+def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> Callable[[], Tensor]:
     """A function without arguments that trains a model of its own by one step."""
     model, batch = case.make().train(), case.inputs()
     for module in model.modules():
@@ -244,7 +246,7 @@ def print_means(rows: Sequence[Row], backends: Sequence[str], console: Console) 
         ratios = [r for row in rows if (r := row.ratio(over, of)) is not None]
         if ratios:
             console.print(
-                f"{text}: geometric mean [bold]{bench.geometric_mean(ratios):.2f}[/], "
+                f"{text}: geometric mean [bold]{harness.geometric_mean(ratios):.2f}[/], "
                 f"lowest {min(ratios):.2f}",
                 highlight=False,
             )

@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-import training
 from rich.progress import track
 from rich.table import Table
 
-from dynamo_backends import bench
+import harness
+import training
 from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.toolkit.reserve import shared_reserve
 
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     if not training.are_known(settings.models, console):
         return 2
     rows: dict[str, dict[str, dict[str, float]]] = {name: {} for name in settings.models}
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows[name][column] = {key: statistics.median(f[key] for f in found) for key in found[0]}
     console.print(table(rows))
     if settings.json:
-        bench.save_json(settings.json, "training_memory", [rows], settings=vars(settings))
+        harness.save_json(settings.json, "training_memory", [rows], settings=vars(settings))
     larger = [
         f"{name}: {column}"
         for name, row in rows.items()
@@ -78,25 +78,25 @@ def in_a_process(settings: argparse.Namespace, name: str, column: str) -> dict[s
     command = [__file__, "--child", column, "--models", name]
     command += ["--batch", str(settings.batch), "--scale", settings.scale]
     with tempfile.TemporaryDirectory() as folder:
-        return bench.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
+        return harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
 
 
 def child(settings: argparse.Namespace) -> int:
     """Trains, and hands back by how much steps grow the process, and its largest size then."""
     (name,) = settings.models
-    suite = bench.suite(training.MODELS[name], settings.scale, settings.batch)
-    step = training.make_step(bench.find_cases(suite, [name])[0], COLUMNS[settings.child])
+    suite = harness.suite(training.MODELS[name], settings.scale, settings.batch)
+    step = training.make_step(harness.find_cases(suite, [name])[0], COLUMNS[settings.child])
     for _ in range(WARMUP):
         step()
     gc.collect()
     shared_reserve(0).release()  # what steps keep for their temporaries belongs to the steps
     return_free_memory()
-    before = bench.rss_bytes()
-    bench.reset_peak_rss()
+    before = harness.rss_bytes()
+    harness.reset_peak_rss()
     for _ in range(STEPS):
         step()
-    peak = bench.peak_rss_bytes()
-    bench.hand_back(step=peak - before, process=peak)
+    peak = harness.peak_rss_bytes()
+    harness.hand_back(step=peak - before, process=peak)
     return 0
 
 

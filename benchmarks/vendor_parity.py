@@ -24,9 +24,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends import GraphReport, bench
-from dynamo_backends.bench.suites import Inputs
-from dynamo_backends.bench.suites.case import call
+import harness
+from dynamo_backends import GraphReport
+from harness.suites import Inputs
+from harness.suites.case import call
 
 Run = Callable[[], Any]
 CALL = "mlp"
@@ -35,15 +36,15 @@ CALL = "mlp"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
-    console = bench.make_console()
-    console.print(f"[dim]{bench.environment_line()}[/]")
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
     makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {}
     named = settings.models or []
     if not named or CALL in named:
         makers[CALL] = two_layers
     if named != [CALL]:
         settings.models = [name for name in named if name != CALL]
-        cases = bench.chosen_cases(settings, console)
+        cases = harness.chosen_cases(settings, console)
         if not cases:
             return 2
         for case in cases:
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.collect()
     console.print(table(records))
     if settings.json:
-        bench.save_json(settings.json, "vendor parity", records, settings=vars(settings))
+        harness.save_json(settings.json, "vendor parity", records, settings=vars(settings))
     return 1 if any(exceeds(record, settings) for record in records) else 0
 
 
@@ -71,12 +72,12 @@ def measure(
         AssertionError: The bare model does not compute what the model does.
     """
     small = name == CALL
-    compiled = bench.compile_model(model, inputs, backend, fullgraph=True)
+    compiled = harness.compile_model(model, inputs, backend, fullgraph=True)
     bare = VENDORS[backend](model, inputs)
     torch.testing.assert_close(bare(), tensors(call(model, inputs)), rtol=1e-2, atol=1e-3)
     runs = {"bare": bare, "compiled": lambda: call(compiled.function, inputs)}
     runs["graph"] = without_dynamo(compiled.reports[0], runs["compiled"])
-    timings = bench.compare(
+    timings = harness.compare(
         runs,
         settings.rounds,
         repeat=200 if small else 1,
@@ -103,7 +104,7 @@ def without_dynamo(report: GraphReport, call: Run) -> Run:
         report: Of the graph, which must be the only one.
         call: A call of the compiled model, watched once for the graph's arguments.
     """
-    graph, arguments = report.executable, bench.graph_arguments(report, call)
+    graph, arguments = report.executable, harness.graph_arguments(report, call)
     return lambda: graph(list(arguments))
 
 
@@ -220,7 +221,7 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = bench.model_arguments(__doc__, rounds=30)
+    parser = harness.model_arguments(__doc__, rounds=30)
     parser.add_argument("--backend", action="append", choices=list(VENDORS), help="repeatable")
     parser.add_argument("--limit", type=float, metavar="RATIO", help="largest ratio that passes")
     parser.add_argument("--call-limit", type=float, metavar="US", help="most that a call may add")

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends import bench
+import harness
 
 OPTIONS = {"openxla": {"cache": False}}
 """Compile times are those of compiling, not of loading what an earlier run left on disk."""
@@ -25,37 +25,37 @@ OPTIONS = {"openxla": {"cache": False}}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
-    console = bench.make_console()
-    cases = bench.suite(settings.suite, settings.scale, settings.batch)
+    console = harness.make_console()
+    cases = harness.suite(settings.suite, settings.scale, settings.batch)
     try:
-        cases = bench.find_cases(cases, settings.models) if settings.models else cases
+        cases = harness.find_cases(cases, settings.models) if settings.models else cases
     except ValueError as error:
         console.print(f"[red]{error}[/]")
         return 2
     backends = settings.backend or ["openxla"]
     if settings.inductor and "inductor" not in backends:
         backends.append("inductor")
-    console.print(f"[dim]{bench.environment_line()}, device {settings.device}[/]")
+    console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")
     results = measure(cases, backends, settings, console)
     title = f"{settings.suite} models, batch {settings.batch}, {settings.device}, inference"
-    console.print(bench.results_table(title, results))
+    console.print(harness.results_table(title, results))
     print_summary(results, console)
     if settings.json:
-        records = [bench.as_record(result) for result in results]
-        bench.save_json(settings.json, "inference", records, settings=vars(settings))
+        records = [harness.as_record(result) for result in results]
+        harness.save_json(settings.json, "inference", records, settings=vars(settings))
     return 0 if all(result.passed for result in results) else 1
 
 
 def measure(
-    cases: Sequence[bench.ModelCase],
+    cases: Sequence[harness.ModelCase],
     backends: Sequence[str],
     settings: argparse.Namespace,
     console: Console,
-) -> list[bench.Result]:
+) -> list[harness.Result]:
     """Measures each model; drops each before the next is made."""
     steps = len(cases) * (len(backends) + settings.rounds)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    results: list[bench.Result] = []
+    results: list[harness.Result] = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=steps)
         for i, case in enumerate(cases):
@@ -65,7 +65,7 @@ def measure(
                 progress.update(task, description=shown, advance=1)
 
             with torch.no_grad():
-                measured = bench.measure_case(
+                measured = harness.measure_case(
                     case,
                     backends,
                     settings.device,
@@ -82,9 +82,9 @@ def measure(
     return results
 
 
-def print_summary(results: Sequence[bench.Result], console: Console) -> None:
+def print_summary(results: Sequence[harness.Result], console: Console) -> None:
     """Prints the mean speedup of each backend, and what was wrong."""
-    for backend, found in bench.summarize(results).items():
+    for backend, found in harness.summarize(results).items():
         console.print(
             f"{backend}: geometric mean [bold]{found.mean:.2f}[/] × eager,"
             f" lowest {found.lowest:.2f}, over {found.models} models"
@@ -103,7 +103,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
-    parser.add_argument("--suite", default="classic", choices=list(bench.SUITES))
+    parser.add_argument("--suite", default="classic", choices=list(harness.SUITES))
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20, help="samples of each")

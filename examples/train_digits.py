@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends import bench
 
 BATCH = 64
 
@@ -27,7 +27,7 @@ BATCH = 64
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains and tests; returns 0 if 97% of the test images are recognised, else 1."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = Console()
     try:
         training, test = load_digits()
     except ModuleNotFoundError as error:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from dynamo_backends import bench
+from dynamo_backends.cli.torchvision_shim import import_transformers
 
 CONTEXT, BATCH = 32, 8
 
@@ -43,10 +44,10 @@ class Passages(torch.utils.data.Dataset[dict[str, Tensor]]):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains twice; returns 0 if the losses agree and fall, 1 if not, 2 if a package is missing."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = Console()
     try:
         with console.status("loading transformers and accelerate"):
-            bench.import_transformers()
+            import_transformers()
             import accelerate  # noqa: F401 - the Trainer needs it
     except ModuleNotFoundError as error:
         console.print(f"[red]{error}. Run: pip install transformers accelerate[/]")

@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends import bench
+from dynamo_backends.cli.torchvision_shim import import_torchvision
 
 BATCH = 128
 
 with contextlib.suppress(ModuleNotFoundError):
-    bench.import_torchvision()  # Lightning's metrics do, which fails beside some torch builds
+    import_torchvision()  # Lightning's metrics do, which fails beside some torch builds
 try:
     import lightning
 except ModuleNotFoundError:
@@ -98,7 +99,7 @@ class DigitsInOneGraph(Digits):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains three times; returns 0 if all agree and learn, 1 if not, 2 if a package is missing."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = Console()
     if lightning is None:
         console.print("[red]Lightning is not installed. Run: pip install lightning[/]")
         return 2

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends import bench
 
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 48, 16, 96, 4, 3
 
@@ -82,7 +82,7 @@ class Text:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains and writes; returns 0 if the loss fell to a part of that of guessing, else 1."""
     settings = parse(arguments)
-    console = bench.make_console()
+    console = Console()
     text = Text((Path(__file__).parent / "poems.txt").read_text(encoding="utf-8"))
     start = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()

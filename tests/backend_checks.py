@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from dynamo_backends.bench import ModelCase, compile_model, suite
-from dynamo_backends.bench import check as check_model
 from dynamo_backends.toolkit.staging import LIMIT
+from harness import ModelCase, compile_model, suite
+from harness import check as check_model
 from tests.checking import aliases, copy_inputs, same, widen
 
 
@@ -218,7 +218,7 @@ def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = Fa
 
     Args:
         backend: Its name.
-        suite_name: Of `bench.suites`.
+        suite_name: Of `harness.suites`.
         name: Of the model.
         may_fail: Compiled blocks may fail at run time, so that they run in eager.
     """

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynamo_backends.autotune import memory
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.names import EAGER
@@ -13,6 +12,7 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.errors import brief_error
 from dynamo_backends.report import CandidateReport, GraphReport
+from dynamo_backends.tuning import memory
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import Progress

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.bench.statistics import Ratio, Timing, speedup
 from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """From a list of inputs to outputs."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.bench.statistics import Ratio
 from dynamo_backends.toolkit.trials import TOLERANCE
 from dynamo_backends.tuning.race import Race
+from dynamo_backends.tuning.statistics import Ratio
 from dynamo_backends.tvm.dtypes import to_torch
 from dynamo_backends.tvm.schedules import scheduled
 from dynamo_backends.tvm.search import Proposal, Search, replayed

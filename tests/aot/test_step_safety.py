@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
-from dynamo_backends import StepCaptureError, bench, compile_step
-from dynamo_backends.bench import peak_rss_bytes, reset_peak_rss, rss_bytes
+import harness
+from dynamo_backends import StepCaptureError, compile_step
 from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.toolkit.reserve import shared_reserve
+from harness import peak_rss_bytes, reset_peak_rss, rss_bytes
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_close
 
@@ -115,7 +116,7 @@ def test_inductor_needs_no_more_memory_than_eager() -> None:
 
 
 def test_activations_need_no_more_memory_than_eager() -> None:
-    (case,) = bench.find_cases(bench.suite("classic", "bench", 4), ["squeezenet1_1"])
+    (case,) = harness.find_cases(harness.suite("classic", "bench", 4), ["squeezenet1_1"])
     y = torch.arange(4)
     in_eager, with_xla = (
         growth_in_a_step(backend, case.make().train(), *case.inputs(), y)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench import check, compare_outputs, enliven
+from harness import check, compare_outputs, enliven
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.bench.cells import Row
+from harness.cells import Row
 from tests.bench.programs import ROOT, load
 
 PROGRAMS = (

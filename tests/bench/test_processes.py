@@ -3,9 +3,9 @@ import gc
 import numpy as np
 import pytest
 
-from dynamo_backends.bench import ChildError, peak_rss_bytes, reset_peak_rss, rss_bytes, run_child
+from harness import ChildError, peak_rss_bytes, reset_peak_rss, rss_bytes, run_child
 
-HEAD = "import os\nfrom dynamo_backends.bench.processes import hand_back\n"
+HEAD = "import os\nfrom harness.processes import hand_back\n"
 
 
 def test_values_come_back_beside_other_output() -> None:
@@ -30,7 +30,7 @@ def test_a_child_that_hangs_is_ended() -> None:
 
 def test_peak_memory_is_the_childs_own() -> None:
     ballast = np.ones(50_000_000)  # 400 MB in this process
-    code = "from dynamo_backends.bench import processes as p\np.hand_back(peak=p.peak_rss_bytes())"
+    code = "import harness as h\nh.hand_back(peak=h.peak_rss_bytes())"
     assert run_child(["-c", code])["peak"] < peak_rss_bytes()
     assert ballast.nbytes < peak_rss_bytes()
 

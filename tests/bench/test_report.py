@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dynamo_backends.bench import (
+from harness import (
     Accuracy,
     Compiled,
     Ratio,

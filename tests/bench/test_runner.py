@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.bench import compile_model, measure
+from harness import compile_model, measure
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 DOUBLED = "bench_test_doubled"

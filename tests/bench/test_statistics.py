@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.bench import compare, geometric_mean, speedup
+from harness import compare, geometric_mean, speedup
 
 
 def test_speedup_of_known_times() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.bench import SUITES, ModelCase, check, enliven, find_cases, suite
+from harness import SUITES, ModelCase, check, enliven, find_cases, suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 

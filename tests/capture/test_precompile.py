@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import dynamo_backends
+import harness
 from dynamo_backends import _torch_private as private
-from dynamo_backends import bench
 from dynamo_backends.errors import SaveError
 from dynamo_backends.pipeline import compile_captured
 from dynamo_backends.registry import get_backend
@@ -85,7 +85,7 @@ def process(program: str, backend: str, results: str) -> None:
         outcome = PROGRAMS[program](backend)
     torch.compiler.save_cache_artifacts()
     torch.save(outcome, results)
-    bench.hand_back(
+    harness.hand_back(
         captured=private.dynamo_counters()["stats"]["unique_graphs"],
         executables=sum(r.executables for r in reports),
         hits=sum(r.cache_hits for r in reports),
@@ -100,7 +100,7 @@ def run(program: str, backend: str, folder: Path) -> tuple[int, int, int, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
         "DYNAMO_BACKENDS_CACHE": str(folder / "executables"),
     }
-    had_to = bench.run_child(["-c", code], {**environment(), **variables})
+    had_to = harness.run_child(["-c", code], {**environment(), **variables})
     return had_to["captured"], had_to["executables"], had_to["hits"], torch.load(results)
 
 

@@ -6,7 +6,7 @@ tests/models/test_every_backend.py --full -k ltc`. openxla has all of them in `t
 
 import pytest
 
-from dynamo_backends.bench import suite
+from harness import suite
 from tests import backend_checks as checks
 
 # The models that `make test` runs; the backends without any have some in their own folders.

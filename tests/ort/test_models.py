@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from dynamo_backends.bench import ModelCase, check, compile_model, find_cases, suite
+from harness import ModelCase, check, compile_model, find_cases, suite
 
 CLASSIC = ["squeezenet1_1", "alexnet", "vit_s_16", "bert"]
 TRANSFORMERS = ["gpt2", "albert", "t5_encoder"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends import bench
+import harness
 from dynamo_backends.toolkit import reserve as reserve_module
 from dynamo_backends.toolkit.reserve import Reserve, keeping, memory_for
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not g
 SETUP = """
 import gc, resource, threading
 import torch
-from dynamo_backends import bench
+import harness
 from dynamo_backends.toolkit.memory import return_free_memory
 from dynamo_backends.toolkit.reserve import Reserve, shared_reserve
 
@@ -38,7 +38,7 @@ def run(reserve, size=100 * MiB, kept=0):
 
 
 def measured(program: str) -> dict[str, Any]:
-    return bench.run_child(["-c", SETUP + program])
+    return harness.run_child(["-c", SETUP + program])
 
 
 def faulting(runs: list[int]) -> int:
@@ -52,7 +52,7 @@ reserve = Reserve()
 without = [run(reserve)[0] for _ in range(3)]
 reserve.grow(100 * MiB)
 within = [run(reserve)[0] for _ in range(40)]
-bench.hand_back(without=without, within=within, size=reserve.size)
+harness.hand_back(without=without, within=within, size=reserve.size)
 """)
     assert found["size"] == 100 << 20
     assert min(found["without"]) > 25_000, "else this test shows nothing"
@@ -64,7 +64,7 @@ def test_small_blocks_that_stay_are_avoided() -> None:
 reserve = Reserve()
 reserve.grow(100 * MiB)
 results = [run(reserve, kept=5) for _ in range(100)]
-bench.hand_back(faults=[faults for faults, _ in results], rss=bench.rss_bytes())
+harness.hand_back(faults=[faults for faults, _ in results], rss=harness.rss_bytes())
 """)
     assert faulting(found["faults"]) <= 25
     assert found["rss"] < 1 << 30, "one block, not one for each of the runs"
@@ -84,7 +84,7 @@ for _ in range(60):
         pins.append(torch.ones(16))
         del large
     runs.append(faults() - before)
-bench.hand_back(runs=runs)
+harness.hand_back(runs=runs)
 """)
     assert faulting(found["runs"][:1]) == 1, "else this test shows nothing"
     assert faulting(found["runs"][1:]) <= 2
@@ -96,12 +96,12 @@ first, second = shared_reserve(40 * MiB), shared_reserve(100 * MiB)
 assert first is second
 second.grow(90 * MiB, 30 * MiB)
 runs = [run(second)[0] for _ in range(10)]
-grown = bench.rss_bytes()
+grown = harness.rss_bytes()
 smaller = shared_reserve(MiB).size
 del first, second
 gc.collect()
 return_free_memory()
-bench.hand_back(runs=runs, smaller=smaller, freed=grown - bench.rss_bytes())
+harness.hand_back(runs=runs, smaller=smaller, freed=grown - harness.rss_bytes())
 """)
     assert faulting(found["runs"]) <= 5
     assert found["smaller"] == 100 << 20
@@ -114,7 +114,7 @@ reserve = Reserve()
 reserve.grow(200 * MiB, 50 * MiB)
 before = [run(reserve)[0] for _ in range(3)]
 reserve.grow(100 * MiB)
-bench.hand_back(before=before, runs=[run(reserve)[0] for _ in range(10)], size=reserve.size)
+harness.hand_back(before=before, runs=[run(reserve)[0] for _ in range(10)], size=reserve.size)
 """)
     assert found["before"][0] > 10_000, "else this test shows nothing"
     assert faulting(found["runs"]) <= 2
@@ -129,7 +129,7 @@ there = []
 thread = threading.Thread(target=lambda: there.extend(run(reserve)[0] for _ in range(3)))
 thread.start()
 thread.join()
-bench.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
+harness.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
 """)
     assert faulting(found["there"]) == 3
     assert faulting(found["here"]) <= 5
@@ -151,7 +151,7 @@ while thread.is_alive():
     run(reserve, 8 * MiB, kept=2)
 thread.join()
 reserve.grow(60 * MiB)
-bench.hand_back(here=[run(reserve, 60 * MiB)[0] for _ in range(10)])
+harness.hand_back(here=[run(reserve, 60 * MiB)[0] for _ in range(10)])
 """)
     assert sum(faults > 5_000 for faults in found["here"]) <= 2
 
@@ -169,7 +169,7 @@ for _ in range(20):
         pass
     others = [torch.ones(12 * MiB) for _ in range(3)]
     runs.append(run(reserve)[0])
-bench.hand_back(runs=runs)
+harness.hand_back(runs=runs)
 """)
     assert faulting(found["runs"]) <= 5
 
@@ -192,7 +192,7 @@ for _ in range(12):
     before = faults()
     step(x)
     runs.append(faults() - before)
-bench.hand_back(runs=runs)
+harness.hand_back(runs=runs)
 """)
     assert faulting(found["runs"][:1]) == 1, "else this test shows nothing"
     assert faulting(found["runs"][1:]) <= 2
@@ -228,13 +228,13 @@ def test_where_malloc_is_another_librarys_there_is_none(tmp_path: Path) -> None:
         + """
 from dynamo_backends.toolkit.reserve import keeping, memory_for
 kept = memory_for(100 * MiB)
-bench.hand_back(size=kept.size, faults=[run(kept)[0] for _ in range(3)])
+harness.hand_back(size=kept.size, faults=[run(kept)[0] for _ in range(3)])
 """
     )
-    found = bench.run_child(["-c", program], {"LD_PRELOAD": str(library)})
+    found = harness.run_child(["-c", program], {"LD_PRELOAD": str(library)})
     assert found["size"] == 0
     assert faulting(found["faults"]) == 3
-    assert bench.run_child(["-c", program])["size"] == 100 << 20
+    assert harness.run_child(["-c", program])["size"] == 100 << 20
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,8 @@ def runs(function):
         found.append(faults() - before)
     return found
 
-bench.hand_back(without=runs(program), within=runs(within), small=keeping(1000, program) is program)
+small = keeping(1000, program) is program
+harness.hand_back(without=runs(program), within=runs(within), small=small)
 """)
     assert min(found["without"]) > 20_000, "else this test shows nothing"
     assert faulting(found["within"]) <= 10
@@ -327,7 +328,7 @@ def runs(function):
 with torch.no_grad():
     compiled = torch.compile(model, backend="{backend}")
     right = torch.allclose(compiled(x), model(x), atol=1e-4)
-    bench.hand_back(without=runs(model), within=runs(compiled), right=right)
+    harness.hand_back(without=runs(model), within=runs(compiled), right=right)
 """)
     assert found["right"]
     assert min(found["without"]) > 20_000, "else this test shows nothing"

@@ -7,7 +7,7 @@ each with both optimizers, in float64 and in float32.
 import pytest
 import torch
 
-from dynamo_backends.bench import suite
+from harness import suite
 from tests.backend_checks import find
 from tests.training import stepping
 

@@ -15,8 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_backends.bench.runner import Result
-from dynamo_backends.bench.statistics import Ratio, geometric_mean
+from dynamo_backends.tuning.statistics import Ratio
+from harness.runner import Result
+from harness.statistics import geometric_mean
 
 _PACKAGES = ("torch", "jax", "jaxlib", "numpy", "torchvision", "transformers")
 

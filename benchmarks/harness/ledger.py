@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.bench.cells import Cell, Row
+from harness.cells import Cell, Row
 
 
 class LedgerError(Exception):

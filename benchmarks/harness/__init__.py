@@ -1,16 +1,17 @@
 """Models, measuring and reporting: what the benchmarks, the demo and the model tests share."""
 
-from dynamo_backends.bench.accuracy import Accuracy, check, compare_outputs
-from dynamo_backends.bench.arguments import chosen_cases, model_arguments
-from dynamo_backends.bench.processes import (
+from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
+from dynamo_backends.tuning.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
+from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
+from harness.accuracy import Accuracy, check, compare_outputs
+from harness.arguments import chosen_cases, model_arguments
+from harness.processes import (
     ChildError,
     hand_back,
-    peak_rss_bytes,
-    reset_peak_rss,
-    rss_bytes,
     run_child,
 )
-from dynamo_backends.bench.report import (
+from harness.report import (
     as_record,
     environment,
     environment_line,
@@ -20,7 +21,7 @@ from dynamo_backends.bench.report import (
     save_json,
     summarize,
 )
-from dynamo_backends.bench.runner import (
+from harness.runner import (
     Compiled,
     Result,
     compile_model,
@@ -28,10 +29,8 @@ from dynamo_backends.bench.runner import (
     measure,
     measure_case,
 )
-from dynamo_backends.bench.statistics import Ratio, Timing, compare, geometric_mean, speedup
-from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_cases, suite
-from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
-from dynamo_backends.capture.candidates import candidates_table
+from harness.statistics import compare, geometric_mean
+from harness.suites import SUITES, ModelCase, enliven, find_cases, suite
 
 __all__ = [
     "SUITES",

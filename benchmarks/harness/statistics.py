@@ -9,43 +9,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
+from dynamo_backends.tuning.statistics import Timing, speedup
 
 PAUSE_S = 0.03
 LEAST_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A speedup with its 95% confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times of one candidate.
-
-    Attributes:
-        name: The candidate's.
-        samples: Seconds per call, one of each round.
-        speedup: Median time of the baseline over this one's; 1 for the baseline itself.
-    """
-
-    name: str
-    samples: tuple[float, ...]
-    speedup: Ratio
-
-    @property
-    def median(self) -> float:
-        """Median seconds per call."""
-        return statistics.median(self.samples)
 
 
 def compare(
@@ -128,32 +98,6 @@ def _sample(
     if synchronize is not None:
         synchronize()
     return (clock() - start) / repeat
-
-
-def speedup(
-    baseline: Sequence[float], times: Sequence[float], resamples: int = 2000, seed: int = 0
-) -> Ratio:
-    """Ratio of two medians with a 95% bootstrap interval.
-
-    Rounds are drawn as a whole, so that what disturbed both candidates in a round cancels.
-
-    Args:
-        baseline: Times of the baseline, by round.
-        times: Times of the candidate, by round.
-        resamples: Number of bootstrap samples.
-        seed: Of the resampling.
-
-    Raises:
-        ValueError: The two have different numbers of rounds.
-    """
-    if len(baseline) != len(times) or not times:
-        raise ValueError(f"{len(baseline)} rounds of the baseline but {len(times)} of the other")
-    first, second = np.asarray(baseline, float), np.asarray(times, float)
-    drawn = np.random.default_rng(seed).integers(len(first), size=(resamples, len(first)))
-    ratios = np.median(first[drawn], axis=1) / np.median(second[drawn], axis=1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    value = float(np.median(first) / np.median(second))
-    return Ratio(value, min(float(low), value), max(float(high), value))
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends.bench.cells import EAGER, Cell, Measuring, Row, measure_cell
-from dynamo_backends.bench.ledger import Ledger
 from dynamo_backends.tuning import budget
+from harness.cells import EAGER, Cell, Measuring, Row, measure_cell
+from harness.ledger import Ledger
 
 ROUNDS = "rounds"
 """What `measure_cell` calls the timing, in place of a backend's name."""

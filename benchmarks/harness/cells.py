@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.bench.accuracy import compare_outputs
-from dynamo_backends.bench.statistics import compare
-from dynamo_backends.bench.suites import Inputs, ModelCase, Scale, call, find_cases, suite
 from dynamo_backends.compiler_objects import compiler
 from dynamo_backends.errors import brief_error
 from dynamo_backends.registry import list_backends
 from dynamo_backends.report import record
+from harness.accuracy import compare_outputs
+from harness.statistics import compare
+from harness.suites import Inputs, ModelCase, Scale, call, find_cases, suite
 
 Mode = Literal["inference", "training"]
 

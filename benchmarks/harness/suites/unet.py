@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench.suites.case import ModelCase, Scale, image
+from harness.suites.case import ModelCase, Scale, image
 
 _TAGS = frozenset({"conv", "transposed"})
 

@@ -262,6 +262,12 @@ class Backend(ABC):
         serves_ranges: One program can serve several shapes, so that graphs with symbolic shapes are
             handed over with sizes that know where they come from (see `graph.sizes`).
         is_verified: It compares what it runs with eager itself.
+        packages: The modules that it needs, each with the package on the index that has it.
+        optional_packages: Packages that its code depends on where they are installed, such as a
+            vendor's build for GPUs; "nvfuser-*" stands for all whose names begin so.
+        install: The command that installs `packages`.
+        same_as: Name of the backend that runs the same code, of which this is a variant; autotune
+            tries one of them.
     """
 
     name: ClassVar[str]
@@ -271,6 +277,10 @@ class Backend(ABC):
     dynamic_shapes: ClassVar[str] = "one executable per shape"
     serves_ranges: ClassVar[bool] = False
     is_verified: ClassVar[bool] = False
+    packages: ClassVar[Mapping[str, str]] = {}
+    optional_packages: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = ""
+    same_as: ClassVar[str] = ""
 
     @abstractmethod
     def availability(self) -> Availability:
@@ -288,6 +298,19 @@ class Backend(ABC):
             LoweringError: One node cannot be lowered after all; it will run in eager.
             CompileError: The whole graph cannot be compiled; all of it will run in eager.
         """
+
+    def lacks(self) -> Availability | None:
+        """A "no" that names the missing ones of `packages`; None: none is missing."""
+        from dynamo_backends.toolkit.packages import missing
+
+        reason = missing(self.packages)
+        return Availability(False, reason, self.install) if reason else None
+
+    def versions(self) -> dict[str, str]:
+        """The installed packages that its code depends on, with versions, for `cache_key`."""
+        from dynamo_backends.toolkit.packages import versions
+
+        return versions((*self.packages.values(), *self.optional_packages))
 
     def take(
         self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int

@@ -5,7 +5,7 @@ import functools
 import importlib
 import importlib.metadata
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dynamo_backends.backend import Backend
@@ -97,6 +97,12 @@ def get_backend(name: str) -> Backend:
         )
     backend: Backend = load(_OURS[name])()
     return backend
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """The installed packages behind these backends, sorted, with their versions."""
+    found = [item for name in names for item in get_backend(name).versions().items()]
+    return dict(sorted(found))
 
 
 def load(path: str) -> Any:

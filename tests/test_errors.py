@@ -40,7 +40,7 @@ def test_jax_missing(monkeypatch: pytest.MonkeyPatch):
         compile_with()
     error = cause(info)
     assert isinstance(error, BackendUnavailableError)
-    assert "jax is not installed" in str(error)
+    assert "jax and jaxlib are not installed" in str(error)
     assert "pip install 'dynamo-backends[xla]'" in str(error)
 
 

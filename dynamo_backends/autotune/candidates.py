@@ -9,7 +9,6 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune.identity import vendor_versions
 from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
@@ -20,6 +19,7 @@ from dynamo_backends.registry import (
     ENTRY_POINT_GROUP,
     get_backend,
     list_backends,
+    package_versions,
     third_party_backends,
 )
 
@@ -74,7 +74,8 @@ class Candidate:
     def version(self) -> str:
         """What its code depends on, besides torch and this package."""
         if self.owner == "ours":
-            return vendor_versions()
+            backends = list_backends() if self.backend == SPLIT else [self.backend]
+            return ", ".join(f"{n} {v}" for n, v in package_versions(backends).items())
         if self.owner != "third-party":
             return ""
         points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=self.backend)

@@ -8,7 +8,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,34 +96,6 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
 def key_of(parts: Mapping[str, Any]) -> str:
     """A hash of anything that JSON holds."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def vendor_versions() -> str:
-    """Versions of the packages that backends of this package call."""
-    found = set()
-    for distribution in metadata.distributions():
-        name = (distribution.name or "").lower().replace("_", "-")
-        if name in _VENDORS or name.startswith(_BY_CUDA):
-            found.add(f"{name} {distribution.version}")
-    return ", ".join(sorted(found))
-
-
-_VENDORS = (
-    "apache-tvm",
-    "iree-base-compiler",
-    "iree-base-runtime",
-    "jax",
-    "jaxlib",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxscript",
-    "openvino",
-    "tensorrt",
-    "triton",
-)
-_BY_CUDA = ("nvfuser-", "tensorrt-cu")  # their packages' names go on with versions
 
 
 @functools.cache

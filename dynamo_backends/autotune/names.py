@@ -4,19 +4,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from dynamo_backends.errors import OptionError
-from dynamo_backends.registry import list_backends, third_party_backends
+from dynamo_backends.registry import get_backend, list_backends, third_party_backends
 
+ITSELF = "autotune"
 EAGER = "eager"
 SPLIT = "split"
 
-# By default these do not take part, because another candidate does the same.
-COVERED: Mapping[str, str] = {
-    "autotune": "itself",
-    "ltc_trace": "ltc",
-    "onnxrt_cpu": "onnxrt",
-    "onnxrt_cuda": "onnxrt",
-    "openvino": "ov",
-}
+# Names under which vendors' packages bring to torch what is a backend of this package.
+_OF_VENDORS: Mapping[str, str] = {"openvino": "ov"}
 
 # torch's own, and the device type that they are for; None: any.
 TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
@@ -26,7 +21,12 @@ def by_default(device_types: Sequence[str]) -> list[str]:
     """Those that compete where no candidates are named, for inputs on these devices."""
     torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
     names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
-    return [n for n in names if n not in COVERED]
+    return [n for n in names if n not in (ITSELF, *_OF_VENDORS) and not _is_variant(n)]
+
+
+def _is_variant(name: str) -> bool:
+    """Whether another candidate runs the same code."""
+    return name in list_backends() and bool(get_backend(name).same_as)
 
 
 def check_names(names: Sequence[str], backend: str) -> None:
@@ -40,13 +40,13 @@ def check_names(names: Sequence[str], backend: str) -> None:
     from dynamo_backends._torch_private.control import torch_backends
 
     others = {*torch_backends(debugging=True), *third_party_backends()}
-    known = sorted({EAGER, *list_backends(), *others} - {"autotune"})
+    known = sorted({EAGER, *list_backends(), *others} - {ITSELF})
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             usual = sorted({EAGER, *TORCHS, *list_backends(), *third_party_backends()})
-            usual.remove("autotune")
+            usual.remove(ITSELF)
             raise OptionError(
                 f"option 'candidates' of {backend} names {name!r}, which is no backend to choose "
                 f"from.{hint} There are: {', '.join(usual)}."

@@ -1,8 +1,9 @@
 """`dynamo-backends doctor`: what is there, what is missing, and the command that mends it."""
 
 import argparse
+import contextlib
+import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -57,11 +58,7 @@ def _row(check: Check) -> Row:
 def diagnose() -> list[Check]:
     """Looks at everything that this package needs or can use, in a fixed order."""
     checks = [_python(), _torch(), _autoload()]
-    checks += [
-        _package(name, extra)
-        for name, extra in (("jax", "xla"), ("jaxlib", "xla"), ("transformers", "bench"))
-    ]
-    checks += [_devices(), _cache()]
+    checks += [*_packages(), _devices(), _cache()]
     checks += _backends()
     checks += _gpu()
     return checks
@@ -94,15 +91,31 @@ def _autoload() -> Check:
     return Check(name, "ok", "through the entry point group torch.backends")
 
 
-def _package(name: str, extra: str) -> Check:
-    remedy = f"pip install 'dynamo-backends[{extra}]'"
-    if importlib.util.find_spec(name) is None:
-        return Check(name, "missing", "not installed", remedy)
+def _packages() -> list[Check]:
+    """The packages that backends need, and the one of the demo's models."""
+    from dynamo_backends.registry import get_backend, list_backends
+
+    checks: dict[str, Check] = {}
+    for name in list_backends():
+        with contextlib.suppress(Exception):  # its own row will tell
+            backend = get_backend(name)
+            for module, package in backend.packages.items():
+                checks.setdefault(package, _package(module, package, backend.install))
+    models = _package("transformers", "transformers", "pip install 'dynamo-backends[bench]'")
+    return [*checks.values(), models]
+
+
+def _package(module: str, package: str, remedy: str) -> Check:
+    from dynamo_backends.toolkit.packages import is_there, versions
+
+    if not is_there(module):
+        return Check(package, "missing", "not installed", remedy)
     try:
-        importlib.import_module(name)
-        return Check(name, "ok", importlib.metadata.version(name))
+        importlib.import_module(module)
     except Exception as error:
-        return Check(name, "broken", f"{type(error).__name__}: {error}", remedy)
+        return Check(package, "broken", f"{type(error).__name__}: {error}", remedy)
+    found = versions((package,)) or versions((f"{package}-*",))
+    return Check(package, "ok", ", ".join(found.values()) or "of unknown version")
 
 
 def _devices() -> Check:

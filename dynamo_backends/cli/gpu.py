@@ -1,9 +1,10 @@
 """What each backend for NVIDIA GPUs lacks on this machine: the device, its driver, or a package."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from dynamo_backends.toolkit.packages import is_there
 
 _NVIDIA = "0x10de"  # PCI vendor
 _DISPLAY = "0x03"  # PCI class of graphics cards and accelerators, its first byte
@@ -74,8 +75,10 @@ _JAX = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _NVFUSER = ("nvfuser_direct", "nvfuser")
 
 GPU_BACKENDS: tuple[GpuBackend, ...] = (
+    GpuBackend("autotune"),
     GpuBackend("cudagraphs"),
     GpuBackend("cudagraphs_eager"),
+    GpuBackend("fx2trt", ("torch_tensorrt",), "pip install torch-tensorrt"),
     GpuBackend("inductor", ("triton",), "pip install triton"),
     GpuBackend("nvfuser", _NVFUSER, _nvfuser_wheel),
     GpuBackend("nvfuser_cudagraphs", _NVFUSER, _nvfuser_wheel),
@@ -134,7 +137,7 @@ def package_lacks(backend: GpuBackend) -> list[Lack]:
     """What a backend lacks besides what every one does."""
     if not backend.modules:
         return []
-    if any(_is_found(name) for name in backend.modules):
+    if any(map(is_there, backend.modules)):
         wrong = _checked(backend)
     else:
         wrong = f"the package {' or '.join(backend.modules)} is not installed"
@@ -151,13 +154,6 @@ def _checked(backend: GpuBackend) -> str:
         return backend.check()
     except Exception as error:
         return f"{backend.modules[0]} does not import ({type(error).__name__}: {error})"
-
-
-def _is_found(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _pci_devices(folder: Path) -> int | None:

@@ -156,6 +156,9 @@ def make(name: str, inner: str) -> Backend:
         "summary": f"{compiles.name}, launched as CUDA graphs",
         "Options": options,
         "trains": compiles.trains,
+        "packages": compiles.packages,
+        "optional_packages": compiles.optional_packages,
+        "install": compiles.install,
         "inner": compiles,
     }
     backend: Backend = type("WithCudaGraphs", (WithCudaGraphs,), members)()

@@ -61,6 +61,7 @@ class InductorFreezing(Backend):
     name = "inductor_freezing"
     summary = "Inductor with frozen weights"
     Options = InductorOptions
+    optional_packages = ("triton",)
     settings: ClassVar[dict[str, Any]] = {}
 
     def availability(self) -> Availability:

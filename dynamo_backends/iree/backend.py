@@ -1,8 +1,5 @@
 """The backend `iree`: the IREE compiler and runtime on torch's memory."""
 
-import functools
-import importlib.metadata
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,9 +12,6 @@ from dynamo_backends.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
 from dynamo_backends.toolkit.trials import kind_of
-
-_INSTALL = "pip install 'dynamo-backends[iree]'"
-_PACKAGES = {"iree.compiler": "iree-base-compiler", "iree.runtime": "iree-base-runtime"}
 
 
 @dataclass(frozen=True)
@@ -64,17 +58,21 @@ class IREE(Backend):
     summary = "IREE compiler and runtime"
     Options = IreeOptions
     trains = True
+    packages: ClassVar[Mapping[str, str]] = {
+        "iree.compiler": "iree-base-compiler",
+        "iree.runtime": "iree-base-runtime",
+    }
+    install = "pip install 'dynamo-backends[iree]'"
 
     def __init__(self) -> None:
         self._culprits: set[str] = set()
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        missing = [package for name, package in _PACKAGES.items() if not _is_installed(name)]
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
-        return Availability(True, f"IREE {_versions()[0]}", devices=("cpu",))
+        if no := self.lacks():
+            return no
+        version = self.versions()["iree-base-compiler"]
+        return Availability(True, f"IREE {version}", devices=("cpu",))
 
     def prepare(self, graph: Graph, options: IreeOptions) -> None:
         """See `Backend.prepare`."""
@@ -134,7 +132,7 @@ class IREE(Backend):
         from dynamo_backends.graph.cache import source_digest
         from dynamo_backends.toolkit.processor import processor
 
-        return f"{_versions()} {source_digest()} {processor()}"
+        return f"{self.versions()} {source_digest()} {processor()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.load`."""
@@ -158,15 +156,3 @@ def _settings(options: IreeOptions) -> Any:
         options.compiler_flags,
         float(options.compile_seconds),
     )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the namespace is there
-        return False
-
-
-@functools.cache
-def _versions() -> tuple[str, ...]:
-    return tuple(importlib.metadata.version(package) for package in _PACKAGES.values())

@@ -64,6 +64,7 @@ class LazyTensorCoreTrace(LazyTensorCore):
     """Records a graph at every call: the usual way of lazy tensors, for comparison."""
 
     name = "ltc_trace"
+    same_as = "ltc"
     summary = "Lazy Tensor Core, recorded at every call; a baseline for ltc"
 
     def compile(self, graph: Graph, options: Any) -> Executable:

@@ -49,6 +49,7 @@ class NvFuser(Backend):
     Options = NvFuserOptions
     trains = True
     dynamic_shapes = "one fusion for many shapes"
+    optional_packages = ("nvfuser-*",)  # one for each torch and each frontend
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -60,7 +61,7 @@ class NvFuser(Backend):
             return Availability(False, reason, vendor.remedy())
         if not devices.is_present():
             return Availability(False, f"{names[0]} is installed, but torch finds no CUDA device")
-        found = f"{names[0]} {vendor.version(names[0])}"
+        found = " ".join((names[0], *self.versions().values()))
         return Availability(True, found, devices=(devices.TYPE,))
 
     def prepare(self, graph: Graph, options: NvFuserOptions) -> None:

@@ -21,16 +21,14 @@ None of this was run on a GPU yet. The names and signatures are those of NVIDIA/
 
 import functools
 import importlib
-import importlib.metadata
-import importlib.util
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dynamo_backends.errors import BackendUnavailableError
+from dynamo_backends.toolkit.packages import is_there
 
 FRONTENDS = ("nvfuser_direct", "nvfuser")
 """The preferred one first."""
@@ -77,11 +75,7 @@ def installed() -> list[str]:
     One that is loaded already is the only one that can be used.
     """
     loaded = [name for name in FRONTENDS if name in sys.modules]
-    return loaded[:1] or [name for name in FRONTENDS if _is_installed(name)]
-
-
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+    return loaded[:1] or [name for name in FRONTENDS if is_there(name)]
 
 
 _opened: dict[str, Frontend] = {}
@@ -129,12 +123,3 @@ def remedy() -> str:
     if not cuda:
         return "pip install nvfuser-cu130-torch" + major + minor + ", beside a CUDA build of torch"
     return f"pip install nvfuser-cu{cuda}-torch{major}{minor}"
-
-
-@functools.cache
-def version(name: str) -> str:
-    """The version of an installed frontend, from its package."""
-    providers: Mapping[str, Any] = importlib.metadata.packages_distributions()
-    for package in providers.get(name, ()):
-        return importlib.metadata.version(package)
-    return "unknown version"

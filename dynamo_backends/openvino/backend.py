@@ -1,12 +1,9 @@
 """The backend `ov`: OpenVINO on torch's memory."""
 
 import difflib
-import functools
-import importlib.metadata
-import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
@@ -16,8 +13,6 @@ from dynamo_backends.backend import Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError, OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
-
-_INSTALL = "pip install 'dynamo-backends[openvino]'"
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,14 @@ class OpenVINO(Backend):
     summary = "OpenVINO"
     Options = OpenVinoOptions
     trains = True
+    packages: ClassVar[Mapping[str, str]] = {"openvino": "openvino"}
+    install = "pip install 'dynamo-backends[openvino]'"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if importlib.util.find_spec("openvino") is None:
-            return Availability(False, "openvino is not installed", _INSTALL)
-        return Availability(True, f"OpenVINO {_version()}", devices=("cpu",))
+        if no := self.lacks():
+            return no
+        return Availability(True, f"OpenVINO {self.versions()['openvino']}", devices=("cpu",))
 
     def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
         """See `Backend.prepare`."""
@@ -104,7 +101,7 @@ class OpenVINO(Backend):
         from dynamo_backends.openvino.session import describe_device
 
         device = describe_device(options.device)
-        return f"{_version()} {source_digest()} {device} {torch.get_num_threads()}"
+        return f"{self.versions()} {source_digest()} {device} {torch.get_num_threads()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.load`."""
@@ -151,8 +148,3 @@ def _check_config(options: OpenVinoOptions) -> None:
                 f"OpenVINO's {options.device} has no property {name!r} that can be set.{hint} "
                 f"Those that can: {', '.join(sorted(known))}."
             )
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("openvino")

@@ -1,9 +1,6 @@
 """The backends `onnxrt`, `onnxrt_cpu` and `onnxrt_cuda`: ONNX Runtime on torch's memory."""
 
 import dataclasses
-import functools
-import importlib.metadata
-import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -16,11 +13,10 @@ from dynamo_backends.backend import Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError, OptionError
 from dynamo_backends.graph.cache import cache_folder
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.toolkit.tf32 import allowed_tf32
 
-_PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
-_INSTALL = "pip install 'dynamo-backends[onnx]'"
 _INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
 _PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}
 
@@ -73,19 +69,20 @@ class OnnxRuntime(Backend):
     summary = "ONNX Runtime, on the tensors' device"
     Options = OrtOptions
     trains = True
+    packages = PACKAGES
+    optional_packages = ("onnxruntime-*",)  # builds for devices, which have the same module
+    install = "pip install 'dynamo-backends[onnx]'"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
+        if no := self.lacks():
+            return no
         usable = tuple(d for d in self.devices if _has_device(d))
         if not usable:
             return Availability(False, *_why_no_cuda())
-        version = importlib.metadata.version(_distribution())
-        return Availability(True, f"ONNX Runtime {version}", devices=usable)
+        versions = [v for n, v in self.versions().items() if n.startswith("onnxruntime")]
+        return Availability(True, " ".join(("ONNX Runtime", *versions)), devices=usable)
 
     def prepare(self, graph: Graph, options: OrtOptions) -> None:
         """See `Backend.prepare`."""
@@ -130,9 +127,7 @@ class OnnxRuntime(Backend):
         """See `Backend.cache_key`."""
         from dynamo_backends.graph.cache import source_digest
 
-        names = (_distribution(), "onnx", "onnx-ir", "onnxscript")
-        versions = [importlib.metadata.version(name) for name in names]
-        return f"{versions} {source_digest()}"
+        return f"{self.versions()} {source_digest()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: OrtOptions) -> Any:
         """See `Backend.load`."""
@@ -162,6 +157,7 @@ class OnnxRuntimeCPU(OnnxRuntime):
 
     name = "onnxrt_cpu"
     summary = "ONNX Runtime on the CPU"
+    same_as = "onnxrt"
     devices = ("cpu",)
 
 
@@ -170,6 +166,7 @@ class OnnxRuntimeCUDA(OnnxRuntime):
 
     name = "onnxrt_cuda"
     summary = "ONNX Runtime on CUDA devices"
+    same_as = "onnxrt"
     devices = ("cuda",)
 
 
@@ -258,10 +255,3 @@ def _why_no_cuda() -> tuple[str, str]:
     if _PROVIDER["cuda"] not in available_providers():
         return "the installed onnxruntime has no CUDA provider", _INSTALL_CUDA
     return "torch sees no CUDA device", "nvidia-smi"
-
-
-@functools.cache
-def _distribution() -> str:
-    """The name of the wheel that holds onnxruntime; finding it reads every package's files."""
-    found = importlib.metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
-    return found[0]

@@ -1,8 +1,7 @@
 """The backend `tensorrt`: NVIDIA TensorRT on torch's memory and streams."""
 
-import importlib.util
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -11,13 +10,11 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import Availability, Backend, Support
 from dynamo_backends.errors import DeviceError, OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.toolkit.devices import foreign_input
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.options import TensorRTOptions
-
-_PACKAGES = ("onnx", "onnx_ir", "onnxruntime", "onnxscript")
-_INSTALL = "pip install 'dynamo-backends[tensorrt]'"
 
 
 class TensorRT(Backend):
@@ -29,19 +26,20 @@ class TensorRT(Backend):
     trains = True
     dynamic_shapes = "one engine for a range of shapes"
     serves_ranges = True
+    packages: ClassVar[Mapping[str, str]] = {**PACKAGES, "tensorrt": "tensorrt"}
+    optional_packages = ("onnxruntime-*", "tensorrt-cu*")
+    install = "pip install 'dynamo-backends[tensorrt]'"
 
     def __init__(self) -> None:
         self._surveys: Any = None
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            return Availability(False, f"{' and '.join(missing)} {verb} not installed", _INSTALL)
+        if no := self.lacks():
+            return no
         reason = vendor.why_not()
         if reason is not None:
-            return Availability(False, reason, _INSTALL)
+            return Availability(False, reason, self.install)
         reason = driver().why_not()
         if reason is not None:
             return Availability(False, reason, driver().remedy())

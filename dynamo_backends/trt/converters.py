@@ -7,7 +7,7 @@ and reports are the pipeline's.
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +24,6 @@ from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
 
-_INSTALL = "pip install torch-tensorrt"
 _VENDOR = "torch_tensorrt"
 
 
@@ -56,6 +55,9 @@ class Fx2TRT(Backend):
     summary = "TensorRT through torch_tensorrt's converters"
     Options = Fx2TRTOptions
     trains = True
+    packages: ClassVar[Mapping[str, str]] = {"torch_tensorrt": "torch-tensorrt"}
+    optional_packages = ("tensorrt", "tensorrt-cu*")
+    install = "pip install torch-tensorrt"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -64,13 +66,15 @@ class Fx2TRT(Backend):
                 return Availability(
                     False,
                     "torch_tensorrt is not installed ('tensorrt' needs TensorRT alone)",
-                    _INSTALL,
+                    self.install,
                 )
             version = _vendor().__version__
         except Exception as error:  # it loads TensorRT's libraries
             text = str(error).strip().splitlines()
             reason = text[0] if text else type(error).__name__
-            return Availability(False, f"torch_tensorrt cannot be imported ({reason})", _INSTALL)
+            return Availability(
+                False, f"torch_tensorrt cannot be imported ({reason})", self.install
+            )
         missing = driver().why_not()
         if missing is not None:
             return Availability(False, missing, driver().remedy())

@@ -1,8 +1,5 @@
 """The backend `tvm`: Apache TVM's Relax on torch's memory."""
 
-import functools
-import importlib.metadata
-import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,8 +11,6 @@ from dynamo_backends.backend import Availability, Backend, Options, Ranges, Supp
 from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.toolkit.devices import require_cpu
-
-_INSTALL = "pip install 'dynamo-backends[tvm]'"
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,14 @@ class TVM(Backend):
     summary = "Apache TVM"
     Options = TvmOptions
     trains = True
+    packages: ClassVar[Mapping[str, str]] = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
+    install = "pip install 'dynamo-backends[tvm]'"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        missing = [name for name in ("tvm", "tvm_ffi") if importlib.util.find_spec(name) is None]
-        if missing:
-            return Availability(False, f"{missing[0]} is not installed", _INSTALL)
-        return Availability(True, f"TVM {_version()}", devices=("cpu",))
+        if no := self.lacks():
+            return no
+        return Availability(True, f"TVM {self.versions()['apache-tvm']}", devices=("cpu",))
 
     def prepare(self, graph: Graph, options: TvmOptions) -> None:
         """See `Backend.prepare`."""
@@ -90,7 +86,7 @@ class TVM(Backend):
 
         threads = _settings(options).threads
         state = records_of(threads).state()
-        parts = (_version(), source_digest(), describe_host(), threads, state)
+        parts = (self.versions(), source_digest(), describe_host(), threads, state)
         return " ".join(map(str, parts))
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
@@ -104,8 +100,3 @@ def _settings(options: TvmOptions) -> Any:
     from dynamo_backends.tvm.session import Settings
 
     return Settings(options.num_threads, options.tune_trials, options.tune_budget_s)
-
-
-@functools.cache
-def _version() -> str:
-    return importlib.metadata.version("apache-tvm")

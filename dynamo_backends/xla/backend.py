@@ -1,12 +1,10 @@
 """The backend `openxla`: XLA through PJRT, on CPU, CUDA and TPU, without torch_xla."""
 
 import functools
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
@@ -15,9 +13,8 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
 from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.packages import is_there
 from dynamo_backends.toolkit.tf32 import allowed_tf32, product_precision
-
-_INSTALL = "pip install 'dynamo-backends[xla]'"
 
 
 @dataclass(frozen=True)
@@ -53,17 +50,21 @@ class OpenXLA(Backend):
     summary = "XLA through PJRT, without torch_xla"
     Options = XlaOptions
     trains = True
+    packages: ClassVar[Mapping[str, str]] = {"jax": "jax", "jaxlib": "jaxlib"}
+    optional_packages = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
+    install = "pip install 'dynamo-backends[xla]'"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if importlib.util.find_spec("jax") is None or importlib.util.find_spec("jaxlib") is None:
-            return Availability(False, "jax is not installed", _INSTALL)
+        if no := self.lacks():
+            return no
         devices = ["cpu"]
         if torch.cuda.is_available() and _has_cuda_plugin():
             devices.append("cuda")
         if _has_tpu():
             devices.append("tpu")
-        return Availability(True, f"XLA of jaxlib {_jaxlib_version()}", devices=tuple(devices))
+        found = f"XLA of jaxlib {self.versions()['jaxlib']}"
+        return Availability(True, found, devices=tuple(devices))
 
     def prepare(self, graph: Graph, options: XlaOptions) -> None:
         """See `Backend.prepare`."""
@@ -139,7 +140,7 @@ class OpenXLA(Backend):
         precision = _matmul_precision(options), _convolution_precision("cuda", options)
         settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
         devices = f"{_gpus()} {_tpu() if options.device == 'tpu' else ''}"
-        return f"{_jaxlib_version()} {_package_version()} {processor()} {devices} {settings}"
+        return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load`."""
@@ -212,53 +213,31 @@ def _gpus() -> str:
     count = torch.cuda.device_count()
     names = [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}"
              for i in range(count)]  # fmt: skip
-    plugins = [d for d in ("jax-cuda12-plugin", "jax-cuda13-plugin") if _installed(d)]
-    return f"{names} {plugins} {[importlib.metadata.version(d) for d in plugins]}"
+    return f"{names}"
 
 
 @functools.cache
 def _tpu() -> str:
-    """What machine code for the TPU depends on: the chip, and the libtpu that compiles for it."""
+    """The chip that machine code for the TPU depends on."""
     from dynamo_backends.xla.runtime import open_device
 
     handle = open_device("tpu").handle
-    libtpu = importlib.metadata.version("libtpu") if _installed("libtpu") else ""
-    return f"{handle.device_kind} {handle.client.platform_version} {libtpu}"
+    return f"{handle.device_kind} {handle.client.platform_version}"
 
 
 @functools.cache
 def _has_tpu() -> bool:
     """Whether there are a TPU and the library for it, which jax finds in these two places."""
-    if not _find("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+    if not is_there("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
         return False
     from dynamo_backends.xla._jaxlib import tpu_chips
 
     return tpu_chips() > 0
 
 
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _has_cuda_plugin() -> bool:
     names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
-    return any(_find(name) for name in names)
-
-
-def _find(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-@functools.cache
-def _jaxlib_version() -> str:
-    return importlib.metadata.version("jaxlib")
+    return any(map(is_there, names))
 
 
 @functools.cache

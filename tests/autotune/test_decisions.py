@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 import dynamo_backends
+from dynamo_backends.autotune.candidates import SPLIT, Candidate
 from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
 from dynamo_backends.cli.main import main
 from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.openvino.backend import OpenVINO
 from dynamo_backends.report import CandidateReport
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tvm.records import Record, Records
@@ -130,6 +132,16 @@ def test_a_graph_with_a_damaged_decision_is_tuned_anew(
     assert counts.contests == 2
     assert tune() == "good"
     assert counts.contests == 2, "it was not written anew"
+
+
+def test_a_vendors_version_counts_for_its_own_candidates(monkeypatch: pytest.MonkeyPatch):
+    competing = [Candidate(name, name, "ours") for name in ("onnxrt", "ov", "ofi", SPLIT)]
+    before = [c.version() for c in competing]
+    monkeypatch.setattr(OpenVINO, "versions", lambda self: {"openvino": "9999.1"})
+    after = [c.version() for c in competing]
+    changed = [c.name for c, old, new in zip(competing, before, after, strict=True) if old != new]
+    assert changed == ["ov", SPLIT]
+    assert after[1] == "openvino 9999.1"
 
 
 @pytest.mark.usefixtures("plant")

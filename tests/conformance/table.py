@@ -1,11 +1,11 @@
 """The tables of the operator database in docs/, one document per backend."""
 
-import importlib.metadata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
 
+from dynamo_backends.registry import get_backend
 from tests.conformance.opinfo import Outcome
 
 _HEAD = """# Operators: PyTorch's own database through {backend}
@@ -46,17 +46,17 @@ def native_share(outcomes: Sequence[Outcome], dtype: str) -> float:
     return sum(o.status == "native" for o in ran) / len(ran)
 
 
-def _versioned(vendor: str) -> str:
-    try:
-        return f"{vendor} {importlib.metadata.version(vendor)}"
-    except importlib.metadata.PackageNotFoundError:
-        return vendor
+def _vendor(backend: str) -> str:
+    """The first of the packages behind a backend, with its version."""
+    found = get_backend(backend).versions()
+    (name, version), *_ = [*found.items(), ("torch", torch.__version__)]
+    return f"{name} {version}"
 
 
 def render(
     outcomes: Sequence[Outcome],
     backend: str = "openxla",
-    vendor: str = "jax",
+    vendor: str = "",
     limit: int | None = None,
     head: str = _HEAD,
     operators: str = "Every operator",
@@ -66,7 +66,7 @@ def render(
     Args:
         outcomes: Of every operator and dtype.
         backend: Which one ran them.
-        vendor: The package behind it, whose version is told.
+        vendor: What runs it, where that is not the first of the packages behind it.
         limit: How many samples of each were run at most.
         head: What stands above the tables, with the names of the settings in braces.
         operators: Which were run, in words.
@@ -78,7 +78,7 @@ def render(
     settings = {
         "backend": backend,
         "torch": torch.__version__.split("+")[0],
-        "vendor": _versioned(vendor),
+        "vendor": vendor or _vendor(backend),
         "operators": operators,
         "samples": f"at most {limit} of its sample inputs" if limit else "its sample inputs",
     }

@@ -36,23 +36,23 @@ class Row(NamedTuple):
 
     Attributes:
         document: In docs/.
-        vendor: The package behind it.
         native: The least share of operators that run whole on it in float32.
         share: One in so many operators is tried by `make test` in float32.
         chosen: Which operators are run.
         operators: Those, in words.
         dtypes: In which they are run.
         around: What they are run inside of.
+        vendor: What runs them, where that is not the first of the packages behind the backend.
     """
 
     document: str
-    vendor: str
     native: float
     share: int
     chosen: Callable[[opinfo.OpInfo], bool] = lambda op: True
     operators: str = "Every operator"
     dtypes: tuple[torch.dtype, ...] = opinfo.DTYPES
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    vendor: str = ""
 
     def cases(self, extremes: bool = False) -> list[tuple[opinfo.OpInfo, torch.dtype]]:
         dtypes = opinfo.EXTREME_DTYPES if extremes else self.dtypes
@@ -62,27 +62,27 @@ class Row(NamedTuple):
 BACKENDS = {
     "nvfuser": Row(
         "conformance-nvfuser.md",
-        "a double of nvFuser that computes with torch",
         0.65,
         48,
         nvfuser_share.is_in,
         nvfuser_share.IN_WORDS,
         nvfuser_share.DTYPES,
         functools.partial(nvfuser_double.installed, "nvfuser_direct"),
+        "a double of nvFuser that computes with torch",
     ),
-    "openxla": Row("conformance.md", "jax", 0.85, 6),
-    "onnxrt": Row("conformance-onnxrt.md", "onnxruntime", 0.63, 24),
-    "tvm": Row("conformance-tvm.md", "apache-tvm", 0.58, 48),
-    "iree": Row("conformance-iree.md", "iree-base-compiler", 0.64, 96),
-    "ov": Row("conformance-ov.md", "openvino", 0.46, 96),
-    "ts_trace": Row("conformance-ts_trace.md", "torch", 0.91, 96),
-    "ofi": Row("conformance-ofi.md", "torch", 0.90, 192),
-    "static_runtime": Row("conformance-static_runtime.md", "torch", 0.90, 192),
-    "onednn_graph": Row("conformance-onednn_graph.md", "torch", 0.45, 192),
-    "ltc": Row("conformance-ltc.md", "torch", 0.42, 96),
-    "ltc_trace": Row("conformance-ltc_trace.md", "torch", 0.45, 192),
-    "inductor_freezing": Row("conformance-inductor_freezing.md", "torch", 0.91, 384),
-    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", "torch", 0.91, 384),
+    "openxla": Row("conformance.md", 0.85, 6),
+    "onnxrt": Row("conformance-onnxrt.md", 0.63, 24),
+    "tvm": Row("conformance-tvm.md", 0.58, 48),
+    "iree": Row("conformance-iree.md", 0.64, 96),
+    "ov": Row("conformance-ov.md", 0.46, 96),
+    "ts_trace": Row("conformance-ts_trace.md", 0.91, 96),
+    "ofi": Row("conformance-ofi.md", 0.90, 192),
+    "static_runtime": Row("conformance-static_runtime.md", 0.90, 192),
+    "onednn_graph": Row("conformance-onednn_graph.md", 0.45, 192),
+    "ltc": Row("conformance-ltc.md", 0.42, 96),
+    "ltc_trace": Row("conformance-ltc_trace.md", 0.45, 192),
+    "inductor_freezing": Row("conformance-inductor_freezing.md", 0.91, 384),
+    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", 0.91, 384),
 }
 
 

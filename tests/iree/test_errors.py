@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import dynamo_backends
-from dynamo_backends.iree import backend
+from dynamo_backends.toolkit import packages
 from tests import refusals
 
 
@@ -18,7 +18,7 @@ def test_both_packages_are_missing():
 
 
 def test_one_package_is_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backend, "_is_installed", lambda name: name == "iree.compiler")
+    monkeypatch.setattr(packages, "is_there", lambda name: name == "iree.compiler")
     available = dynamo_backends.get_backend("iree").availability()
     assert not available.usable
     assert available.reason == "iree-base-runtime is not installed"

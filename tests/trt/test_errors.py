@@ -36,9 +36,10 @@ except Exception as error:
 
 
 def test_without_the_packages_of_the_lowering(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backend, "_PACKAGES", ("onnx", "no_such_package"))
+    packages = {"onnx": "onnx", "no_such_module": "no-such-package"}
+    monkeypatch.setattr(backend.TensorRT, "packages", packages)
     found = dynamo_backends.get_backend("tensorrt").availability()
-    assert found.reason == "no_such_package is not installed"
+    assert found.reason == "no-such-package is not installed"
     assert found.remedy == "pip install 'dynamo-backends[tensorrt]'"
 
 

@@ -31,8 +31,8 @@ print("tvm" in sys.modules, [k for k, v in state().items() if v != before[k]])
 
 def test_the_package_is_missing():
     said = refusals.without("tvm", ("tvm",))
-    assert "reason='tvm is not installed'" in said
-    expected = "'tvm' cannot run here: tvm is not installed. To mend it: "
+    assert "reason='apache-tvm is not installed'" in said
+    expected = "'tvm' cannot run here: apache-tvm is not installed. To mend it: "
     assert expected + "pip install 'dynamo-backends[tvm]'" in said
 
 

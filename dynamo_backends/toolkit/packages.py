@@ -1,0 +1,57 @@
+"""Which packages are installed, and which versions of them, found without importing any."""
+
+import functools
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+
+
+def is_there(module: str) -> bool:
+    """Whether a module is installed."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the package around it is not there, or it has no spec
+        return False
+
+
+def missing(packages: Mapping[str, str]) -> str:
+    """Which packages are not installed, as a sentence; empty if all are.
+
+    Args:
+        packages: Modules, each with the package that has it.
+    """
+    names = list(dict.fromkeys(p for module, p in packages.items() if not is_there(module)))
+    verb = "is" if len(names) == 1 else "are"
+    return f"{' and '.join(names)} {verb} not installed" if names else ""
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The named packages that are installed, with their versions.
+
+    Args:
+        names: As on the index; "nvfuser-*" stands for all packages whose names begin so.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        if name.endswith("*"):
+            every = _installed().items()
+            found |= {n: v for n, v in sorted(every) if n.startswith(name[:-1])}
+        elif version := _version(name):
+            found[name] = version
+    return found
+
+
+@functools.cache
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _installed() -> Mapping[str, str]:
+    """All packages by their normalized names; this reads a file of each."""
+    every = metadata.distributions()
+    return {re.sub("[-_.]+", "-", d.name).lower(): d.version for d in every if d.name}

@@ -14,12 +14,21 @@ from dynamo_backends import _autoload
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    # For whoever writes a backend (docs/backends.md).
     "Availability": "backend",
     "Backend": "backend",
     "Bound": "backend",
     "Executable": "backend",
     "Options": "backend",
+    "SUPPORTED": "backend",
     "Support": "backend",
+    "Graph": "graph.graph",
+    "Input": "graph.graph",
+    "Role": "graph.graph",
+    "PreparedExecutable": "toolkit.preparation",
+    "Results": "toolkit.results",
+    "with_prologue": "toolkit.prologue",
+    # For whoever uses one.
     "Coverage": "capture.coverage",
     "coverage": "capture.coverage",
     "Step": "aot.step",

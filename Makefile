@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint format bench clean
+.PHONY: help venv demo test conformance lint format figures bench clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -52,6 +52,9 @@ lint: $(STAMP) ## Check format, style and types
 format: $(STAMP) ## Format the code and apply ruff's safe corrections
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+figures: ## Print how long files and functions are, and where imports go in circles
+	$(PYTHON) tools/house.py
 
 bench: $(STAMP) ## Run the benchmarks, one after the other
 	$(BIN)/python benchmarks/xla_inference.py

@@ -4,7 +4,7 @@
 |---|---|---|
 | `Backend.supports`, a trial | the call | `GraphReport.fallbacks` |
 | `Backend.compile` | the block | `GraphReport.fallbacks` |
-| a compiled block when it is called | the block | `GraphReport.runtime_fallbacks` |
+| a compiled block when it is called | the block | `GraphReport.events` |
 | normal form, passes, partition, programs | the functional graph | `GraphReport.reverted` |
 | availability, `Backend.take`, AOT Autograd | the captured graph | `GraphReport.reverted` |
 | the disk cache, a report | nothing | `GraphReport.failures` |
@@ -23,12 +23,11 @@ import os
 from collections.abc import Iterator
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.backend import Availability, Backend, Options
+from dynamo_backends.backend import Availability, Backend
 from dynamo_backends.errors import (
     BackendUnavailableError,
     CompileError,
     DynamoBackendsError,
-    FallbackRefusedError,
     ForkedProcessError,
     LoweringError,
     brief_error,
@@ -53,30 +52,6 @@ def is_for_others(error: BaseException) -> bool:
     if isinstance(error, private.dynamo_control_flow()) or checks_enabled():
         return True
     return isinstance(error, DynamoBackendsError) and not isinstance(error, _OURS)
-
-
-def contained(error: Exception, stage: str, backend: str, options: Options) -> str:
-    """What is said of a failure in place of which eager runs.
-
-    Args:
-        error: What was raised; this is called while it is handled.
-        stage: What failed, the subject of a sentence.
-        backend: Name of the backend.
-        options: Of the backend.
-
-    Raises:
-        Exception: The error itself, if it is not ours to contain (see `is_for_others`).
-        FallbackRefusedError: With `fallback="error"`.
-    """
-    if is_for_others(error):
-        raise error
-    log.debug("%s of %s failed", stage, backend, exc_info=error)
-    reason = f"{stage} failed ({brief_error(error)})"
-    if options.fallback == "error":
-        raise FallbackRefusedError(
-            f'{backend}: {reason}. With fallback="eager" it would run in eager.'
-        ) from error
-    return reason
 
 
 @contextlib.contextmanager

@@ -26,11 +26,12 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.backend import Backend, Options
 from dynamo_backends.building import ProgramBuilder
-from dynamo_backends.containment import contained, done_without, require_available
+from dynamo_backends.containment import done_without, require_available
 from dynamo_backends.description import (
     describe_shapes,
     describe_uncompiled,
 )
+from dynamo_backends.eager import EagerSwitch
 from dynamo_backends.errors import (
     SaveError,
     UnknownBackendError,
@@ -80,12 +81,13 @@ def compile_captured(
     try:
         return _compile_captured(backend, captured, example_inputs, options, number)
     except Exception as error:
-        reason = contained(error, "compiling what Dynamo captured", backend.name, options)
-    differentiated = torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in example_inputs
-    )
-    report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
-    _leave_to_eager(report, captured, reason)
+        differentiated = torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in example_inputs
+        )
+        report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
+        switch = _switch(captured.forward, report, options)
+        _leave_to_eager(switch, error, "compiling what Dynamo captured", captured)
+    _publish(report)
     return captured.forward
 
 
@@ -109,19 +111,24 @@ def _compile_captured(
     return without_subclasses(compiled, places) if places else compiled
 
 
-def _leave_to_eager(report: GraphReport, module: fx.GraphModule, reason: str) -> None:
-    """Publishes that a graph of which there is no program yet runs in eager."""
-    _describe_as_eager(report, module, reason)
-    with done_without(report, "publishing a report"):
-        reporting.publish(report)
+def _switch(eager: Callable[..., Any], report: GraphReport, options: Options) -> EagerSwitch:
+    return EagerSwitch(eager, [report], "graph", options.fallback == "eager")
 
 
-def _describe_as_eager(report: GraphReport, module: fx.GraphModule, reason: str) -> None:
-    """Writes into its report that a graph runs in eager, and says so."""
+def _leave_to_eager(
+    switch: EagerSwitch, error: Exception, stage: str, module: fx.GraphModule
+) -> None:
+    """Leaves a graph that could not be compiled to eager, and says so; see `uncompiled`."""
+    switch.uncompiled(error, stage)
+    (report,) = switch.reports
     with done_without(report, "describing a graph"):
-        report.reverted = f"{reason}; the graph runs in eager instead"
         describe_uncompiled(report, module.graph)
         report.log_fallbacks()
+
+
+def _publish(report: GraphReport) -> None:
+    with done_without(report, "publishing a report"):
+        reporting.publish(report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +150,11 @@ class _GraphCompiler:
         try:
             return self._compile(gm, kind, static, report)
         except Exception as error:
-            reason = contained(error, "preparing the graph", self.backend.name, self.options)
-        _leave_to_eager(report, gm, reason)
-        return InEager(gm)
+            eager = InEager(gm)
+            switch = _switch(eager, report, self.options)
+            _leave_to_eager(switch, error, "preparing the graph", gm)
+        _publish(report)
+        return eager
 
     def _compile(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
@@ -225,8 +234,7 @@ class CompiledGraph:
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
-        with done_without(report, "publishing a report"):
-            reporting.publish(report)
+        _publish(report)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -263,8 +271,8 @@ class CompiledGraph:
         try:
             return self._build(make())
         except Exception as error:
-            reason = contained(error, "compiling the graph", self._backend.name, self._options)
-        _describe_as_eager(self.report, self._graph.module, reason)
+            switch = _switch(self._eager, self.report, self._options)
+            _leave_to_eager(switch, error, "compiling the graph", self._graph.module)
         return self._eager
 
     def _build(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import FallbackRefusedError, VerificationError, brief_error
+from dynamo_backends.eager import EagerSwitch
+from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import GraphReport
@@ -67,9 +68,9 @@ class Block:
         compile_part: Callable[[Graph], Executable] | None = None,
     ):
         self.executable = executable
-        self._eager = graph.module
+        module = graph.module
+        self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
         self._policy = policy
-        self._may_fall_back = may_fall_back
         self._report = report
         self._pick_weights = pick(graph.weights)
         self._pick_activations = pick(graph.activations)
@@ -90,7 +91,8 @@ class Block:
             try:
                 self._unbound = executable.bind(())[0]
             except Exception as error:
-                self._give_up(error)
+                self._switch.failed(brief_error(error), error)
+                self._instead = self._switch.eager
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs the block on one value per graph input."""
@@ -110,10 +112,6 @@ class Block:
         if bound is None:
             bound = self._bound(self._pick_weights(values))
         return bound(list(self._pick_activations(values)))
-
-    def _in_eager(self, values: Sequence[Any]) -> Sequence[Any]:
-        results: Sequence[Any] = self._eager(*values)
-        return results
 
     def _verified(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs the block and compares it with eager.
@@ -138,8 +136,10 @@ class Block:
             if self._verify == "first":
                 self._instead = None
             return outcome.results
-        self._replace(outcome.wrong + self._region(values))
-        return self._eager(*values) if outcome.expected is None else outcome.expected
+        text = outcome.wrong + self._region(values)
+        self._switch.wrong(f"{text} (a block of {described_region(self._graph)})")
+        eager = self._instead = self._switch.eager
+        return eager(values) if outcome.expected is None else outcome.expected
 
     def _region(self, values: Sequence[Any]) -> str:
         """Which operators are wrong, in words; empty if nobody asked."""
@@ -154,17 +154,6 @@ class Block:
         if region is None:
             return "; no part of the block is wrong when it is compiled alone"
         return f"; the smallest part that is wrong: {region}"
-
-    def _replace(self, wrong: str) -> None:
-        """Eager takes over from compiled code that is wrong."""
-        report = self._report
-        text = f"{report.backend} computed a wrong result in {report.title}: {wrong}"
-        text += f" (a block of {described_region(self._graph)})"
-        if not self._may_fall_back:
-            raise VerificationError(text)
-        self._instead = self._in_eager
-        report.runtime_fallbacks.append(text)
-        log.warning("%s; the block runs in eager from now on", text)
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The weights and the activations among the values of the graph's inputs."""
@@ -208,34 +197,9 @@ class Block:
 
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
         """Eager's results in place of those of compiled code that raised."""
-        if isinstance(error, MemoryError):
-            raise error  # eager needs as much, and the next call may find more
-        self._refuse_if_strict(error)
-        results: Sequence[Any] = self._eager(*values)  # raises, too, if the inputs are to blame
-        self._give_up(error)
+        results: Sequence[Any] = self._switch.instead(error, values)
+        self._instead = self._switch.eager
         return results
-
-    def _refuse_if_strict(self, error: Exception) -> None:
-        if not self._may_fall_back:
-            raise FallbackRefusedError(
-                f"a compiled block of {self._report.backend} failed ({_words(error)}) and "
-                'fallback="error" forbids running it in eager'
-            ) from error
-
-    def _give_up(self, error: Exception) -> None:
-        self._refuse_if_strict(error)
-        reason = _words(error)
-        self._instead = self._in_eager
-        self._report.runtime_fallbacks.append(reason)
-        log.warning(
-            "%s: a compiled block failed and runs in eager from now on (%s)",
-            self._report.backend,
-            reason,
-        )
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _is_asked(changes: int) -> bool:

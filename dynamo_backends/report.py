@@ -10,6 +10,7 @@ from typing import Any, Literal
 log = logging.getLogger("dynamo_backends")
 
 Kind = Literal["inference", "forward", "backward", "step"]
+Region = Literal["block", "graph", "step"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,21 @@ class CandidateReport:
         return cls(**values)
 
 
+@dataclass(frozen=True)
+class EagerEvent:
+    """Compiled code was replaced by eager when it was called.
+
+    Attributes:
+        kind: "failed": it raised; "wrong": its results differ from eager's.
+        region: What runs in eager.
+        reason: What it raised, or what is wrong, in words.
+    """
+
+    kind: Literal["failed", "wrong"]
+    region: Region
+    reason: str
+
+
 @dataclass
 class GraphReport:
     """What became of one captured graph.
@@ -157,7 +173,7 @@ class GraphReport:
         cuda_graphs: How many CUDA graphs were recorded of its blocks (see `CudaGraphOptions`).
         tuned: How many fused functions have a schedule that tuning has found (see `TvmOptions`).
         uncaptured: Reasons why blocks run without a CUDA graph although one was asked for.
-        runtime_fallbacks: Reasons why compiled code was replaced by eager after it was compiled.
+        events: What was replaced by eager after it was compiled, and why.
         verified: How many blocks or steps were compared with eager (see `Options.verify`).
         verify_seconds: Time that took, without the compiled code itself.
         unverified: Reasons why some could not be compared.
@@ -189,7 +205,7 @@ class GraphReport:
     cuda_graphs: int = 0
     tuned: int = 0
     uncaptured: list[str] = field(default_factory=list)
-    runtime_fallbacks: list[str] = field(default_factory=list)
+    events: list[EagerEvent] = field(default_factory=list)
     verified: int = 0
     verify_seconds: float = 0.0
     unverified: list[str] = field(default_factory=list)
@@ -207,7 +223,12 @@ class GraphReport:
     def to_dict(self) -> dict[str, Any]:
         """Everything except the executable, in types that JSON has."""
         names = [f.name for f in fields(self) if f.name != "executable"]
-        return {name: plain(getattr(self, name)) for name in names}
+        return {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
+
+    @property
+    def runtime_fallbacks(self) -> list[str]:
+        """The reasons of `events`."""
+        return [event.reason for event in self.events]
 
     @property
     def title(self) -> str:

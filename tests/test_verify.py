@@ -10,6 +10,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends import VerificationError
 from dynamo_backends.program import Block
+from dynamo_backends.report import EagerEvent
 from dynamo_backends.verify import difference
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.runtime import XlaExecutable
@@ -74,7 +75,9 @@ def test_a_wrong_graph_is_replaced_by_eager(caplog: pytest.LogCaptureFixture):
         compiled = torch.compile(fn, backend=compiler)
         for _ in range(3):
             assert torch.equal(compiled(x), fn(x))
-    (text,) = reports[0].runtime_fallbacks
+    (event,) = reports[0].events
+    assert (event.kind, event.region) == ("wrong", "block")
+    text = event.reason
     (record,) = caplog.records
     assert record.message == f"{text}; the block runs in eager from now on"
     assert "openxla computed a wrong result in the inference graph of capture" in text
@@ -103,8 +106,10 @@ def test_code_that_fails_at_run_time_is_replaced_by_eager(
         compiled = torch.compile(module, backend=dynamo_backends.compiler("openxla"))
         for _ in range(2):
             assert torch.equal(compiled(x), module(x))
-    assert reports[0].runtime_fallbacks == ["RuntimeError: the vendor's library broke"]
-    assert "runs in eager from now on" in caplog.text
+    reason = "RuntimeError: the vendor's library broke"
+    assert reports[0].events == [EagerEvent("failed", "block", reason)]
+    text = f"a compiled block of openxla failed ({reason}); the block runs in eager from now on"
+    assert text in caplog.text
 
 
 def test_a_failure_in_the_lazily_compiled_backward_reaches_no_user(

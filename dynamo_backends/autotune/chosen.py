@@ -1,17 +1,42 @@
 """The candidate that was chosen for a graph, and its way back to eager."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.errors import brief_error
-from dynamo_backends.report import GraphReport
+from dynamo_backends.eager import EagerSwitch
+from dynamo_backends.report import GraphReport, Region
 from dynamo_backends.tuning.counts import COUNTS
 
-log = logging.getLogger("dynamo_backends")
+
+def switch_of_chosen(
+    eager: Callable[..., Any],
+    reports: Sequence[GraphReport],
+    region: Region,
+    failure: str,
+    key: str | None,
+) -> EagerSwitch:
+    """The way back from what autotune had chosen; the decision for it is dropped with it.
+
+    Args:
+        eager: See `EagerSwitch`.
+        reports: See `EagerSwitch`.
+        region: See `EagerSwitch`.
+        failure: See `EagerSwitch`.
+        key: Of the decision on disk; None: there is none.
+    """
+
+    def forget() -> None:
+        COUNTS.replaced += 1
+        for report in reports:
+            report.chosen = EAGER
+        if key is not None:
+            Decisions().drop(key)
+
+    return EagerSwitch(eager, reports, region, failure=failure, on_switch=forget)
 
 
 class Chosen:
@@ -37,11 +62,10 @@ class Chosen:
     ):
         self.name = name
         self._compiled = compiled
-        self._eager = eager
         self._mutated = tuple(mutated)
-        self._gave_up = tuple(r.runtime_fallbacks for r in reports)
-        self._reports = reports
-        self._key = key
+        self._gave_up = tuple(r.events for r in reports)
+        failure = f"{name}, which autotune had chosen, failed"
+        self._switch = switch_of_chosen(eager, reports, "graph", failure, key)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph.
@@ -55,28 +79,15 @@ class Chosen:
         except Exception as error:
             if written != [_version(args[i]) for i in self._mutated]:
                 raise  # eager would start from inputs that are half changed
-            results = self._eager(*args)  # raises too where the inputs are to blame
-            if self._compiled is not self._eager:
-                self._replace(brief_error(error))
+            results = self._switch.instead(error, *args)
+            self._compiled, self._gave_up = self._switch.eager, ()
             return results
-        for reasons in self._gave_up:
-            if reasons:
-                self._replace(reasons[-1])
+        for events in self._gave_up:
+            if events:
+                self._switch.failed(events[-1].reason)
+                self._compiled, self._gave_up = self._switch.eager, ()
                 break
         return results
-
-    def _replace(self, reason: str) -> None:
-        COUNTS.replaced += 1
-        self._compiled = self._eager
-        self._gave_up = ()
-        text = f"{self.name}, which autotune had chosen, failed: {reason}"
-        log.warning("%s; the graph runs in eager from now on", text)
-        for report in self._reports:
-            if text not in report.runtime_fallbacks:
-                report.runtime_fallbacks.append(text)
-            report.chosen = "eager"
-        if self._key is not None:
-            Decisions().drop(self._key)
 
 
 def _version(value: Any) -> int | None:

@@ -51,12 +51,17 @@ class Entrant:
     early: bool = False
 
 
-def why_nothing_ran(reports: Sequence[GraphReport]) -> str:
-    """Why a candidate left all of a graph to eager, in words.
+def failure_of(reports: Sequence[GraphReport]) -> str:
+    """Why a candidate does not run what it was given, in words; empty: it runs at least a part.
 
     Args:
-        reports: Of what was compiled for it.
+        reports: Of what was compiled for it; without any, nothing is known.
     """
+    events = [event for report in reports for event in report.events]
+    if events:
+        return f"failed when it was called: {events[0].reason}"
+    if not reports or any(r.ops_on_backend or r.ops_on_inductor for r in reports):
+        return ""
     reasons = [
         reason
         for report in reports

@@ -14,7 +14,7 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
+from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, failure_of
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
@@ -205,7 +205,7 @@ class Ensemble:
             lambda: self._build(candidate),
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
-            lambda: self._failure(name),
+            lambda: failure_of(self.reports.get(name, [])),
         )
 
     def _build(self, candidate: Candidate) -> Run:
@@ -225,15 +225,6 @@ class Ensemble:
             return results
 
         return call
-
-    def _failure(self, name: str) -> str:
-        reports = self.reports.get(name, [])
-        for report in reports:
-            if report.runtime_fallbacks:
-                return f"failed when it was called: {report.runtime_fallbacks[0]}"
-        if reports and not any(r.ops_on_backend or r.ops_on_inductor for r in reports):
-            return why_nothing_ran(reports)
-        return ""
 
     # What Dynamo gets.
 

@@ -18,7 +18,8 @@ from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, why_nothing_ran
+from dynamo_backends.autotune.chosen import switch_of_chosen
+from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, failure_of
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
@@ -26,6 +27,7 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.backend import Backend, Bound, Executable
 from dynamo_backends.containment import done_without
+from dynamo_backends.eager import EagerSwitch
 from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -33,7 +35,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.inductor.blocks import InductorBlocks
 from dynamo_backends.registry import get_backend
-from dynamo_backends.report import CandidateReport, GraphReport
+from dynamo_backends.report import CandidateReport, GraphReport, Region
 from dynamo_backends.stance import compiles_nothing
 from dynamo_backends.toolkit.expansion import decompose
 from dynamo_backends.toolkit.preparation import in_order
@@ -78,7 +80,9 @@ class GraphEnsemble(Executable):
         self._graph = graph
         self._options = options
         self._merge = in_order(graph)
-        self._results = Results(graph)
+        results, module = Results(graph), graph.module
+        self._eager: Callable[[Sequence[Any]], list[Any]] = lambda v: results(module(*v))
+        self._switch: EagerSwitch | None = None
         self._lock = threading.RLock()
         self._report: GraphReport | None = None
         self._reports: dict[str, GraphReport] = {}
@@ -112,27 +116,15 @@ class GraphEnsemble(Executable):
         if run is None:
             with self._lock, private.disable_current_modes(), torch.no_grad():
                 run = self._chosen = self._chosen or self._choose(values)
-        if run == self._eager:
+        if run is self._eager:
             return self._eager(values)
         try:
             return list(run(list(values)))
         except Exception as error:
-            results = self._eager(values)
-            self._replace(brief_error(error))
+            assert self._switch is not None
+            results: list[Any] = self._switch.instead(error, values)
+            self._chosen = self._eager
             return results
-
-    def _eager(self, values: Sequence[Any]) -> list[Any]:
-        return self._results(self._graph.module(*values))
-
-    def _replace(self, reason: str) -> None:
-        COUNTS.replaced += 1
-        self._chosen = self._eager
-        text = f"what autotune had chosen failed: {reason}"
-        log.warning("%s; the graph runs in eager from now on", text)
-        if self._report is not None:
-            self._report.runtime_fallbacks.append(text)
-            self._report.chosen = EAGER
-        self.forget()
 
     # Choosing.
 
@@ -148,6 +140,8 @@ class GraphEnsemble(Executable):
                 choice = self.choose(values)
         run = self._eager if choice.winner == EAGER else self._programs[choice.winner]
         self.note(choice)
+        failure = f"{choice.winner}, which autotune had chosen, failed"
+        self._switch = self.switch(self._eager, "graph", failure)
         return run
 
     def choose(self, values: list[Any]) -> Choice:
@@ -180,6 +174,11 @@ class GraphEnsemble(Executable):
         """Drops the decision on disk: its winner has failed."""
         if self._key is not None:
             Decisions().drop(self._key)
+
+    def switch(self, eager: Callable[..., Any], region: Region, failure: str) -> EagerSwitch:
+        """The way back from what was chosen (see `switch_of_chosen`)."""
+        reports = [] if self._report is None else [self._report]
+        return switch_of_chosen(eager, reports, region, failure, self._key)
 
     def leave_out(self) -> None:
         """Notes that the budget did not last for all that could have been tried."""
@@ -268,11 +267,7 @@ class GraphEnsemble(Executable):
             return run
 
         def failed() -> str:
-            report = self._reports[candidate.name]
-            if report.runtime_fallbacks:
-                return f"failed when it was called: {report.runtime_fallbacks[0]}"
-            ran = report.ops_on_backend or report.ops_on_inductor
-            return "" if ran else why_nothing_ran([report])
+            return failure_of([self._reports[candidate.name]])
 
         early = self._graph.kind == "step" and candidate.has_own_steps
         return Entrant(candidate.name, build, failed=failed, early=early)
@@ -315,7 +310,7 @@ class GraphEnsemble(Executable):
             report.cache_hits += own.cache_hits
             report.failures += own.failures
             # The program goes on reporting to its own.
-            own.failures, own.runtime_fallbacks = report.failures, report.runtime_fallbacks
+            own.failures, own.events = report.failures, report.events
         self._count_if_eager(winner)
 
     def _count_if_eager(self, winner: str) -> None:

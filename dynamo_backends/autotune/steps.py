@@ -34,6 +34,7 @@ from dynamo_backends.autotune.functional import (
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.proof import Proof
+from dynamo_backends.eager import EagerSwitch
 from dynamo_backends.errors import DynamoBackendsError, StepCaptureError, brief_error
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
@@ -88,12 +89,7 @@ class StepEnsemble(StepProgram):
         except Exception as error:
             if taken or self._choice is None or self._runs_in_eager:
                 raise
-            failed, self._program = self._program, self._eager()
-            self._program(inputs, taken)  # raises too where the inputs are to blame
-            if self.duel is not None and list(self._rivals) != [self._choice.winner]:
-                self._give_up(failed, brief_error(error))
-            else:
-                self._replace(self._choice, brief_error(error))
+            self._give_up(self._choice, error, inputs, taken)
 
     @property
     def _runs_in_eager(self) -> bool:
@@ -232,24 +228,23 @@ class StepEnsemble(StepProgram):
         module = self._graph.module
         return CopyingProgram(self._graph, lambda inputs: module(*inputs))
 
-    def _give_up(self, failed: StepProgram, reason: str) -> None:
-        """One of several that take real steps in turns fails: the others go on."""
-        assert self.duel is not None
-        names, programs = zip(*self._rivals.items(), strict=True)
-        turn = programs.index(failed)
-        self.duel.give_up(turn)
-        self._tell(f"{names[turn]} failed in a step: {reason}", "others go on")
+    def _take_in_eager(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
+        self._program = self._eager()
+        self._program(inputs, taken)
 
-    def _tell(self, what: str, then: str) -> None:
-        log.warning("%s; %s", what, then)
-        if self._report is not None:
-            self._report.runtime_fallbacks.append(what)
-
-    def _replace(self, choice: Choice, reason: str) -> None:
-        COUNTS.replaced += 1
+    def _give_up(
+        self, choice: Choice, error: Exception, inputs: Sequence[Tensor], taken: list[Any]
+    ) -> None:
+        """Takes in eager a step that failed; of several that take real steps the others go on."""
+        names = [name for name, program in self._rivals.items() if program is self._program]
+        failure = f"{[*names, choice.winner][0]} failed in a step"
+        if self.duel is not None and list(self._rivals) != [choice.winner]:
+            reports = [] if self._report is None else [self._report]
+            then = "others go on"
+            switch = EagerSwitch(self._take_in_eager, reports, "step", failure=failure, then=then)
+            switch.instead(error, inputs, taken)
+            self.duel.give_up(list(self._rivals).index(names[0]))
+            return
+        self._ensemble.switch(self._take_in_eager, "step", failure).instead(error, inputs, taken)
         self.duel, self.yields, self._rivals = None, True, {}
-        self._ensemble.forget()
         self._choice = choice._replace(winner=EAGER)
-        self._tell(f"{choice.winner} failed in a step: {reason}", "steps run in eager from now on")
-        if self._report is not None:
-            self._report.chosen = EAGER

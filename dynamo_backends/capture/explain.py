@@ -201,7 +201,7 @@ class Explainer:
                     r,
                     executable=None,
                     compilations=list(r.compilations),
-                    runtime_fallbacks=list(r.runtime_fallbacks),
+                    events=list(r.events),
                     unverified=list(r.unverified),
                     uncaptured=list(r.uncaptured),
                     failures=list(r.failures),

@@ -15,6 +15,7 @@ from dynamo_backends import GraphReport
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import try_out
+from dynamo_backends.report import EagerEvent
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow, slow
 
@@ -130,7 +131,7 @@ def test_one_that_fails_later_is_replaced_at_that_call(
     assert counts.replaced == 1
     assert report.chosen == "eager"
     text = "good, which autotune had chosen, failed: RuntimeError: the licence has expired"
-    assert report.runtime_fallbacks == [text]
+    assert report.events == [EagerEvent("failed", "graph", text)]
     assert f"{text}; the graph runs in eager from now on" in caplog.text
     torch._dynamo.reset()
     plant.state["broken"] = False
@@ -152,7 +153,7 @@ def test_compiled_code_that_gave_up_is_not_called_again(counts: Counts):
     report = GraphReport("good", "inference")
 
     def gives_up(x: torch.Tensor) -> list[torch.Tensor]:
-        report.runtime_fallbacks.append("RuntimeError: out of licences")
+        report.events.append(EagerEvent("failed", "block", "RuntimeError: out of licences"))
         return [x + 1]
 
     def eager(x: torch.Tensor) -> list[torch.Tensor]:
@@ -163,8 +164,13 @@ def test_compiled_code_that_gave_up_is_not_called_again(counts: Counts):
         assert torch.equal(chosen(torch.ones(1))[0], torch.full((1,), 2.0))
     assert counts.replaced == 1
     assert report.chosen == "eager"
-    assert report.runtime_fallbacks[0] == "RuntimeError: out of licences"
-    assert len(report.runtime_fallbacks) == 2
+    assert report.events[1:] == [
+        EagerEvent(
+            "failed",
+            "graph",
+            "good, which autotune had chosen, failed: RuntimeError: out of licences",
+        )
+    ]
 
 
 def test_half_changed_inputs_are_not_run_again(counts: Counts):

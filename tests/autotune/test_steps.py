@@ -13,6 +13,7 @@ from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
 from dynamo_backends.inductor.steps import InductorStep
+from dynamo_backends.report import EagerEvent
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.race import Race, Run
 from dynamo_backends.xla.step_runtime import XlaStep
@@ -128,7 +129,8 @@ def test_a_winner_that_fails_later_is_replaced_in_that_step(
     assert isinstance(program_of(step), CopyingProgram)
     assert counts.replaced == 1
     assert report.chosen == "eager"
-    assert report.runtime_fallbacks == ["openxla failed in a step: RuntimeError: out of memory"]
+    text = "openxla failed in a step: RuntimeError: out of memory"
+    assert report.events == [EagerEvent("failed", "step", text)]
 
 
 def test_eager_can_win():

@@ -152,9 +152,11 @@ def test_a_wrong_step_is_found(
             torch.testing.assert_close(step(x, y), theirs(x, y).detach())
     for ours_p, theirs_p in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(ours_p, theirs_p, rtol=1e-6, atol=1e-8)
-    (text,) = reports[0].runtime_fallbacks
+    (event,) = reports[0].events
+    assert (event.kind, event.region) == ("wrong", "step")
+    text = event.reason
     told = [r.getMessage() for r in caplog.records if "computed a wrong result" in r.message]
-    assert told == [f"{text}; steps run in eager from now on"]
+    assert told == [f"{text}; the step runs in eager from now on"]
     assert f"{backend} computed a wrong result in the step graph: the update of" in text
     assert step.eager_steps == 2, "what comes after runs in eager"
 

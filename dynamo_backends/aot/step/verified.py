@@ -5,7 +5,6 @@ compared of an update is how it changed the contents: an update by a small learn
 beside what it is added to, and a wrong gradient must not hide there.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor
 from dynamo_backends.aot.step.copies import Copies
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram, is_borrowed
 from dynamo_backends.aot.step.whole import write
-from dynamo_backends.errors import VerificationError
+from dynamo_backends.eager import EagerSwitch
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.report import GraphReport
@@ -25,8 +24,6 @@ from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
 from dynamo_backends.verify.first import acts_on, described_region, guarded
 from dynamo_backends.verify.replay import Replay
 from dynamo_backends.verify.rule import is_inexact, shape_difference
-
-log = logging.getLogger("dynamo_backends")
 
 _KEPT = 1 << 25  # bytes of eager's results; of more a sample is kept
 _OF_THE_CHANGE = 1e2  # times the typical change is as telling as 1 is by the rule
@@ -97,21 +94,18 @@ class VerifiedStep(StepProgram):
             if not self._always:
                 self._settle(self._program)
             return
-        text = f"{self._report.backend} computed a wrong result in {self._report.title}: {wrong}"
-        text += f" ({described_region(self._graph)})"
         module = self._graph.module
         eager = CopyingProgram(self._graph, lambda given: module.forward(*given))
         comparison.restore()
         taken.clear()
         eager(inputs, taken)
         eager.launches = self.launches
-        if self._strict:
-            raise VerificationError(f"{text}. The step was taken in eager instead.")
+        switch = EagerSwitch(eager, [self._report], "step", allowed=not self._strict)
+        where = described_region(self._graph)
+        switch.wrong(f"{wrong} ({where})", ". The step was taken in eager instead.")
         eager.yields = True
         self._program = eager
         self._settle(eager)
-        self._report.runtime_fallbacks.append(text)
-        log.warning("%s; steps run in eager from now on", text)
 
 
 class StepComparison:

@@ -241,6 +241,13 @@ class Executable(ABC):
             others must share memory with the given tensors, and are watched for a new address.
         """
 
+    def bind_live(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]] | None:
+        """As `bind`, for weights that keep changing: without preparing what takes long.
+
+        `binding` decides on it. By default there is no such form (None), and `bind` is called.
+        """
+        return None
+
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
         """Gives it the report of its graph, for what turns out only when it is called."""
 

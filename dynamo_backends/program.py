@@ -7,7 +7,6 @@ look-up, the check of its frozen weights, and the backend's own call.
 import logging
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +14,16 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.backend import Bound, Executable
+from dynamo_backends.binding import WeightBinding
 from dynamo_backends.eager import EagerSwitch
 from dynamo_backends.errors import brief_error
-from dynamo_backends.graph.freezing import Policy, Snapshot, pointers
+from dynamo_backends.graph.freezing import Policy
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.report import GraphReport
 from dynamo_backends.verify import bisection
 from dynamo_backends.verify.first import Comparison, described_region
 
 log = logging.getLogger("dynamo_backends")
-
-_MODELS_PER_GRAPH = 4  # instances of one module class that share a compiled graph
-_CHANGES_BEFORE_LIVE = 3  # calls in a row that found changed weights
-_ASK_AGAIN = 16  # every so many calls, weights that kept changing are checked after all
 
 Getter = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -70,13 +66,10 @@ class Block:
         self.executable = executable
         module = graph.module
         self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
-        self._policy = policy
+        self._bind = WeightBinding(executable, policy, report).bound
         self._report = report
         self._pick_weights = pick(graph.weights)
         self._pick_activations = pick(graph.activations)
-        self._lock = threading.Lock()
-        self._models: OrderedDict[tuple[int, ...], _Model] = OrderedDict()
-        self._recent: _Model | None = None
         self._unbound: Bound | None = None
         self._graph = graph
         self._verify = verify
@@ -102,7 +95,7 @@ class Block:
         try:  # as in `_compiled`, whose call would take time at every call of this one
             bound = self._unbound
             if bound is None:
-                bound = self._bound(self._pick_weights(values))
+                bound = self._bind(self._pick_weights(values))
             return bound(list(self._pick_activations(values)))
         except Exception as error:
             return self._after_failure(error, values)
@@ -110,7 +103,7 @@ class Block:
     def _compiled(self, values: Sequence[Any]) -> Sequence[Any]:
         bound = self._unbound
         if bound is None:
-            bound = self._bound(self._pick_weights(values))
+            bound = self._bind(self._pick_weights(values))
         return bound(list(self._pick_activations(values)))
 
     def _verified(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -159,73 +152,11 @@ class Block:
         """The weights and the activations among the values of the graph's inputs."""
         return self._pick_weights(values), self._pick_activations(values)
 
-    def _bound(self, weights: Sequence[Tensor]) -> Bound:
-        model = self._recent
-        key = pointers(weights)
-        if model is not None and model.snapshot.pointers == key and model.is_current(weights):
-            return model.bound
-        with self._lock:
-            return self._find(key, weights).bound
-
-    def _find(self, key: tuple[int, ...], weights: Sequence[Tensor]) -> "_Model":
-        model = self._models.get(key)
-        if model is None:  # weights that moved leave their old memory behind
-            for old in [k for k, m in self._models.items() if m.snapshot.is_of(weights)]:
-                model = self._models.pop(old)
-        if model is None or model.snapshot.pointers != key or not model.is_current(weights):
-            changes = 0
-            if model is not None:
-                changes = model.changes + 1
-                self._report.rebinds += 1
-            bound, copied = self.executable.bind(weights)
-            if not _is_asked(changes):
-                copied = ()
-            snapshot = Snapshot(weights, copied, self._policy, lambda: self._forget(key))
-            model = _Model(bound, snapshot, changes)
-            self._models[key] = model
-            while len(self._models) > _MODELS_PER_GRAPH:
-                self._models.popitem(last=False)
-        self._models.move_to_end(key)
-        self._recent = model
-        return model
-
-    def _forget(self, key: tuple[int, ...]) -> None:
-        self._models.pop(key, None)
-        recent = self._recent
-        if recent is not None and recent.snapshot.pointers == key:
-            self._recent = None
-
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
         """Eager's results in place of those of compiled code that raised."""
         results: Sequence[Any] = self._switch.instead(error, values)
         self._instead = self._switch.eager
         return results
-
-
-def _is_asked(changes: int) -> bool:
-    """Whether weights found changed at so many calls in a row are checked at the next one."""
-    return changes < _CHANGES_BEFORE_LIVE or changes % _ASK_AGAIN == 0
-
-
-@dataclass
-class _Model:
-    """One instance of the captured module: its prepared weights and what they looked like.
-
-    Weights that were found changed at several calls in a row keep changing; they are then prepared
-    anew at every call, and checked only now and then, so that they are frozen again when they rest.
-    """
-
-    bound: Bound
-    snapshot: Snapshot
-    changes: int
-
-    def is_current(self, weights: Sequence[Tensor]) -> bool:
-        if not _is_asked(self.changes):
-            return False
-        if self.snapshot.is_current(weights):
-            self.changes = 0
-            return True
-        return False
 
 
 @dataclass(frozen=True)

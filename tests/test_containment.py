@@ -160,7 +160,7 @@ STAGES: dict[str, Stage] = {
     "weights": Stage(lambda p: p.executables(99, "bind")),
     "first call": Stage(lambda p: p.executables(0)),
     "later call": Stage(lambda p: p.executables(1)),
-    "freezing": at("program.Snapshot"),
+    "freezing": at("binding.Snapshot"),
     "checking weights": at("graph.freezing.Snapshot.is_current"),
     "verification": at("program.Comparison", apart=True),
     "verification, eager again": at("verify.first.Replay", apart=True),

@@ -70,7 +70,14 @@ class CapturedExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        bound, copied = self.inner.bind(weights)
+        return self._captured(*self.inner.bind(weights))
+
+    def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]] | None:
+        """See `Executable.bind_live`."""
+        live = self.inner.bind_live(weights)
+        return None if live is None else self._captured(*live)
+
+    def _captured(self, bound: Bound, copied: Collection[int]) -> tuple[Bound, Collection[int]]:
         if self._index is None:
             self._notes.refused("it computes nothing on a CUDA device")
             return bound, copied

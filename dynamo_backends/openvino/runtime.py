@@ -1,11 +1,9 @@
 """Runs OpenVINO models on torch's memory."""
 
+import functools
 import json
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,15 +29,12 @@ from dynamo_backends.openvino.session import (
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
 from dynamo_backends.toolkit.staging import stage
 
-_CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
-_MODELS = 4
-
 
 class OpenVinoExecutable(Executable):
     """A compiled graph.
 
-    Weights become constants of a copy of the model, which is compiled when they are bound. If they
-    turn out to change all the time, they stay inputs of one compiled model that prepares nothing.
+    Weights become constants of a copy of the model, which is compiled when they are bound. Those
+    that keep changing stay inputs of one compiled model that prepares nothing.
 
     Args:
         graph: The graph that was compiled, for the layouts of its inputs and outputs.
@@ -59,9 +54,6 @@ class OpenVinoExecutable(Executable):
         self._places = lowered.inputs
         self._settings = settings
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._live: CompiledModel | None = None
-        self._usage: OrderedDict[tuple[int, ...], _Usage] = OrderedDict()
         # Positions among the weights, and places in the model, of those that the model has.
         self._weights = [
             (at, place)
@@ -85,39 +77,32 @@ class OpenVinoExecutable(Executable):
         self._check_process()
         if self._fixed is not None:
             return self._run(self._fixed, ()), ()
-        bound = {place: weights[at].detach() for at, place in self._weights}
-        with self._lock:
-            usage = self._usage_of(weights)
-            if usage.changes >= _CHANGES_BEFORE_LIVE and _are_shareable(bound.values()):
-                return self._bind_live(bound), ()
-        prepared = {place: _row_major(tensor) for place, tensor in bound.items()}
+        prepared = self._dense(weights)
         compiled = compile_model(with_weights(self._model, prepared), self._settings)
-        return self._run(compiled, tuple(prepared), prepared, usage), [a for a, _ in self._weights]
+        return self._run(compiled, tuple(prepared), prepared), [at for at, _ in self._weights]
 
-    def _usage_of(self, weights: Sequence[Tensor]) -> "_Usage":
-        """How prepared weights at these addresses have fared so far."""
-        key = tuple(map(Tensor.data_ptr, weights))
-        before = self._usage.pop(key, None)
-        usage = _Usage()
-        if before is not None and before.calls <= 1:
-            usage.changes = before.changes + 1
-        self._usage[key] = usage
-        while len(self._usage) > _MODELS:
-            self._usage.popitem(last=False)
-        return usage
+    def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind_live`."""
+        self._check_process()
+        given = self._dense(weights)
+        copied = [a for a, place in self._weights
+                  if given[place].data_ptr() != weights[a].data_ptr()]  # fmt: skip
+        return self._run(self._live, (), given), copied
 
-    def _bind_live(self, weights: dict[int, Tensor]) -> Bound:
-        if self._live is None:
-            self._live = compile_model(self._model, self._settings)
-        next(reversed(self._usage.values())).changes = _CHANGES_BEFORE_LIVE
-        return self._run(self._live, (), weights)
+    @functools.cached_property
+    def _live(self) -> CompiledModel:
+        """The model whose inputs weights are."""
+        return self._fixed or compile_model(self._model, self._settings)
+
+    def _dense(self, weights: Sequence[Tensor]) -> dict[int, Tensor]:
+        """The weights that the model has, by their places in it."""
+        return {place: _row_major(weights[at].detach()) for at, place in self._weights}
 
     def _run(
         self,
         compiled: CompiledModel,
         constants: Sequence[int],
         weights: dict[int, Tensor] | None = None,
-        usage: "_Usage | None" = None,
     ) -> Bound:
         """A bound function.
 
@@ -125,9 +110,7 @@ class OpenVinoExecutable(Executable):
             compiled: What runs.
             constants: Places of the inputs that became constants: the others have moved up.
             weights: By place. Those that are no constants are inputs of every request.
-            usage: Where calls are counted.
         """
-        count = usage or _Usage()
         moved = _renumber(len([p for p in self._places if p is not None]), constants)
         inputs = [(moved[x.place], x) for x in self._activations]
         outputs = self._outputs
@@ -141,7 +124,6 @@ class OpenVinoExecutable(Executable):
         def run(values: list[Tensor]) -> list[Tensor]:
             if getpid() != pid:
                 self._check_process()
-            count.calls += 1
             try:
                 request = requests.pop()
             except IndexError:
@@ -178,7 +160,7 @@ class OpenVinoExecutable(Executable):
             weights: As for `bind`.
             activations: As for a bound function.
         """
-        prepared = {place: _row_major(weights[at].detach()) for at, place in self._weights}
+        prepared = self._dense(weights)
         compiled = self._fixed
         if compiled is None:
             compiled = compile_model(with_weights(self._model, prepared), self._settings)
@@ -233,14 +215,6 @@ class OpenVinoExecutable(Executable):
             return cls(graph, Lowered(model, places), settings)
         except Exception as error:
             raise CompileError(f"the cached OpenVINO model cannot be used: {error}") from error
-
-
-@dataclass
-class _Usage:
-    """How often prepared weights were used, and how often in a row they were replaced unused."""
-
-    calls: int = 0
-    changes: int = 0
 
 
 class _Request:
@@ -324,7 +298,3 @@ def _renumber(count: int, removed: Collection[int]) -> dict[int, int]:
 
 def _row_major(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
-
-
-def _are_shareable(tensors: Collection[Tensor]) -> bool:
-    return all(t.is_contiguous() and not t.is_neg() for t in tensors)

@@ -1,11 +1,11 @@
 """Runs ONNX Runtime sessions on torch's memory."""
 
 import ctypes
+import functools
 import json
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +31,6 @@ from dynamo_backends.ort.session import (
 from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
 from dynamo_backends.toolkit.staging import stage
 
-_CHANGES_BEFORE_LIVE = 2  # prepared weights that were replaced before they were used twice
-_MODELS = 4
-
 _scratch = ctypes.create_string_buffer(64)
 _nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no null pointers
 
@@ -54,8 +51,8 @@ class Wiring:
 class OrtExecutable(Executable):
     """A compiled graph.
 
-    Weights are prepared by making a session of them. If they turn out to change all the time, they
-    become inputs of one session that prepares nothing.
+    Weights are prepared by making a session of them. Those that keep changing are inputs of one
+    session that prepares nothing.
 
     Args:
         graph: The graph that was compiled, for the layouts of its inputs and outputs.
@@ -71,9 +68,6 @@ class OrtExecutable(Executable):
         self.settings = settings
         self.last_weights: list[weakref.ref[Tensor]] | None = None
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._live: Any = None
-        self._usage: OrderedDict[tuple[int, ...], _Usage] = OrderedDict()
         values = [p.meta["val"] for p in graph.placeholders]
         self.weight_places = [i for i in graph.weights if wiring.inputs[i] is not None]
         self._inputs = [
@@ -90,20 +84,25 @@ class OrtExecutable(Executable):
         """See `Executable.bind`."""
         self._check_process()
         if self._fixed is not None:
-            return self._run(self._fixed, _Usage()), ()
+            return self._run(self._fixed), ()
         self.last_weights = [weakref.ref(w) for w in weights]
-        with self._lock:
-            usage = self._usage_of(weights)
-            live = usage.changes >= _CHANGES_BEFORE_LIVE
-            if live and self._live is None:
-                self._live = make_session(with_weights_as_inputs(self.model), {}, self.settings)
-        tensors = self.model_weights(weights)
-        if live:
-            shared = {t.data_ptr() for t in tensors.values()}
-            copied = [i for i, w in enumerate(weights) if w.data_ptr() not in shared]
-            return self._run(self._live, usage, tuple(tensors.items())), copied
-        session = make_session(self.model, tensors, self.settings)
-        return self._run(session, usage), range(len(weights))
+        session = make_session(self.model, self.model_weights(weights), self.settings)
+        return self._run(session), range(len(weights))
+
+    def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind_live`."""
+        self._check_process()
+        self.last_weights = [weakref.ref(w) for w in weights]
+        given = self.model_weights(weights)
+        names = [str(self.wiring.inputs[i]) for i in self.graph.weights]
+        copied = [at for at, (name, weight) in enumerate(zip(names, weights, strict=True))
+                  if name in given and given[name].data_ptr() != weight.data_ptr()]  # fmt: skip
+        return self._run(self._live, tuple(given.items())), copied
+
+    @functools.cached_property
+    def _live(self) -> Any:
+        """The session whose inputs weights are; it prepares nothing."""
+        return self._fixed or make_session(with_weights_as_inputs(self.model), {}, self.settings)
 
     def model_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         """Row-major tensors by the names of the model's weights.
@@ -116,19 +115,7 @@ class OrtExecutable(Executable):
             str(self.wiring.inputs[i]): _row_major(by_place[i].detach()) for i in self.weight_places
         }
 
-    def _usage_of(self, weights: Sequence[Tensor]) -> "_Usage":
-        """How prepared weights at these addresses have fared so far."""
-        key = tuple(map(Tensor.data_ptr, weights))
-        before = self._usage.pop(key, None)
-        usage = _Usage()
-        if before is not None and (before.calls <= 1 or before.changes >= _CHANGES_BEFORE_LIVE):
-            usage.changes = before.changes + 1
-        self._usage[key] = usage
-        while len(self._usage) > _MODELS:
-            self._usage.popitem(last=False)
-        return usage
-
-    def _run(self, session: Any, usage: "_Usage", live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
+    def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
         device = ort_device(self.settings.device)
         outputs = self._outputs
         bindings: list[_Binding] = []  # those that no thread is using
@@ -147,7 +134,6 @@ class OrtExecutable(Executable):
         def run(values: list[Tensor]) -> list[Tensor]:
             if getpid() != pid:
                 self._check_process()
-            usage.calls += 1
             try:
                 binding = bindings.pop()
             except IndexError:
@@ -172,10 +158,10 @@ class OrtExecutable(Executable):
             return [y.export(t) for y, t in zip(outputs, results, strict=True)]
 
         if self.settings.graphs:
-            return self._run_static(bind_live(), launch, usage)
+            return self._run_static(bind_live(), launch)
         return run
 
-    def _run_static(self, binding: Any, launch: Callable[[Any], None], usage: "_Usage") -> Bound:
+    def _run_static(self, binding: Any, launch: Callable[[Any], None]) -> Bound:
         """As `_run`, in memory that stays where it is: CUDA graphs read and write there."""
         device, lock = ort_device(self.settings.device), threading.Lock()
         where = torch.device(*self.settings.device)
@@ -193,7 +179,6 @@ class OrtExecutable(Executable):
 
         def run(values: list[Tensor]) -> list[Tensor]:
             self._check_process()
-            usage.calls += 1
             given = [x.check(values[x.place]) for x in inputs]
             with lock:
                 if not static:
@@ -279,14 +264,6 @@ def _launcher(
             session.run_with_iobinding(binding, options)
 
     return launch
-
-
-@dataclass
-class _Usage:
-    """How often prepared weights were used, and how often in a row they were replaced unused."""
-
-    calls: int = 0
-    changes: int = 0
 
 
 class _Binding:

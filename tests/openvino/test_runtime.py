@@ -114,7 +114,7 @@ def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
             model[0].weight.mul_(1.1)
             torch.testing.assert_close(function(x), model(x))
     assert len(made) < 4
-    assert executable._live is not None
+    assert "_live" in vars(executable)
     with torch.no_grad():
         model[0].weight.data = torch.randn(8, 6)
         torch.testing.assert_close(function(x), model(x))

@@ -40,7 +40,7 @@ class EagerSwitch:
         on_switch: Callable[[], None] = lambda: None,
     ):
         self.eager = eager
-        self.reports = reports
+        self._reports = reports
         self._region: Region = region
         self._allowed = allowed
         self._failure = failure
@@ -62,7 +62,7 @@ class EagerSwitch:
         """
         if is_for_others(error):
             raise error
-        (report,) = self.reports
+        (report,) = self._reports
         log.debug("%s of %s failed", stage, report.backend, exc_info=error)
         reason = f"{stage} failed ({brief_error(error)})"
         self._check_allowed(f"{report.backend}: {reason}", error)
@@ -71,10 +71,6 @@ class EagerSwitch:
     def instead(self, error: Exception, *inputs: Any) -> Any:
         """Eager's results in place of those of compiled code that raised; eager takes over.
 
-        Args:
-            error: What it raised.
-            inputs: Of the call.
-
         Raises:
             MemoryError: There was too little: eager needs as much, and the next call may find more.
             FallbackRefusedError: Eager may not take over.
@@ -82,21 +78,14 @@ class EagerSwitch:
         """
         if isinstance(error, MemoryError):
             raise error
-        self._check_allowed(self._said(brief_error(error)), error)
+        reason = brief_error(error)
+        self._check_allowed(self._said(reason), error)
         results = self.eager(*inputs)
-        self.failed(brief_error(error))
+        self.failed(reason, error)
         return results
 
     def failed(self, reason: str, error: Exception | None = None) -> None:
-        """Takes over from compiled code that raised.
-
-        Args:
-            reason: What it raised, in words.
-            error: What it raised.
-
-        Raises:
-            FallbackRefusedError: Eager may not take over.
-        """
+        """Takes over from compiled code that raised an error, or raises `FallbackRefusedError`."""
         said = self._said(reason)
         self._check_allowed(said, error)
         self._switch("failed", said if self._failure else reason, said)
@@ -111,7 +100,7 @@ class EagerSwitch:
         Raises:
             VerificationError: Eager may not take over.
         """
-        report = self.reports[0]
+        report = self._reports[0]
         text = f"{report.backend} computed a wrong result in {report.title}: {what}"
         if not self._allowed:
             raise VerificationError(text + done)
@@ -122,16 +111,15 @@ class EagerSwitch:
             if self._is_switched:
                 return
             self._is_switched = True
-        event = EagerEvent(kind, self._region, reason)
-        for report in self.reports:
-            report.events.append(event)
+        for report in self._reports:
+            report.events.append(EagerEvent(kind, self._region, reason))
         log.warning("%s; %s", said, self._then)
         self._on_switch()
 
     def _said(self, reason: str) -> str:
         if self._failure:
             return f"{self._failure}: {reason}"
-        return f"a compiled {self._region} of {self.reports[0].backend} failed ({reason})"
+        return f"a compiled {self._region} of {self._reports[0].backend} failed ({reason})"
 
     def _check_allowed(self, said: str, error: Exception | None) -> None:
         if not self._allowed:

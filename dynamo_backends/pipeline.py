@@ -85,10 +85,10 @@ def compile_captured(
             isinstance(x, Tensor) and x.requires_grad for x in example_inputs
         )
         report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
-        switch = _switch(captured.forward, report, options)
-        _leave_to_eager(switch, error, "compiling what Dynamo captured", captured)
+        stage = "compiling what Dynamo captured"
+        compiled = _in_eager(captured.forward, captured, report, options, error, stage)
     _publish(report)
-    return captured.forward
+    return compiled
 
 
 def _compile_captured(
@@ -111,19 +111,20 @@ def _compile_captured(
     return without_subclasses(compiled, places) if places else compiled
 
 
-def _switch(eager: Callable[..., Any], report: GraphReport, options: Options) -> EagerSwitch:
-    return EagerSwitch(eager, [report], "graph", options.fallback == "eager")
-
-
-def _leave_to_eager(
-    switch: EagerSwitch, error: Exception, stage: str, module: fx.GraphModule
-) -> None:
-    """Leaves a graph that could not be compiled to eager, and says so; see `uncompiled`."""
-    switch.uncompiled(error, stage)
-    (report,) = switch.reports
+def _in_eager(
+    eager: Callable[..., Any],
+    module: fx.GraphModule,
+    report: GraphReport,
+    options: Options,
+    error: Exception,
+    stage: str,
+) -> Callable[..., Any]:
+    """Eager in place of a graph that could not be compiled (see `EagerSwitch.uncompiled`)."""
+    EagerSwitch(eager, [report], "graph", options.fallback == "eager").uncompiled(error, stage)
     with done_without(report, "describing a graph"):
         describe_uncompiled(report, module.graph)
         report.log_fallbacks()
+    return eager
 
 
 def _publish(report: GraphReport) -> None:
@@ -150,11 +151,10 @@ class _GraphCompiler:
         try:
             return self._compile(gm, kind, static, report)
         except Exception as error:
-            eager = InEager(gm)
-            switch = _switch(eager, report, self.options)
-            _leave_to_eager(switch, error, "preparing the graph", gm)
+            stage = "preparing the graph"
+            compiled = _in_eager(InEager(gm), gm, report, self.options, error, stage)
         _publish(report)
-        return eager
+        return compiled
 
     def _compile(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
@@ -271,9 +271,8 @@ class CompiledGraph:
         try:
             return self._build(make())
         except Exception as error:
-            switch = _switch(self._eager, self.report, self._options)
-            _leave_to_eager(switch, error, "compiling the graph", self._graph.module)
-        return self._eager
+            module, stage = self._graph.module, "compiling the graph"
+            return _in_eager(self._eager, module, self.report, self._options, error, stage)
 
     def _build(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
         start = time.perf_counter()

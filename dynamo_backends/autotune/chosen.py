@@ -19,15 +19,7 @@ def switch_of_chosen(
     failure: str,
     key: str | None,
 ) -> EagerSwitch:
-    """The way back from what autotune had chosen; the decision for it is dropped with it.
-
-    Args:
-        eager: See `EagerSwitch`.
-        reports: See `EagerSwitch`.
-        region: See `EagerSwitch`.
-        failure: See `EagerSwitch`.
-        key: Of the decision on disk; None: there is none.
-    """
+    """The way back from what autotune had chosen, whose decision on disk, if any, is dropped."""
 
     def forget() -> None:
         COUNTS.replaced += 1

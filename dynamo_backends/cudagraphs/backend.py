@@ -1,28 +1,20 @@
 """Backends that are CUDA graphs: of torch's own kernels, or of another backend's programs."""
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import (
-    SUPPORTED,
-    Availability,
-    Backend,
-    Bound,
-    Executable,
-    Support,
-)
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.registry import get_backend
-from dynamo_backends.toolkit.preparation import in_order
-from dynamo_backends.toolkit.results import Results
+from dynamo_backends.toolkit.preparation import LiveExecutable
 from dynamo_backends.torchscript.backend import whole_operators
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
@@ -62,29 +54,7 @@ class CudaGraphsEager(Backend):
 
     def compile(self, graph: Graph, options: EagerGraphOptions) -> Executable:
         """See `Backend.compile`."""
-        return EagerExecutable(graph)
-
-
-class EagerExecutable(Executable):
-    """A graph that torch runs call by call.
-
-    Args:
-        graph: With static shapes.
-    """
-
-    def __init__(self, graph: Graph):
-        self._module = graph.module
-        self._merge = in_order(graph)
-        self._results = Results(graph)
-
-    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, tuple[int, ...]]:
-        """See `Executable.bind`. Weights are read where they are."""
-        weights = [w.detach() for w in weights]
-
-        def run(activations: list[Tensor]) -> list[Tensor]:
-            return self._results(self._module(*self._merge(weights, activations)))
-
-        return run, ()
+        return LiveExecutable(graph, graph.module)
 
 
 class WithCudaGraphs(Backend):

@@ -102,7 +102,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
 
 def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
-    """The addresses of the weights; what a snapshot is looked up by."""
+    """The addresses of the weights; what they are looked up by."""
     return tuple(map(Tensor.data_ptr, weights))
 
 
@@ -124,7 +124,6 @@ class Snapshot:
         on_death: Callable[[], None] = lambda: None,
     ):
         _watch_optimizers()
-        self.pointers = pointers(weights)
         self._copied = operator.itemgetter(*copied) if len(copied) > 1 else None
         self._single = next(iter(copied)) if len(copied) == 1 else None
         watched = self._watched(weights)

@@ -3,16 +3,14 @@
 This is no backend that users name: they have `torch.compile(backend="inductor")` for that.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload, compile_with_inductor
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Bound, Executable, Support
+from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.preparation import in_order
-from dynamo_backends.toolkit.results import Results
+from dynamo_backends.toolkit.preparation import LiveExecutable
 
 
 class InductorBlocks(Backend):
@@ -34,22 +32,4 @@ class InductorBlocks(Backend):
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""
         inputs = [p.meta["val"] for p in graph.placeholders]
-        run = compile_with_inductor(graph.module, inputs)
-        return _Compiled(graph, run)
-
-
-class _Compiled(Executable):
-    """A block compiled by Inductor, which reads all weights where they are."""
-
-    def __init__(self, graph: Graph, run: Any):
-        self._merge = in_order(graph)
-        self._run = run
-        self._results = Results(graph)
-
-    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, tuple[int, ...]]:
-        """See `Executable.bind`."""
-
-        def run(activations: list[Tensor]) -> list[Tensor]:
-            return self._results(self._run(*self._merge(weights, activations)))
-
-        return run, ()
+        return LiveExecutable(graph, compile_with_inductor(graph.module, inputs))

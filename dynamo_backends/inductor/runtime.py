@@ -48,13 +48,7 @@ class InductorExecutable(PreparedExecutable):
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
         """See `PreparedExecutable.prepare`."""
-        return self._compile(weights, {**self._settings, "freezing": bool(weights)})
-
-    def prepare_live(self) -> Run:
-        """See `PreparedExecutable.prepare_live`."""
-        return self._compile((), self._settings)
-
-    def _compile(self, weights: Sequence[Tensor], settings: dict[str, Any]) -> Run:
+        settings = {**self._settings, "freezing": bool(weights)}
         with _lock, disable_current_modes(), warnings.catch_warnings():
             # Said by Inductor's own tuner about itself.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)

@@ -9,6 +9,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.toolkit.preparation import LiveExecutable
 from dynamo_backends.toolkit.prologue import with_prologue
 from dynamo_backends.toolkit.results import unknown_shape
 
@@ -55,9 +56,9 @@ class LazyTensorCore(Backend):
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""
-        from dynamo_backends.lazy.runtime import CompiledOnce
+        from dynamo_backends.lazy.runtime import Recorded
 
-        return with_prologue(graph, CompiledOnce)
+        return with_prologue(graph, lambda rest: LiveExecutable(rest, Recorded(rest)))
 
 
 class LazyTensorCoreTrace(LazyTensorCore):

@@ -18,7 +18,7 @@ from dynamo_backends.toolkit.results import Results
 log = logging.getLogger("dynamo_backends")
 
 
-class CompiledOnce(Executable):
+class Recorded:
     """A program that was recorded once and is run without lazy tensors.
 
     Args:
@@ -27,18 +27,11 @@ class CompiledOnce(Executable):
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        self._merge = in_order(graph)
-        self._results = Results(graph)
         self._lock = threading.Lock()
         self._recorded = record(graph)
 
-    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
-        """See `Executable.bind`."""
-        weights = [w.detach() for w in weights]
-        merge, results = self._merge, self._results
-        return lambda activations: results(self._run(merge(weights, activations))), ()
-
-    def _run(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        """Runs it on all inputs of the graph."""
         recorded = self._recorded
         try:
             return recorded(*values)

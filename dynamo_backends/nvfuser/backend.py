@@ -12,6 +12,7 @@ from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.errors import BackendUnavailableError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.nvfuser import devices, vendor
+from dynamo_backends.toolkit.preparation import LiveExecutable
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ class NvFuser(Backend):
         """See `Backend.compile`."""
         from dynamo_backends.nvfuser.compiler import lower_graph
         from dynamo_backends.nvfuser.definition import FUSIONS
-        from dynamo_backends.nvfuser.runtime import NvFuserExecutable
+        from dynamo_backends.nvfuser.runtime import Launch
 
         frontend = vendor.open_frontend(options.frontend)
         lowered = lower_graph(graph, options.symbolic_sizes)
         fusion = FUSIONS.get(lowered.program, frontend, options.max_fusions)
-        return NvFuserExecutable(graph, lowered, fusion)
+        return LiveExecutable(graph, Launch(graph, lowered, fusion))

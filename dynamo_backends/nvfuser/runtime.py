@@ -1,16 +1,14 @@
 """Runs fusions on torch's memory and torch's current stream."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.nvfuser.compiler import Lowered
-from dynamo_backends.toolkit.preparation import in_order
-from dynamo_backends.toolkit.results import Results, restride
+from dynamo_backends.toolkit.results import restride
 
 
 class Reader:
@@ -48,8 +46,8 @@ class Reader:
         return tensor if tensor.stride() == self._strides else restride(tensor, self._strides)
 
 
-class NvFuserExecutable(Executable):
-    """A graph as a fusion. It prepares nothing: weights are read where they are.
+class Launch:
+    """A call of a fusion.
 
     Args:
         graph: That was lowered.
@@ -59,25 +57,18 @@ class NvFuserExecutable(Executable):
 
     def __init__(self, graph: Graph, lowered: Lowered, fusion: Any):
         values = [p.meta["val"] for p in graph.placeholders]
-        self.fusion = fusion
+        self._fusion = fusion
         self.program = lowered.program
         self._readers = [Reader(i, values[i], lowered.device) for i in lowered.inputs]
         self._outputs = lowered.outputs
-        self._merge = in_order(graph)
-        self._results = Results(graph)
 
-    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
-        """See `Executable.bind`: nothing is copied."""
-        weights = [w.detach() for w in weights]
-        merge: Callable[..., Any] = self._merge
-        return lambda activations: self._run(merge(weights, activations)), ()
-
-    def _run(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        """Runs it on all inputs of the graph."""
         inputs = [read(values) for read in self._readers]
-        made = list(self.fusion.execute(inputs))
+        made = list(self._fusion.execute(inputs))
         if self.program.moved:
             _separate(made, self.program.moved, inputs)
-        return self._results([made[i] if i >= 0 else values[-1 - i] for i in self._outputs])
+        return [made[i] if i >= 0 else values[-1 - i] for i in self._outputs]
 
 
 def _separate(made: list[Tensor], moved: Sequence[int], inputs: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Executables that compile weights in.
+"""Executables that read weights where they are, or compile them in.
 
 A weight that is compiled in costs a compilation whenever it changes. That is worth it for weights
 that stay; those that keep changing (see `binding`) are ordinary inputs of one program that needs no
@@ -33,6 +33,26 @@ def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], lis
     return merge
 
 
+class LiveExecutable(Executable):
+    """An executable that prepares nothing: it reads weights where they are.
+
+    Args:
+        graph: With static shapes.
+        run: Takes all inputs of the graph, in its order.
+    """
+
+    def __init__(self, graph: Graph, run: Run):
+        self.run = run
+        self._merge = in_order(graph)
+        self._results = Results(graph)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`: nothing is copied."""
+        weights = [w.detach() for w in weights]
+        run, merge, results = self.run, self._merge, self._results
+        return lambda activations: results(run(*merge(weights, activations))), ()
+
+
 class PreparedExecutable(Executable):
     """An executable that compiles weights in. A graph without weights is compiled at once.
 
@@ -43,9 +63,8 @@ class PreparedExecutable(Executable):
     def __init__(self, graph: Graph):
         self.graph = graph
         self._results = Results(graph)
-        self._merge = in_order(graph)
         self._lock = threading.Lock()
-        self._live: Run | None = None
+        self._live: LiveExecutable | None = None
         self._fixed: Bound | None = None
         if not graph.weights:
             with disable_current_modes():  # constants would be folded into fake tensors
@@ -53,11 +72,11 @@ class PreparedExecutable(Executable):
 
     @abstractmethod
     def prepare(self, weights: Sequence[Tensor]) -> Run:
-        """Compiles the weights in; the function takes activations."""
+        """Compiles weights in, all or none; the function takes the other inputs of the graph."""
 
-    @abstractmethod
     def prepare_live(self) -> Run:
         """The function that takes all inputs of the graph, in its order."""
+        return self.prepare(())
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -69,11 +88,9 @@ class PreparedExecutable(Executable):
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
-        weights = [w.detach() for w in weights]
         with self._lock, disable_current_modes():
-            run = self._live = self._live or self.prepare_live()
-        merge, results = self._merge, self._results
-        return lambda activations: results(run(*merge(weights, activations))), ()
+            self._live = self._live or LiveExecutable(self.graph, self.prepare_live())
+        return self._live.bind(weights)
 
     def _bound(self, run: Run) -> Bound:
         results = self._results

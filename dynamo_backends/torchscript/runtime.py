@@ -1,24 +1,22 @@
 """Runs TorchScript graphs: weights as inputs, or frozen into the graph."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.preparation import PreparedExecutable, Run, in_order
-from dynamo_backends.toolkit.results import Results
+from dynamo_backends.toolkit.preparation import LiveExecutable, PreparedExecutable, Run
 from dynamo_backends.torchscript.lowering import lower
 from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
 
 _CALLS_UNTIL_FUSED = 3  # one is profiled, one compiles the plan that the third one initialises
 
 
-class ScriptExecutable(Executable):
+class ScriptExecutable(LiveExecutable):
     """TorchScript that reads weights where they are.
 
     Args:
@@ -28,15 +26,7 @@ class ScriptExecutable(Executable):
 
     def __init__(self, graph: Graph, fuser: Fuser | None = None):
         run = private.script_function(lower(graph))
-        self._run = run if fuser is None else Fused(run, fuser)
-        self._merge = in_order(graph)
-        self._results = Results(graph)
-
-    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
-        """See `Executable.bind`."""
-        weights = [w.detach() for w in weights]
-        run, merge, results = self._run, self._merge, self._results
-        return lambda activations: results(run(*merge(weights, activations))), ()
+        super().__init__(graph, run if fuser is None else Fused(run, fuser))
 
 
 class FrozenExecutable(PreparedExecutable):

@@ -115,14 +115,8 @@ class _Converted(PreparedExecutable):
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
         """See `PreparedExecutable.prepare`."""
-        return self._convert(dict(zip(self._source.weights, weights, strict=True)))
-
-    def prepare_live(self) -> Run:
-        """See `PreparedExecutable.prepare_live`."""
-        return self._convert({})
-
-    def _convert(self, weights: dict[int, Tensor]) -> Run:
-        module, examples, reads = _module(self._source, weights, self._device)
+        constants = dict(zip(self._source.weights, weights, strict=False))  # none of them: live
+        module, examples, reads = _module(self._source, constants, self._device)
         try:
             compiled = _vendor().compile(
                 module, ir="dynamo", inputs=examples, **_settings(self._options, self._device)

@@ -20,8 +20,9 @@ from dynamo_backends import (
     OptionError,
     registry,
 )
-from dynamo_backends.cudagraphs.backend import CudaGraphsEager, EagerExecutable, make
+from dynamo_backends.cudagraphs.backend import CudaGraphsEager, make
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
+from dynamo_backends.toolkit.preparation import LiveExecutable
 from tests import refusals
 from tests.backend_checks import SEMANTICS, net
 from tests.checking import aliases, copy_inputs, same, widen
@@ -196,7 +197,7 @@ class Planted(CudaGraphsEager):
     waits = False  # set by tests
 
     def compile(self, graph: Any, options: Any) -> Any:
-        inner = EagerExecutable(graph)
+        inner = LiveExecutable(graph, graph.module)
         bind = inner.bind
 
         def waiting(weights: Any) -> Any:

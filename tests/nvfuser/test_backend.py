@@ -244,7 +244,7 @@ def program_of(model: nn.Module, x: Tensor) -> Program:
     with torch.no_grad(), dynamo_backends.record() as reports:
         compiled(model)(x)
     (block,) = reports[0].executable.static_program.blocks
-    program: Program = block.executable.program
+    program: Program = block.executable.run.program
     return program
 
 

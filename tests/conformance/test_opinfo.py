@@ -6,7 +6,8 @@ samples in all dtypes and rewrites each backend's document in docs/. That takes 
 with `--dtype float32` only this dtype.
 What is done is kept in .conformance/: `--resume` goes on after an interruption and tries failures
 again; `-k onnxrt` runs one backend; `--processes 1` leaves a core free. With `--extremes` samples
-hold NaN, infinities, signed zeros and bounds of integers, and no document is written.
+hold NaN, infinities, signed zeros and bounds of integers, no document is written, and what
+docs/architecture.md lists as a difference (differences.py) is not wrong.
 """
 
 import functools

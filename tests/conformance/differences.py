@@ -1,0 +1,114 @@
+"""Differences from eager that docs/architecture.md lists, in results with extremes.
+
+A row excuses single elements of a result, by what eager and the backend have there, so another
+error in the same operator is still found.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Kind(NamedTuple):
+    """Which elements may differ.
+
+    Attributes:
+        excuses: The elements, of eager's result and the backend's.
+        not_finite: Only in samples that hold NaN or an infinity.
+    """
+
+    excuses: Callable[[Tensor, Tensor], Tensor]
+    not_finite: bool = True
+
+
+LOSES_NAN = Kind(lambda eager, result: eager.isnan() & ~result.isnan())
+SPREADS_NAN = Kind(lambda eager, result: result.isnan() & ~eager.isnan())
+ENDS_AT_LARGEST = Kind(
+    lambda eager, result: (
+        eager.isinf() & (result == eager.clamp(*_bounds(eager)))  # infinities are never in between
+    )
+)
+ZERO_SIGNS = Kind(lambda eager, result: (eager == 0) & (result == 0), not_finite=False)
+
+
+def _bounds(tensor: Tensor) -> tuple[float, float]:
+    info = torch.finfo(tensor.dtype)
+    return info.min, info.max
+
+
+class Difference(NamedTuple):
+    """Some operators' difference on a backend.
+
+    Attributes:
+        backend: Its name.
+        kind: Which elements differ.
+        bullet: The bold words of the bullet in docs/architecture.md.
+        operators: Full names in the operator database.
+    """
+
+    backend: str
+    kind: Kind
+    bullet: str
+    operators: tuple[str, ...]
+
+
+DECLARED: tuple[Difference, ...] = (
+    Difference(
+        "onnxrt",
+        LOSES_NAN,
+        "NaN through activations and maximum pools.",
+        ("nn.functional.max_pool2d", "nn.functional.max_pool3d"),
+    ),
+)
+
+
+def declared(backend: str, operator: str, inputs: Sequence[Any]) -> list[Difference]:
+    """What is declared of an operator on these inputs."""
+    finite = all(
+        bool(x.isfinite().all())
+        for x in inputs
+        if isinstance(x, Tensor) and x.is_floating_point() and x.layout is torch.strided
+    )
+    rows = [d for d in DECLARED if d.backend == backend and operator in d.operators]
+    return [d for d in rows if not (finite and d.kind.not_finite)]
+
+
+def excused(
+    rows: Sequence[Difference], expected: Sequence[Any], results: Sequence[Any]
+) -> list[Any]:
+    """Results with eager's elements in the place of those that may differ.
+
+    Positions, such as those of maxima, may be others where the values may, or are NaN.
+    """
+    if len(expected) != len(results):
+        return list(results)
+    pairs = list(zip(expected, results, strict=True))
+    masks = [_mask(rows, e, r) for e, r in pairs]
+    positions = [
+        mask | e.isnan()
+        for (e, _), mask in zip(pairs, masks, strict=True)
+        if mask is not None and e.is_floating_point()
+    ]
+    return [
+        r if mask is None else torch.where(_or_positions(mask, e, positions), e, r)
+        for (e, r), mask in zip(pairs, masks, strict=True)
+    ]
+
+
+def _mask(rows: Sequence[Difference], e: Any, r: Any) -> Tensor | None:
+    """Which elements of two results may differ; None if they are not comparable."""
+    tensors = isinstance(e, Tensor) and isinstance(r, Tensor)
+    if not tensors or e.dtype != r.dtype or e.shape != r.shape:
+        return None
+    mask = torch.zeros_like(e, dtype=torch.bool)
+    for row in rows if e.is_floating_point() else ():
+        mask |= row.kind.excuses(e, r)
+    return mask
+
+
+def _or_positions(mask: Tensor, e: Tensor, positions: Sequence[Tensor]) -> Tensor:
+    for other in positions if e.dtype == torch.int64 else ():
+        mask = mask | other if other.shape == mask.shape else mask
+    return mask

@@ -20,7 +20,7 @@ _NAN, _INF = float("nan"), float("inf")
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
 _SPECIAL = (_NAN, _INF, -_INF)
 _KNOWN = (*_FLOATS, *_SPECIAL)
-_PAIRS = tuple(itertools.product((0.0, -0.0, 1.5, -1.5, *_SPECIAL), repeat=2))
+_PAIRED = (0.0, -0.0, 1.5, -1.5, *_SPECIAL)
 _MOST_TURNS = 8  # of pairs, in tensors of a few elements
 
 # What is special about a row, and where: at its start, in its middle, or at its end.
@@ -127,8 +127,9 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
         yield sample(node.target, values, turn)
     floats = [i for i, v in enumerate(values) if v.dtype.is_floating_point and v.numel()]
     if _is_pointwise(node.target):
-        if len(floats) > 1 and len({values[i].shape for i in floats}) == 1:
-            yield from _paired(node, values, floats)
+        for places in (floats, _integers(node)):
+            if len(places) > 1 and len({values[i].shape for i in places}) == 1:
+                yield from _paired(node, values, places)
     elif floats and _keeps_rows_apart(node.target):
         yield from _special_rows(node, values, floats)
     yield from _extreme(node, values)
@@ -201,6 +202,7 @@ def _keeps_rows_apart(op: Any) -> bool:
     tags = getattr(op, "tags", ())
     return (
         getattr(torch.Tag, "reduction", None) in tags
+        or torch.Tag.view_copy in tags
         or _name(op) in _BY_ROWS | _MOVES
         or bool(getattr(op, "is_view", False))
     )
@@ -258,17 +260,24 @@ def _indices(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _paired(
-    node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
+    node: fx.Node, values: Sequence[Tensor], places: Sequence[int]
 ) -> Iterator[list[Tensor]]:
     """Samples in which each of the numbers that are special meets each other one."""
-    count = values[floats[0]].numel()
-    for turn in range(min(_MOST_TURNS, math.ceil(len(_PAIRS) / count))):
+    count = values[places[0]].numel()
+    pairs = list(itertools.product(*(_to_be_paired(values[i].dtype) for i in places[:2])))
+    for turn in range(min(_MOST_TURNS, math.ceil(len(pairs) / count))):
         found = sample(node.target, values)
-        for order, place in enumerate(floats):
-            line = [_PAIRS[(turn * count + i) % len(_PAIRS)][order % 2] for i in range(count)]
+        for order, place in enumerate(places):
+            line = [pairs[(turn * count + i) % len(pairs)][order % 2] for i in range(count)]
             dense = torch.tensor(line).to(values[place].dtype).view(values[place].shape)
             found[place] = _stored_as(values[place], dense.to(values[place].device))
         yield found
+
+
+def _to_be_paired(dtype: torch.dtype) -> tuple[float, ...]:
+    if dtype.is_floating_point:
+        return _PAIRED
+    return (3, -3 if dtype.is_signed else 5, *extremes(dtype))
 
 
 def _special_rows(
@@ -320,15 +329,13 @@ def _with_nan_at_the_end(tensor: Tensor) -> Tensor:
 
 
 def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Samples with integers at the bounds of their types, in all inputs and in one alone.
+    """Samples with integers at the bounds of their types, in all inputs and in each one alone.
 
     So arithmetic that is done in another width shows, and what is only moved must arrive whole.
     Tensors that hold positions or sizes are left as they are.
     """
-    positions = _positions(node)
-    nodes = node.all_input_nodes
-    places = [i for i, v in enumerate(values) if nodes[i] not in positions and _is_integer(v)]
-    chosen = [places, places[:1]] if len(places) > 1 else [places]
+    places = _integers(node)
+    chosen = [places, *([i] for i in places)] if len(places) > 1 else [places]
     for which in chosen if places else ():
         count = len(extremes(values[which[0]].dtype))
         for turn in range(math.ceil(count / max(1, min(values[i].numel() for i in which)))):
@@ -338,13 +345,21 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             yield found
 
 
+def _integers(node: fx.Node) -> list[int]:
+    """Which of a call's inputs may hold any integer."""
+    positions = _positions(node)
+    nodes = enumerate(node.all_input_nodes)
+    return [i for i, n in nodes if n not in positions and _is_integer(n.meta["val"])]
+
+
 def extremes(dtype: torch.dtype) -> tuple[int, ...]:
     """Integers at and near the bounds of a type, and those that no float of its width holds.
 
     The smallest is not among them: eager itself ends the process when that is divided by -1.
     """
     info = torch.iinfo(dtype)
-    wide = (2**53 + 1, 2**40, 2**31 - 7, 2**24 + 1)  # 2**40 is 0 in 32 bits
+    # 2**40 is 0 in 32 bits, and 2**31 + 5 is negative.
+    wide = (2**53 + 1, 2**40, 2**31 + 5, 2**31 - 7, 2**24 + 1)
     near = (info.max, info.min + 1, info.max // 3, info.min // 5 + 1)
     return (*near, *(n for n in wide if n < info.max))
 

@@ -21,7 +21,8 @@ def known_value(node: fx.Node) -> Tensor | None:
         node: Of a graph with static shapes.
 
     Returns:
-        None if the value depends on an input or on chance, is no single tensor, or is large.
+        None if the value depends on an input or on chance, is no single tensor, or is large, or if
+        its size depends on data.
     """
     if _KEY not in node.meta:
         node.meta[_KEY] = _evaluate(node)
@@ -33,7 +34,10 @@ def _evaluate(node: fx.Node) -> Tensor | None:
     fake = node.meta.get("val")
     if node.op != "call_function" or not isinstance(fake, Tensor) or fake.device.type != "cpu":
         return None
-    if not isinstance(node.target, OpOverload) or is_random(node) or fake.numel() > LARGEST:
+    count = fake.numel()
+    if not isinstance(count, int) or count > LARGEST:  # else it depends on data
+        return None
+    if not isinstance(node.target, OpOverload) or is_random(node):
         return None
     values = {source: known_value(source) for source in node.all_input_nodes}
     if any(value is None for value in values.values()):

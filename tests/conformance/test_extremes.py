@@ -31,6 +31,15 @@ def test_what_eager_and_the_reference_do_not_agree_on_is_open():
     assert extreme_difference([e], [torch.zeros(3)], [p], signs=True) is not None
 
 
+def test_a_number_is_right_within_its_last_place():
+    e, p = torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0], dtype=torch.float64)
+    unit = torch.finfo(torch.bfloat16).eps
+    for units, wrong in ((1, False), (4, True)):
+        r = torch.tensor([NAN, 1.0 + units * unit])
+        found = extreme_difference([e.bfloat16()], [r.bfloat16()], [p], signs=True)
+        assert (found is not None) == wrong
+
+
 def test_extremes_are_planted_where_eager_takes_them():
     (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == "gather"]
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:2]

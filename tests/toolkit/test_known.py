@@ -35,3 +35,13 @@ def test_what_is_large_is_not_computed(monkeypatch: pytest.MonkeyPatch):
 def test_what_depends_on_chance_is_not_known():
     graph = make_fx(lambda: torch.randint(5, (3,)) + 1, tracing_mode="fake")().graph
     assert all(known_value(n) is None for n in graph.nodes)
+
+
+def test_what_has_a_size_that_depends_on_data_is_not_known():
+    def positions() -> Tensor:
+        return (torch.arange(6) % 2).nonzero() + 1
+
+    graph = make_fx(positions, tracing_mode="fake")().graph
+    found = [known_value(n) for n in graph.nodes if n.op == "call_function"]
+    assert found[0] is not None
+    assert found[-1] is None

@@ -145,3 +145,15 @@ def test_dead_weights_are_forgotten():
     bench(weight)
     assert bench.made == ["prepared"] * 4
     assert len(bench.binding._models) == 1
+
+
+def test_blocks_that_share_an_executable_are_judged_apart():
+    """Blocks with equal graphs do, such as the layers of a model that is split."""
+    first, others = Bench(True), [Bench(True) for _ in range(2 * WASTED)]
+    weights = torch.arange(3.0 * (len(others) + 1)).view(-1, 3).unbind()
+    for other in others:
+        other.binding = WeightBinding(first.executable, "probe", other.report)
+    for _ in range(3):
+        for bench, weight in zip([first, *others], weights, strict=True):
+            bench(weight)
+    assert first.made == ["prepared"] * len(weights)

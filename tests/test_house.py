@@ -42,7 +42,7 @@ def test_sizes(toy: Path):
     lines = list(house.report(toy))
     assert lines[:6] == [
         "94 lines in 10 files",
-        "median file 1 lines",
+        "median file 2 lines",
         "longest file 81 lines: toy.long",
         "1 of 3 functions have more than 40 lines",
         "  41 toy.long.long",

@@ -178,26 +178,12 @@ def flash_attention(
     return _fill(ctx, *attend(ctx, query, key, value, None, is_causal, scale))
 
 
-@lowers("_scaled_dot_product_efficient_attention.default", when=drops)
+@lowers(
+    "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_cudnn_attention.default",
+    when=_debugs,
+)
 def efficient_attention(
-    ctx: Context,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attn_bias: jax.Array | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    """The log-sum-exp's last dimension is padded (with +inf, as CUDA's kernel leaves it)."""
-    out, logsumexp = attend(ctx, query, key, value, attn_bias, is_causal, scale)
-    return _fill(ctx, out, _fit(logsumexp, ctx.out[1].shape))
-
-
-@lowers("_scaled_dot_product_cudnn_attention.default", when=_debugs)
-def cudnn_attention(
     ctx: Context,
     query: jax.Array,
     key: jax.Array,
@@ -210,6 +196,7 @@ def cudnn_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
+    """The log-sum-exp's last dimension is padded (with +inf, as CUDA's kernel leaves it)."""
     out, logsumexp = attend(ctx, query, key, value, attn_bias, is_causal, scale)
     return _fill(ctx, out, _fit(logsumexp, ctx.out[1].shape))
 

@@ -198,7 +198,7 @@ def batch_norm_no_update(
     return *out, jnp.zeros(ctx.out[3].shape, jnp.uint8)
 
 
-@lowers("native_batch_norm_backward.default", layout=Layout.RAW)
+@lowers("native_batch_norm_backward.default", "batch_norm_backward.default", layout=Layout.RAW)
 def native_batch_norm_backward(
     grad_out: Value,
     x: Value,
@@ -210,6 +210,7 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
+    reserve: Array | None = None,
 ) -> tuple[Value | None, Array | None, Array | None]:
     channels = _Channels(grad_out, x)
     grad, values = channels.arrays
@@ -233,32 +234,4 @@ def native_batch_norm_backward(
         grad_x,
         grad_weight if output_mask[1] else None,
         grad_bias if output_mask[2] else None,
-    )
-
-
-@lowers("batch_norm_backward.default", layout=Layout.RAW)
-def batch_norm_backward(
-    grad_out: Value,
-    x: Value,
-    weight: Array,
-    running_mean: Array | None,
-    running_var: Array | None,
-    save_mean: Array | None,
-    save_var: Array | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Array,
-) -> tuple[Value | None, Array | None, Array | None]:
-    return native_batch_norm_backward(
-        grad_out,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        output_mask,
     )

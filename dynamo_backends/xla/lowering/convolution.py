@@ -27,6 +27,24 @@ def _full(values: Sequence[int], spatial: int) -> tuple[int, ...]:
     return tuple(values) * spatial if len(values) == 1 else tuple(values)
 
 
+def _settings(
+    ctx: Context,
+    spatial: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> _Settings:
+    return _Settings(
+        stride=_full(stride, spatial),
+        padding=_full(padding, spatial),
+        dilation=_full(dilation, spatial),
+        groups=groups,
+        platform=ctx.options.platform,
+        precision=ctx.convolution_precision,
+    )
+
+
 @lowers("convolution.default", "_convolution.default", layout=Layout.RAW)
 def convolution(
     ctx: Context,
@@ -44,14 +62,7 @@ def convolution(
     w = logical(weight)
     spatial = w.ndim - 2
     x, batched = batched_channels_last(input, spatial)
-    common = _Settings(
-        stride=_full(stride, spatial),
-        padding=_full(padding, spatial),
-        dilation=_full(dilation, spatial),
-        groups=groups,
-        platform=ctx.options.platform,
-        precision=ctx.convolution_precision,
-    )
+    common = _settings(ctx, spatial, stride, padding, dilation, groups)
     if transposed:
         out = programs.convolve_transposed(
             x, w, output_padding=_full(output_padding, spatial), **common
@@ -83,14 +94,7 @@ def convolution_backward(
     spatial = w.ndim - 2
     dy, batched = batched_channels_last(grad_output, spatial)
     x, _ = batched_channels_last(input, spatial)
-    common = _Settings(
-        stride=_full(stride, spatial),
-        padding=_full(padding, spatial),
-        dilation=_full(dilation, spatial),
-        groups=groups,
-        platform=ctx.options.platform,
-        precision=ctx.convolution_precision,
-    )
+    common = _settings(ctx, spatial, stride, padding, dilation, groups)
     gradients = _transposed_gradients if transposed else _plain_gradients
     grad_input, grad_weight = gradients(dy, x, w, common, output_mask)
     grad_bias = None

@@ -57,13 +57,13 @@ def convolve_transposed(
             x.shape[1:-1], stride, padding, dilation, kernel, output_padding, strict=True
         )
     )
-    return scatter(
+    return grad_input(
         x,
         w,
         out_spatial,
-        stride=tuple(stride),
-        padding=tuple(padding),
-        dilation=tuple(dilation),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
         groups=groups,
         platform=platform,
         precision=precision,
@@ -82,7 +82,9 @@ def grad_input(
     platform: str = "cpu",
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
-    """Gradient of `convolve` with respect to its input.
+    """Gradient of `convolve` with respect to its input: scatters ``dy`` through ``w``.
+
+    What falls outside of the input is dropped, what nothing reaches is 0.
 
     Args:
         dy: Gradient of the result, ``(N, *out_spatial, C_out)``.
@@ -98,48 +100,18 @@ def grad_input(
     Returns:
         ``(N, *input_spatial, C_in)`` in ``dy``'s dtype.
     """
-    return scatter(
-        dy,
-        w,
-        tuple(input_spatial),
-        stride=tuple(stride),
-        padding=tuple(padding),
-        dilation=tuple(dilation),
-        groups=groups,
-        platform=platform,
-        precision=precision,
-    )
-
-
-def scatter(
-    x: jax.Array,
-    w: jax.Array,
-    out_spatial: tuple[int, ...],
-    *,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    platform: str,
-    precision: lax.PrecisionLike,
-) -> jax.Array:
-    """Scatter ``x`` ``(N, *spatial, C_in)`` through ``w`` ``(C_in, C_out / groups, *kernel)``.
-
-    Returns:
-        ``(N, *out_spatial, C_out)``; what falls outside is dropped, what nothing reaches is 0.
-    """
-    out_channels = w.shape[1] * groups
-    if 0 in (*x.shape, *w.shape, *out_spatial):
-        return jnp.zeros((x.shape[0], *out_spatial, out_channels), x.dtype)
+    channels = w.shape[1] * groups
+    if 0 in (*dy.shape, *w.shape, *input_spatial):
+        return jnp.zeros((dy.shape[0], *input_spatial, channels), dy.dtype)
     # (g, C_in/g, C_out/g, *kernel) -> (g, C_out/g, C_in/g, *kernel)
     w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2)
     if platform != "cpu":
-        return _scatter_lax(x, w, out_spatial, stride, padding, dilation, precision)
+        return _scatter_lax(dy, w, input_spatial, stride, padding, dilation, precision)
     spread = [s if s > 1 and d > 1 else 1 for s, d in zip(stride, dilation, strict=True)]
-    x = _spread(x, spread)
+    dy = _spread(dy, spread)
     stride = tuple(s // e for s, e in zip(stride, spread, strict=True))
     first = [p // s for p, s in zip(padding, stride, strict=True)]
-    last = [(o - 1 + p) // s for o, p, s in zip(out_spatial, padding, stride, strict=True)]
+    last = [(o - 1 + p) // s for o, p, s in zip(input_spatial, padding, stride, strict=True)]
 
     def rows(segments: tuple[_Segment, ...]) -> jax.Array:
         """One convolution for all phases of the segments: ``(N, *q, *phases, g, C_out/g)``."""
@@ -147,13 +119,13 @@ def scatter(
         taps = [s.taps for s in segments]
         quotients = [b - a + 1 for a, b in zip(first, last, strict=True)]
         if 0 in taps:
-            shape = (x.shape[0], *quotients, *counts, groups, w.shape[1])
-            return jnp.zeros(shape, x.dtype)
+            shape = (dy.shape[0], *quotients, *counts, groups, w.shape[1])
+            return jnp.zeros(shape, dy.dtype)
         kernel = _phase_kernel(w, segments, stride)
         reach = [d * (m - 1) for d, m in zip(dilation, taps, strict=True)]
         low = [r - a for r, a in zip(reach, first, strict=True)]
-        high = [b - size + 1 for b, size in zip(last, x.shape[1:-1], strict=True)]
-        padded, equal = _pad_unequal(x, low, high)
+        high = [b - size + 1 for b, size in zip(last, dy.shape[1:-1], strict=True)]
+        padded, equal = _pad_unequal(dy, low, high)
         y = convolve(
             padded,
             kernel,
@@ -168,12 +140,12 @@ def scatter(
         n = len(counts)
         return jnp.moveaxis(y, n + 1, -2)
 
-    n = len(out_spatial)
+    n = len(input_spatial)
     y = _assemble(rows, [_segments(k, s) for k, s in zip(w.shape[3:], stride, strict=True)], n)
     y = _interleave(y, n)
     start = [p - a * s for p, a, s in zip(padding, first, stride, strict=True)]
-    limit = [a + o for a, o in zip(start, out_spatial, strict=True)]
-    return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, out_channels))
+    limit = [a + o for a, o in zip(start, input_spatial, strict=True)]
+    return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, channels))
 
 
 class _Segment(NamedTuple):
@@ -190,9 +162,7 @@ def _segments(kernel: int, stride: int) -> list[_Segment]:
     return [s for s in segments if s.phases]
 
 
-def _phase_kernel(
-    w: jax.Array, segments: tuple[_Segment, ...], stride: tuple[int, ...]
-) -> jax.Array:
+def _phase_kernel(w: jax.Array, segments: tuple[_Segment, ...], stride: Sequence[int]) -> jax.Array:
     """(g, O, I, *kernel) -> (g · phases · O, I, *taps), taps reversed."""
     groups, out, inner = w.shape[:3]
     n = len(segments)
@@ -260,10 +230,10 @@ def _spread(x: jax.Array, factors: Sequence[int]) -> jax.Array:
 def _scatter_lax(
     x: jax.Array,
     w: jax.Array,
-    out_spatial: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
+    out_spatial: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     precision: lax.PrecisionLike,
 ) -> jax.Array:
     """As one convolution with a dilated input, the form that accelerators recognise."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from dynamo_backends.xla.lowering.casts import scalar
@@ -47,13 +48,10 @@ def _combine(ctx: Context, self: jax.Array, product: jax.Array, beta: Any, alpha
     return product + (self if beta == 1 else self * scalar(beta, product.dtype))
 
 
-@lowers("mm.default")
-def mm(ctx: Context, self: jax.Array, mat2: jax.Array) -> jax.Array:
-    return contract(ctx, self, mat2, _MATRIX)
-
-
-@lowers("mm.dtype")
-def mm_dtype(ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
+@lowers("mm.default", "mm.dtype", "mv.default")
+def mm(
+    ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype | None = None
+) -> jax.Array:
     return contract(ctx, self, mat2, _MATRIX)
 
 
@@ -62,36 +60,20 @@ def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return lax.dot_general(self, mat2, _MATRIX, preferred_element_type=jnp.int32)
 
 
-@lowers("bmm.default")
-def bmm(ctx: Context, self: jax.Array, mat2: jax.Array) -> jax.Array:
+@lowers("bmm.default", "bmm.dtype")
+def bmm(
+    ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype | None = None
+) -> jax.Array:
     return contract(ctx, self, mat2, _BATCH)
 
 
-@lowers("bmm.dtype")
-def bmm_dtype(ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
-    return contract(ctx, self, mat2, _BATCH)
-
-
-@lowers("addmm.default")
+@lowers("addmm.default", "addmm.dtype", "addmv.default")
 def addmm(
     ctx: Context,
     self: jax.Array,
     mat1: jax.Array,
     mat2: jax.Array,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    return _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
-
-
-@lowers("addmm.dtype")
-def addmm_dtype(
-    ctx: Context,
-    self: jax.Array,
-    mat1: jax.Array,
-    mat2: jax.Array,
-    out_dtype: Any,
+    out_dtype: torch.dtype | None = None,
     *,
     beta: Any = 1,
     alpha: Any = 1,
@@ -116,26 +98,13 @@ def addmm_activation(
     return jax.nn.gelu(total, approximate=ctx.options.platform != "cpu")
 
 
-@lowers("baddbmm.default")
+@lowers("baddbmm.default", "baddbmm.dtype")
 def baddbmm(
     ctx: Context,
     self: jax.Array,
     batch1: jax.Array,
     batch2: jax.Array,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    return _combine(ctx, self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
-
-
-@lowers("baddbmm.dtype")
-def baddbmm_dtype(
-    ctx: Context,
-    self: jax.Array,
-    batch1: jax.Array,
-    batch2: jax.Array,
-    out_dtype: Any,
+    out_dtype: torch.dtype | None = None,
     *,
     beta: Any = 1,
     alpha: Any = 1,
@@ -155,24 +124,6 @@ def addbmm(
 ) -> jax.Array:
     product = contract(ctx, batch1, batch2, (((0, 2), (0, 1)), ((), ())))
     return _combine(ctx, self, product, beta, alpha)
-
-
-@lowers("mv.default")
-def mv(ctx: Context, self: jax.Array, vec: jax.Array) -> jax.Array:
-    return contract(ctx, self, vec, _MATRIX)
-
-
-@lowers("addmv.default")
-def addmv(
-    ctx: Context,
-    self: jax.Array,
-    mat: jax.Array,
-    vec: jax.Array,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    return _combine(ctx, self, contract(ctx, mat, vec, _MATRIX), beta, alpha)
 
 
 @lowers("dot.default")

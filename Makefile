@@ -44,10 +44,11 @@ test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)
 conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite its table in docs/
 	$(BIN)/python -m pytest tests/conformance --full $(ARGS)
 
-lint: $(STAMP) ## Check format, style and types
+lint: $(STAMP) ## Check format, style, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## Format the code and apply ruff's safe corrections
 	$(BIN)/ruff format .

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 import harness
-from dynamo_backends.aot.step.duel import STEPS
+from dynamo_backends.aot.step.online_comparison import STEPS
 from dynamo_backends.autotune.steps import RIVALS
 from dynamo_backends.tuning import budget
 from harness.suites import call

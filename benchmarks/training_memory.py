@@ -21,8 +21,8 @@ from rich.table import Table
 
 import harness
 import training
-from dynamo_backends.toolkit.memory import return_free_memory
-from dynamo_backends.toolkit.reserve import shared_reserve
+from dynamo_backends.runtime.arena import shared_reserve
+from dynamo_backends.runtime.memory import return_free_memory
 
 COLUMNS = {
     str(column): column

@@ -10,8 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_backends._torch_private import lookup_backend
-from dynamo_backends.compiler_objects import compiler
-from dynamo_backends.legacy_names import OLD_BY_NAME, OLD_NAMES, OldName, announce, resolve
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.legacy_names import (
+    OLD_BY_NAME,
+    OLD_NAMES,
+    OldName,
+    announce,
+    resolve,
+)
 
 
 class OldCompiler:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from dynamo_backends.toolkit.staging import LIMIT
+from dynamo_backends.runtime.staging import LIMIT
 from harness import ModelCase, compile_model, suite
 from harness import check as check_model
 from tests.checking import aliases, copy_inputs, same, widen

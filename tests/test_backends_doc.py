@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dynamo_backends
-from dynamo_backends import registry
+from dynamo_backends.interface import registry
 from dynamo_backends.xla.lowering import registry as lowerings
 from tests.bench.programs import ROOT
 from tests.pages import Example, compared, differences, executed
@@ -41,10 +41,4 @@ def test_its_tables_name_files_that_are_there():
     package = ROOT / "dynamo_backends"
     tables = [line for line in TEXT.splitlines() if line.startswith("| ")]
     named = {name for line in tables for name in re.findall(r"`([\w/]+\.py)`", line)}
-    found = {f for f in named if (package / f).is_file() or (package / "toolkit" / f).is_file()}
-    assert found == named
-    toolkit = {p.name for p in (package / "toolkit").glob("*.py")}
-    assert toolkit - named - UNTOLD == {"__init__.py"}
-
-
-UNTOLD = {"attention.py", "precision.py", "tf32.py", "winograd.py"}  # of a few backends alone
+    assert {f for f in named if (package / f).is_file()} == named

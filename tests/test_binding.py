@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import Executable, GraphReport
-from dynamo_backends.backend import Bound
-from dynamo_backends.binding import ASK_AGAIN, MODELS, WASTED, WeightBinding
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.runtime.weight_binding import ASK_AGAIN, MODELS, WASTED, WeightBinding
 
 
 class Adding(Executable):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import CompileError, DeviceError, Executable, FallbackRefusedError, GraphReport
 from dynamo_backends._torch_private import dynamo_control_flow
-from dynamo_backends.backend import Backend
-from dynamo_backends.containment import is_for_others
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.toolkit.preparation import in_order
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.containment import is_for_others
+from dynamo_backends.runtime.preparation import in_order
 from tests.checking import same, widen
 
 BACKENDS = (
@@ -96,7 +96,7 @@ class Planting:
 
         passes = [replace(p, run=half) if p.name == name else p for p in PASSES.passes]
         sequence = PassSequence(passes, PASSES.given)
-        self._monkeypatch.setattr("dynamo_backends.pipeline.PASSES", sequence)
+        self._monkeypatch.setattr("dynamo_backends.pipeline.captured.PASSES", sequence)
 
     def executables(self, calls: int = 99, *fails: str) -> None:
         """Compiled code is a double that fails."""
@@ -305,7 +305,7 @@ def test_interrupts_and_what_steers_dynamo_pass(monkeypatch: pytest.MonkeyPatch)
 
     stage = STAGES["normal form"]
     with monkeypatch.context() as context:
-        context.setattr("dynamo_backends.pipeline.normalize", interrupt)
+        context.setattr("dynamo_backends.pipeline.captured.normalize", interrupt)
         with pytest.raises(KeyboardInterrupt):
             agrees("openxla", stage)
     assert not told(agrees("openxla", stage))

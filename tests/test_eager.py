@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dynamo_backends import FallbackRefusedError, GraphReport, VerificationError
-from dynamo_backends.eager import EagerSwitch
-from dynamo_backends.report import EagerEvent
+from dynamo_backends.interface.report import EagerEvent
+from dynamo_backends.runtime.eager_switch import EagerSwitch
 
 BROKEN = RuntimeError("the vendor's library broke")
 REASON = "RuntimeError: the vendor's library broke"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends import registry
+from dynamo_backends.interface import registry
 from tests.bench.programs import ROOT, load
 from tests.checking import same
 

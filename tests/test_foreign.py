@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
 from dynamo_backends import Availability, compiler, get_backend
-from dynamo_backends.errors import DeviceError
-from dynamo_backends.foreign import compile_foreign, foreign_kind
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.runtime.foreign import compile_foreign, foreign_kind
 
 DOUBLE = """
 import torch
@@ -114,7 +114,7 @@ def test_steps_are_refused_or_handed_over_in_parts() -> None:
     run(
         """
         import dynamo_backends
-        from dynamo_backends.errors import DeviceError, StepCaptureError
+        from dynamo_backends.interface.errors import DeviceError, StepCaptureError
 
         model = nn.Linear(3, 2)
         model.weight, model.bias = (nn.Parameter(Foreign(p.detach())) for p in model.parameters())
@@ -196,7 +196,7 @@ def test_what_a_backend_lists_is_its_own_but_tpus_tensors_are_torch_tpus(
     assert compile_foreign(get_backend("openxla"), graph, [on("mps")]) is None
     with pytest.raises(DeviceError, match="no Dynamo backend called 'xpu'"):
         compile_foreign(get_backend("openxla"), graph, [on("xpu")])
-    monkeypatch.setattr("dynamo_backends.foreign.foreign_kind", lambda *_: "tpu")
+    monkeypatch.setattr("dynamo_backends.runtime.foreign.foreign_kind", lambda *_: "tpu")
     with pytest.raises(DeviceError, match="no Dynamo backend called 'tpu'"):
         compile_foreign(get_backend("openxla"), graph, [])
 

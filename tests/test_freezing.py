@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.pipeline import compile_captured
+from dynamo_backends.pipeline.captured import compile_captured
 from tests.checking import same
 
 
@@ -257,7 +257,7 @@ def test_one_element_through_an_alias_is_seen_by_the_strict_policy(backend: str)
 
 
 def test_a_backend_that_copies_would_be_stale_without_the_checks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dynamo_backends.graph.freezing.Snapshot.is_current", lambda *_: True)
+    monkeypatch.setattr("dynamo_backends.runtime.freezing.Snapshot.is_current", lambda *_: True)
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=copying("probe"))
     with torch.no_grad():

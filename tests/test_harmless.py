@@ -43,7 +43,7 @@ print(json.dumps([k for k in before if before[k] != after[k]]))
 """
 
 IMPORT = """
-import dynamo_backends, dynamo_backends.pipeline, dynamo_backends.cli
+import dynamo_backends, dynamo_backends.pipeline.captured, dynamo_backends.cli
 for name in dynamo_backends.__all__:
     getattr(dynamo_backends, name)
 dynamo_backends.list_backends()

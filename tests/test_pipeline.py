@@ -9,7 +9,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, LoweringError, Options, Support
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.pipeline import compile_captured
+from dynamo_backends.pipeline.captured import compile_captured
 
 
 class Careless(Backend):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends import registry
-from dynamo_backends.backend import Backend
 from dynamo_backends.cli.gpu import GPU_BACKENDS
-from dynamo_backends.registry import Compiler, get_backend
+from dynamo_backends.interface import registry
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.registry import Compiler, get_backend
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dynamo_backends"

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import GraphReport, record
 from dynamo_backends.aot.inputs import inspect_captured
-from dynamo_backends.report import (
+from dynamo_backends.interface.report import (
     Compilation,
     Fallback,
     InputReport,

@@ -9,8 +9,8 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import VerificationError
-from dynamo_backends.program import Block
-from dynamo_backends.report import EagerEvent
+from dynamo_backends.interface.report import EagerEvent
+from dynamo_backends.runtime.program import Block
 from dynamo_backends.verify import difference
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.runtime import XlaExecutable

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.compiler_objects import compiler
-from dynamo_backends.errors import brief_error
-from dynamo_backends.registry import list_backends
-from dynamo_backends.report import record
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import list_backends
+from dynamo_backends.interface.report import record
 from harness.accuracy import compare_outputs
 from harness.statistics import compare
 from harness.suites import Inputs, ModelCase, Scale, call, find_cases, suite

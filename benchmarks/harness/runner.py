@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import Fallback, GraphReport, record
 from dynamo_backends import _torch_private as private
-from dynamo_backends.errors import brief_error
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.statistics import Timing
 from harness.accuracy import Accuracy, check
 from harness.statistics import compare

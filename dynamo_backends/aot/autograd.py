@@ -13,11 +13,11 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
-from dynamo_backends.aot.kept import compile_kept, pickled_if_kept
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_as_in_eager
+from dynamo_backends.aot.serialized import compile_kept, pickled_if_kept
 from dynamo_backends.graph import lstm
-from dynamo_backends.report import Kind
+from dynamo_backends.interface.report import Kind
 
 
 def compile_functional(

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from dynamo_backends.aot.double import refuse_double_backward
-from dynamo_backends.report import Kind
+from dynamo_backends.interface.report import Kind
 
 GraphCompiler = Callable[[fx.GraphModule, Kind, frozenset[int]], Callable[[list[Any]], Any]]
 """Makes a boxed callable (list in, sequence out) of a functional graph, given its kind and which of

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.errors import DoubleBackwardError
+from dynamo_backends.interface.errors import DoubleBackwardError
 
 MESSAGE = (
     "a compiled graph has no gradients of gradients: torch.compile makes a forward and a backward "

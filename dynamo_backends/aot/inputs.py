@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.backend import Options
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Input, Role
-from dynamo_backends.report import InputReport
+from dynamo_backends.interface.backend import Options
+from dynamo_backends.interface.report import InputReport
 
 
 @dataclass(frozen=True)

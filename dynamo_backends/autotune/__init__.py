@@ -1,6 +1,6 @@
 """The backend `autotune`: for each graph the fastest backend that was proven right."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 autotune = compiler("autotune")
 

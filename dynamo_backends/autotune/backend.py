@@ -8,8 +8,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 
 if TYPE_CHECKING:
     from dynamo_backends.aot.step.programs import StepProgram
@@ -47,7 +47,7 @@ class Autotune(Backend):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`."""
-        from dynamo_backends.toolkit.results import unknown_shape
+        from dynamo_backends.runtime.results import unknown_shape
 
         shape = unknown_shape(node)
         return SUPPORTED if shape is None else Support(False, shape)

@@ -12,16 +12,16 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
-from dynamo_backends.backend import Backend, Options
-from dynamo_backends.containment import availability_of
-from dynamo_backends.pipeline import compile_captured
-from dynamo_backends.registry import (
+from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.containment import availability_of
+from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,
     get_backend,
     list_backends,
     package_versions,
     third_party_backends,
 )
+from dynamo_backends.pipeline.captured import compile_captured
 
 REDUCED = "@bf16"
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.eager import EagerSwitch
-from dynamo_backends.report import GraphReport, Region
+from dynamo_backends.interface.report import GraphReport, Region
+from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.tuning.counts import COUNTS
 
 

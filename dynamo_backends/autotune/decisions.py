@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.graph.cache import DiskCache, cache_folder
-from dynamo_backends.report import CandidateReport
+from dynamo_backends.interface.report import CandidateReport
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 
 log = logging.getLogger("dynamo_backends")
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, failure_of
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
@@ -22,9 +20,11 @@ from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
-from dynamo_backends.containment import done_without
-from dynamo_backends.errors import brief_error
-from dynamo_backends.report import CandidateReport, GraphReport, Kind
+from dynamo_backends.autotune.session import Contest, Entrant, Outcome, Subject, failure_of
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import showing

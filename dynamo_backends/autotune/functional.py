@@ -14,32 +14,32 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends import report as reporting
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
-from dynamo_backends.autotune.contest import Contest, Entrant, Outcome, Subject, failure_of
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.backend import Backend, Bound, Executable
-from dynamo_backends.containment import done_without
-from dynamo_backends.eager import EagerSwitch
-from dynamo_backends.errors import brief_error
+from dynamo_backends.autotune.session import Contest, Entrant, Outcome, Subject, failure_of
+from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
-from dynamo_backends.inductor.blocks import InductorBlocks
-from dynamo_backends.registry import get_backend
-from dynamo_backends.report import CandidateReport, GraphReport, Region
-from dynamo_backends.stance import compiles_nothing
-from dynamo_backends.toolkit.expansion import decompose
-from dynamo_backends.toolkit.preparation import in_order
-from dynamo_backends.toolkit.results import Results
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import Backend, Bound, Executable
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.report import CandidateReport, GraphReport, Region
+from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.results import Results
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import showing
@@ -274,7 +274,7 @@ class GraphEnsemble(Executable):
 
     def build(self, candidate: Candidate) -> Run:
         """The whole graph compiled by a candidate, with eager for what it does not support."""
-        from dynamo_backends.building import build_program
+        from dynamo_backends.pipeline.blocks import build_program
 
         backend, options = self.compiler(candidate)
         report = self._reports[candidate.name] = GraphReport(candidate.name, self._graph.kind)
@@ -326,7 +326,7 @@ def weight_places(graph: Graph) -> list[int]:
 
 
 def _plain(options: AutotuneOptions) -> Any:
-    from dynamo_backends.backend import Options
+    from dynamo_backends.interface.backend import Options
 
     return Options(**options.common())
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.cache import source_digest
+from dynamo_backends.runtime.cache import source_digest
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends.autotune import wire
+from dynamo_backends.autotune import serialization as wire
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.names import SPLIT

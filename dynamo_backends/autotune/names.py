@@ -3,8 +3,8 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-from dynamo_backends.errors import OptionError
-from dynamo_backends.registry import get_backend, list_backends, third_party_backends
+from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
 
 ITSELF = "autotune"
 EAGER = "eager"

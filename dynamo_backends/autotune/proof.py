@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.contest import Subject
 from dynamo_backends.autotune.functional import weight_places
+from dynamo_backends.autotune.session import Subject
 from dynamo_backends.autotune.verify import Trial, judge
-from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import in_float64, restore_rng, snapshot_rng

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dynamo_backends.autotune import wire
+from dynamo_backends.autotune import serialization as wire
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.contest import Subject
 from dynamo_backends.autotune.isolation import RESULT, TASK
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
+from dynamo_backends.autotune.session import Subject
 from dynamo_backends.autotune.training import differentiated
 from dynamo_backends.autotune.verify import judge
-from dynamo_backends.errors import brief_error
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.race import Run
 
 

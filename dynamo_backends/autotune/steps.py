@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.backends import compile_whole, step_backend
-from dynamo_backends.aot.step.duel import Duel, eager_wins
+from dynamo_backends.aot.step.online_comparison import Duel, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.functional import (
@@ -34,12 +34,12 @@ from dynamo_backends.autotune.functional import (
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.proof import Proof
-from dynamo_backends.eager import EagerSwitch
-from dynamo_backends.errors import DynamoBackendsError, StepCaptureError, brief_error
+from dynamo_backends.graph.decompose import retrace
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.report import CandidateReport, GraphReport
-from dynamo_backends.toolkit.expansion import retrace
+from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError, brief_error
+from dynamo_backends.interface.report import CandidateReport, GraphReport
+from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import showing
 

@@ -17,8 +17,8 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.names import SPLIT
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.backend import Backend
-from dynamo_backends.report import CandidateReport, GraphReport
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.tuning.race import Run
 
 

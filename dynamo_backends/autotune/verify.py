@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.autotune.arguments import Arguments, Watch
-from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.interface.logs import silenced
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.rule import (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynamo_backends._torch_private.control import torch_backends, with_options
-from dynamo_backends.compiler_objects import Compiler, compiler
-from dynamo_backends.errors import OptionError, UnknownBackendError
-from dynamo_backends.registry import list_backends
+from dynamo_backends.interface.compiler import Compiler, compiler
+from dynamo_backends.interface.errors import OptionError, UnknownBackendError
+from dynamo_backends.interface.registry import list_backends
 
 CompilerFunction = Callable[..., Any]
 """Takes a graph module and its example inputs; returns what runs the graph."""

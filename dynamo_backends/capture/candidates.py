@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynamo_backends.report import CandidateReport, GraphReport
+from dynamo_backends.interface.report import CandidateReport, GraphReport
 
 
 def candidates_table(report: GraphReport) -> Table:

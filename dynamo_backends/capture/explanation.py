@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_backends.capture.breaks import GraphBreak
 from dynamo_backends.capture.guards import Guards, Recompilation
 from dynamo_backends.capture.source import Source
-from dynamo_backends.report import GraphReport, plain
+from dynamo_backends.interface.report import GraphReport, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

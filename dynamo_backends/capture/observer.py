@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends import report as reporting
 from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.breaks import GraphBreak, graph_break
 from dynamo_backends.capture.guards import Guard, Recompilation, read_guards, recompilation
-from dynamo_backends.report import GraphReport
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.report import GraphReport
 
 
 @dataclass

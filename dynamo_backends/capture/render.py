@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dynamo_backends.capture.candidates import candidates_table
-from dynamo_backends.report import Fallback, GraphReport, InputReport
+from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
 
 if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation, GraphExplanation

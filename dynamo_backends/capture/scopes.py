@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from dynamo_backends import stance
 from dynamo_backends._torch_private.control import (
     current_callback,
     not_traced,
     set_callback,
     stance_per_thread,
 )
+from dynamo_backends.interface import stance
 
 Callback = Callable[..., Any] | Literal[False] | None
 Hook = Callable[[], Callable[[], Any]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_backends.errors import DecisionError
+from dynamo_backends.interface.errors import DecisionError
 
 if TYPE_CHECKING:
     from dynamo_backends.autotune.decisions import Decision, Decisions

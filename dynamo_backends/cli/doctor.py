@@ -93,7 +93,7 @@ def _autoload() -> Check:
 
 def _packages() -> list[Check]:
     """The packages that backends need, and the one of the demo's models."""
-    from dynamo_backends.registry import get_backend, list_backends
+    from dynamo_backends.interface.registry import get_backend, list_backends
 
     checks: dict[str, Check] = {}
     for name in list_backends():
@@ -106,7 +106,7 @@ def _packages() -> list[Check]:
 
 
 def _package(module: str, package: str, remedy: str) -> Check:
-    from dynamo_backends.toolkit.packages import is_there, versions
+    from dynamo_backends.interface.packages import is_there, versions
 
     if not is_there(module):
         return Check(package, "missing", "not installed", remedy)
@@ -150,7 +150,7 @@ def _gpu() -> list[Check]:
 
 
 def _cache() -> Check:
-    from dynamo_backends.graph.cache import DiskCache, cache_folder
+    from dynamo_backends.runtime.cache import DiskCache, cache_folder
 
     folder = cache_folder()
     parent = next(p for p in (folder, *folder.parents) if p.exists())
@@ -162,7 +162,7 @@ def _cache() -> Check:
 
 
 def _backends() -> list[Check]:
-    from dynamo_backends.registry import get_backend, list_backends
+    from dynamo_backends.interface.registry import get_backend, list_backends
 
     checks = []
     for name in list_backends():

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dynamo_backends.errors import OptionError
+from dynamo_backends.interface.errors import OptionError
 
 SUMMARY = "what becomes of a model under a backend: graphs, breaks, fallbacks, recompilations"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_backends.toolkit.packages import is_there
+from dynamo_backends.interface.packages import is_there
 
 _NVIDIA = "0x10de"  # PCI vendor
 _DISPLAY = "0x03"  # PCI class of graphics cards and accelerators, its first byte

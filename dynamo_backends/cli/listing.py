@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(as_json: bool) -> int:
     """Prints the list as a table or as JSON; returns the exit status."""
-    from dynamo_backends.registry import get_backend, list_backends, third_party_backends
+    from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
 
     rows = []
     for name in list_backends():

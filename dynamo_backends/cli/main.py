@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from dynamo_backends.cli import cache, doctor, explain, listing
-from dynamo_backends.errors import DynamoBackendsError
+from dynamo_backends.interface.errors import DynamoBackendsError
 
 _COMMANDS: dict[str, ModuleType] = {
     "list": listing,

@@ -14,7 +14,7 @@ from torch import nn
 
 from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.cli.transformers import build as build_transformers
-from dynamo_backends.errors import ModelError
+from dynamo_backends.interface.errors import ModelError
 
 FORMS = "hf:NAME, torchvision:NAME, timm:NAME or path/to/file.py:FACTORY"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.errors import ModelError
+from dynamo_backends.interface.errors import ModelError
 
 _TOKENS = 32
 _SMALL_WORDS = 512

@@ -1,6 +1,6 @@
 """CUDA graphs around other backends, and as backends of their own (`cudagraphs_eager`, ...)."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 
 def __getattr__(name: str) -> object:

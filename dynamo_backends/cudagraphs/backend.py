@@ -9,12 +9,12 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.registry import get_backend
-from dynamo_backends.toolkit.preparation import LiveExecutable
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.torchscript.backend import whole_operators
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.device import Order, driver, order_of
 from dynamo_backends.cudagraphs.recording import Function, Recording, Wiring
-from dynamo_backends.errors import CompileError
+from dynamo_backends.interface.errors import CompileError
 
 MOVES = 3
 """A function some of whose baked inputs have moved so often is recorded with none of them baked."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.toolkit.devices import why_no_cuda
+from dynamo_backends.graph.devices import why_no_cuda
 
 
 class Cuda:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_backends.backend import Executable, Options
-from dynamo_backends.errors import OptionError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Executable, Options
+from dynamo_backends.interface.errors import OptionError
 
 
 @dataclass(frozen=True)

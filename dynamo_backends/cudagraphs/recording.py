@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.device import Order, driver
 from dynamo_backends.cudagraphs.slots import Results, Slots
-from dynamo_backends.errors import CompileError
+from dynamo_backends.interface.errors import CompileError
 
 Function = Callable[[list[Any]], Sequence[Any]]
 

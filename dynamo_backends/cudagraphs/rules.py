@@ -8,8 +8,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.toolkit.known import known_value
-from dynamo_backends.toolkit.results import unknown_shape
+from dynamo_backends.graph.constants import known_value
+from dynamo_backends.runtime.results import unknown_shape
 
 _TAGS = {
     "cudagraph_unsafe": "torch says that it cannot be part of a CUDA graph",

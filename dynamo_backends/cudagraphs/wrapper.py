@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.backend import Bound, Executable, Options
 from dynamo_backends.cudagraphs.captured import Captured
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.errors import CompileError, DeviceError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
-from dynamo_backends.report import GraphReport
+from dynamo_backends.interface.backend import Bound, Executable, Options
+from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.report import GraphReport
 
 if TYPE_CHECKING:
     from dynamo_backends.cudagraphs.options import CudaGraphOptions

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterator
 
 from torch import Tensor
 
-from dynamo_backends.errors import NormalFormError
 from dynamo_backends.graph.aliasing import outputs_to_replay
 from dynamo_backends.graph.canonicalize import canonicalize
 from dynamo_backends.graph.dialect import why_not, writes
@@ -14,6 +13,7 @@ from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import is_bound_to_data, is_random
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.graph.sizes import is_symbolic
+from dynamo_backends.interface.errors import NormalFormError
 
 _SHOWN = 5
 

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.sizes import SIZES, Size
-from dynamo_backends.toolkit.layouts import storage_of
 
 
 def fingerprint(graph: Graph, ranged: bool = False) -> str:

@@ -13,7 +13,7 @@ from torch import fx
 
 from dynamo_backends.graph.roles import Input
 from dynamo_backends.graph.text import format_graph
-from dynamo_backends.report import Kind
+from dynamo_backends.interface.report import Kind
 
 
 @dataclass(frozen=True)

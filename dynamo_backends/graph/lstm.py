@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.declared import declare
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.library import declare
 from dynamo_backends.graph.propagate import propagate
 
 _layer: Any = torch.ops.aten.mkldnn_rnn_layer.default

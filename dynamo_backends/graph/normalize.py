@@ -12,7 +12,7 @@ from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Input, Role
-from dynamo_backends.report import Kind
+from dynamo_backends.interface.report import Kind
 
 
 @dataclass(frozen=True)

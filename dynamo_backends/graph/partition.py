@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Support
 
 SupportOf = Callable[[fx.Node], Support]
 

@@ -8,10 +8,10 @@ properties that hold at that point; the tests run this way.
 
 from collections.abc import Callable, Iterable
 
-from dynamo_backends.containment import checks_enabled
 from dynamo_backends.graph.checker import check
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.properties import Pass, Property
+from dynamo_backends.interface.containment import checks_enabled
 
 
 class PassSequence:

@@ -1,6 +1,6 @@
 """The backends `inductor_freezing` and `inductor_max_autotune`."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 inductor_freezing = compiler("inductor_freezing")
 inductor_max_autotune = compiler("inductor_max_autotune")

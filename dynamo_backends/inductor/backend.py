@@ -15,7 +15,9 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import (
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.lstm import without_workspaces
+from dynamo_backends.interface.backend import (
     SUPPORTED,
     Availability,
     Backend,
@@ -23,9 +25,7 @@ from dynamo_backends.backend import (
     Options,
     Support,
 )
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.toolkit.results import unknown_shape
+from dynamo_backends.runtime.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
 
 _INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is there)"

@@ -14,7 +14,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
-from dynamo_backends.inductor.native import (
+from dynamo_backends.kernels.image_operators import (
     CONVOLUTION_BACKWARD,
     POOLS,
     in_order,

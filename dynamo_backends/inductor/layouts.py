@@ -15,14 +15,14 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.inductor.few_channels import CONVOLVE_IN_GROUPS
-from dynamo_backends.inductor.native import (
+from dynamo_backends.kernels.image_operators import (
     CONVOLUTION_BACKWARD,
     POOLS,
     in_order,
     is_image_on_cpu,
 )
-from dynamo_backends.inductor.winograd import CONVOLVE
+from dynamo_backends.kernels.small_channels import CONVOLVE_IN_GROUPS
+from dynamo_backends.kernels.winograd import CONVOLVE
 
 aten = torch.ops.aten
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.attention import flash_attention_for_cpu
+from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.propagate import Inference
-from dynamo_backends.inductor.measured import fastest
-from dynamo_backends.inductor.patterns import CAST, is_float32
-from dynamo_backends.toolkit.expansion import replace
-from dynamo_backends.toolkit.precision import PRODUCTS
+from dynamo_backends.kernels.measured import fastest
+from dynamo_backends.kernels.patterns import CAST, is_float32
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten

@@ -16,14 +16,14 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.liveness import peak_bytes
-from dynamo_backends.inductor.few_channels import convolve_few_channels
-from dynamo_backends.inductor.few_rows import multiply_few_rows
 from dynamo_backends.inductor.layouts import make_channels_last
-from dynamo_backends.inductor.linears import multiply_by_onednn
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
-from dynamo_backends.inductor.winograd import filter_minimally
-from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
-from dynamo_backends.toolkit.reserve import keeping
+from dynamo_backends.kernels.linears import multiply_by_onednn
+from dynamo_backends.kernels.skinny_gemm import multiply_few_rows
+from dynamo_backends.kernels.small_channels import convolve_few_channels
+from dynamo_backends.kernels.winograd import filter_minimally
+from dynamo_backends.runtime.arena import keeping
+from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 
 _lock = threading.RLock()  # Inductor is compiled with by one thread at a time
 

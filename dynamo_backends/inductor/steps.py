@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import compile_step_with_inductor
+from dynamo_backends.aot.step.atomic import give_up, signals_held
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.phases import separate
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.aot.step.whole import give_up, signals_held
-from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
-from dynamo_backends.inductor.convolutions import choose_kernels
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.stages import Stage, cut
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.kernels.convolution_gradients import choose_kernels
 
 
 def step_backend() -> StepBackend:

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Options, Ranges, Support
-from dynamo_backends.errors import CompileError, LoweringError, OptionError
+from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.devices import require_cpu
-from dynamo_backends.toolkit.trials import kind_of
+from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
+from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
+from dynamo_backends.trials.trials import kind_of
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class IREE(Backend):
 
     def cache_key(self, options: IreeOptions) -> str:
         """See `Backend.cache_key`."""
-        from dynamo_backends.graph.cache import source_digest
-        from dynamo_backends.toolkit.processor import processor
+        from dynamo_backends.runtime.cache import source_digest
+        from dynamo_backends.runtime.processor import processor
 
         return f"{self.versions()} {source_digest()} {processor()}"
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
-from dynamo_backends.errors import CompileError
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.iree.vendor import compiler_path
 
 STACK_BYTES = 1 << 20

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions, every_rule
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
 from dynamo_backends.iree.indices import keep_within
-from dynamo_backends.iree.spelling import spell
-from dynamo_backends.toolkit.expansion import decompose
-from dynamo_backends.toolkit.rewriting import promoted, store
+from dynamo_backends.iree.legalize import spell
 
 ENTRY = "main"
 
@@ -59,7 +59,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
 
     Returns:
         A function whose arguments and results have their dimensions in the order in which torch
-        stores them (see `toolkit.rewriting.store`).
+        stores them (see `graph.legalize.store`).
 
     Raises:
         LoweringError: A call cannot be taken apart.

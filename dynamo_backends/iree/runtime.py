@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.iree.lowering import ENTRY, Wiring
 from dynamo_backends.iree.session import Device, Loaded
-from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
 
 
 class IreeExecutable(Executable):

@@ -12,7 +12,7 @@ from iree import runtime
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
-from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.iree.compiler import STACK_BYTES
 from dynamo_backends.iree.importer import SCOPE
 from dynamo_backends.iree.vendor import expect_immortal_objects, make_driver

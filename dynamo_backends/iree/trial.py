@@ -1,7 +1,7 @@
 """Asks IREE itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and run
-on samples (`toolkit/samples.py`). So a missing lowering, one that the compiler breaks down on and
+on samples (`trials/samples.py`). So a missing lowering, one that the compiler breaks down on and
 one that means something else are found before a graph depends on them, and each answer has a
 reason. Answers are remembered for the process.
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
-from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.dtypes import is_supported
@@ -29,8 +29,8 @@ from dynamo_backends.iree.importer import translate
 from dynamo_backends.iree.lowering import ENTRY, Lowered, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
-from dynamo_backends.toolkit.samples import samples, without_infinities
-from dynamo_backends.toolkit.trials import (
+from dynamo_backends.trials.samples import samples, without_infinities
+from dynamo_backends.trials.trials import (
     alone,
     is_run,
     kind_of,

@@ -1,6 +1,6 @@
 """The backends `ltc` and `ltc_trace`: torch's Lazy Tensor Core."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 ltc = compiler("ltc")
 ltc_trace = compiler("ltc_trace")

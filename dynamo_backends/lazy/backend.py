@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
-from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.preparation import LiveExecutable
-from dynamo_backends.toolkit.prologue import with_prologue
-from dynamo_backends.toolkit.results import unknown_shape
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prologue import with_prologue
+from dynamo_backends.runtime.results import unknown_shape
 
 # Lazy tensors have no strides.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError
 
 DEVICE = torch.device("lazy")
 _lock = threading.RLock()  # recording changes state that all lazy tensors share

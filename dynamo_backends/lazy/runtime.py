@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
-from dynamo_backends.toolkit.preparation import in_order
-from dynamo_backends.toolkit.results import Results
+from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.results import Results
 
 log = logging.getLogger("dynamo_backends")
 

@@ -1,6 +1,6 @@
 """The backend `nvfuser`."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 nvfuser = compiler("nvfuser")
 

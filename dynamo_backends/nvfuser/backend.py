@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Ranges, Support
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.errors import BackendUnavailableError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Ranges, Support
+from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.nvfuser import devices, vendor
-from dynamo_backends.toolkit.preparation import LiveExecutable
+from dynamo_backends.runtime.preparation import LiveExecutable
 
 
 @dataclass(frozen=True)

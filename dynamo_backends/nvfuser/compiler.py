@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.nvfuser import devices
 from dynamo_backends.nvfuser.descriptors import memory_order, stride_order
 from dynamo_backends.nvfuser.dtypes import is_supported

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,

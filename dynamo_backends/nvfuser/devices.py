@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from dynamo_backends.errors import DeviceError
+from dynamo_backends.graph.devices import foreign_input
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.devices import foreign_input
+from dynamo_backends.interface.errors import DeviceError
 
 TYPE = "cuda"
 """The type of device that nvFuser compiles for."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.nvfuser.compiler import Lowered
-from dynamo_backends.toolkit.results import restride
+from dynamo_backends.runtime.results import restride
 
 
 class Reader:

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.errors import BackendUnavailableError
-from dynamo_backends.toolkit.packages import is_there
+from dynamo_backends.interface.errors import BackendUnavailableError
+from dynamo_backends.interface.packages import is_there
 
 FRONTENDS = ("nvfuser_direct", "nvfuser")
 """The preferred one first."""

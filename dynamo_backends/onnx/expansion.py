@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx
 
+from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.onnx.rules import is_lowered
-from dynamo_backends.toolkit.expansion import decompose
 
 
 @functools.cache

@@ -17,18 +17,18 @@ from onnxscript import optimizer, version_converter
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import storage_of
+from dynamo_backends.graph.legalize import promote
+from dynamo_backends.graph.masked_attention import guard_hidden_queries
+from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import to_onnx
 from dynamo_backends.onnx.expansion import expand
 from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
 from dynamo_backends.onnx.storage import store
-from dynamo_backends.toolkit.attention import guard_hidden_queries
-from dynamo_backends.toolkit.layouts import storage_of
-from dynamo_backends.toolkit.quiet import silenced
-from dynamo_backends.toolkit.rewriting import promote
 
 _IR_VERSION = 10
 WEIGHTS_FILE = "weights"  # a name that models need; no file is read
@@ -64,7 +64,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
-        them (see `toolkit.layouts.storage_of`), so that no copy is needed around the model.
+        them (see `graph.layouts.storage_of`), so that no copy is needed around the model.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.

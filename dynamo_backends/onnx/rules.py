@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, onnx_registry
-from dynamo_backends.toolkit.samples import without_nan
-from dynamo_backends.toolkit.trials import used_results
+from dynamo_backends.trials.samples import without_nan
+from dynamo_backends.trials.trials import used_results
 
 OPSET = 20
 """What `torch.onnx.export` takes by default; ONNX Runtime has kernels of its own for `Gelu`."""

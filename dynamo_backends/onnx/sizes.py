@@ -7,9 +7,9 @@ import onnx_ir as ir
 import sympy
 from torch import Tensor, fx
 
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SIZES, Size, sizes_of
+from dynamo_backends.interface.errors import CompileError
 
 
 class Dimensions:

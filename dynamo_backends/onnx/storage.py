@@ -6,7 +6,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import Storage, input_storage, storage_of
+from dynamo_backends.graph.layouts import Storage, input_storage, storage_of
 
 
 def store(model: ir.Model, graph: Graph) -> None:

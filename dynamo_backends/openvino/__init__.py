@@ -1,6 +1,6 @@
 """The backend `ov`."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 ov = compiler("ov")
 

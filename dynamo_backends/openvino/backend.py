@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Options, Support
-from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.devices import require_cpu
+from dynamo_backends.interface.backend import Availability, Backend, Options, Support
+from dynamo_backends.interface.errors import DeviceError, OptionError
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class OpenVINO(Backend):
 
     def cache_key(self, options: OpenVinoOptions) -> str:
         """See `Backend.cache_key`."""
-        from dynamo_backends.graph.cache import source_digest
         from dynamo_backends.openvino.session import describe_device
+        from dynamo_backends.runtime.cache import source_digest
 
         device = describe_device(options.device)
         return f"{self.versions()} {source_digest()} {device} {torch.get_num_threads()}"

@@ -1,7 +1,7 @@
 """Compiles a graph: convert it to an OpenVINO model and make an executable of that."""
 
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.lowering import lower
 from dynamo_backends.openvino.runtime import OpenVinoExecutable

@@ -13,13 +13,13 @@ from openvino import Model, PartialShape, Type
 from openvino import opset13 as ops
 from torch import Tensor, fx
 
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import input_storage, row_major, storage_of
+from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.graph.masked_attention import guard_hidden_queries
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import to_openvino
-from dynamo_backends.toolkit.attention import guard_hidden_queries
-from dynamo_backends.toolkit.layouts import input_storage, row_major, storage_of
-from dynamo_backends.toolkit.rewriting import promoted, store
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ def lower(graph: Graph) -> Lowered:
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
-        them (see `toolkit.layouts.storage_of`), so that no copy is needed around the model.
+        them (see `graph.layouts.storage_of`), so that no copy is needed around the model.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.toolkit.samples import without_nan
+from dynamo_backends.trials.samples import without_nan
 
 WRONG: dict[str, str] = {
     "erfc.default": "it becomes 1 - erf(x), which has no correct digit for x > 4",

@@ -10,9 +10,10 @@ import torch
 from openvino import CompiledModel, Model
 from torch import Tensor
 
-from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import CompileError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Exporter, Importer, storage_of
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.openvino.lowering import Lowered
 from dynamo_backends.openvino.session import (
     Settings,
@@ -26,8 +27,7 @@ from dynamo_backends.openvino.session import (
     with_weights,
     wrap,
 )
-from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
-from dynamo_backends.toolkit.staging import stage
+from dynamo_backends.runtime.staging import stage
 
 
 class OpenVinoExecutable(Executable):

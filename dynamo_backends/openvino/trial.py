@@ -1,7 +1,7 @@
 """Asks OpenVINO itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`toolkit/samples.py`). So a missing rule, a kernel that fails and one that means
+run on samples (`trials/samples.py`). So a missing rule, a kernel that fails and one that means
 something else are found before a graph depends on them, and each answer has a reason. Answers are
 remembered for the process.
 """
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.session import Settings
-from dynamo_backends.toolkit.known import known_value
-from dynamo_backends.toolkit.samples import samples
-from dynamo_backends.toolkit.trials import (
+from dynamo_backends.trials.samples import samples
+from dynamo_backends.trials.trials import (
     alone,
     is_run,
     kind_of,

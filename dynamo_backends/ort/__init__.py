@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 onnxrt = compiler("onnxrt")
 onnxrt_cpu = compiler("onnxrt_cpu")

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Options, Support
-from dynamo_backends.errors import DeviceError, OptionError
-from dynamo_backends.graph.cache import cache_folder
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Availability, Backend, Options, Support
+from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
-from dynamo_backends.toolkit.tf32 import allowed_tf32
+from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.runtime.tf32 import allowed_tf32
 
 _INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
 _PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}
@@ -125,7 +125,7 @@ class OnnxRuntime(Backend):
 
     def cache_key(self, options: OrtOptions) -> str:
         """See `Backend.cache_key`."""
-        from dynamo_backends.graph.cache import source_digest
+        from dynamo_backends.runtime.cache import source_digest
 
         return f"{self.versions()} {source_digest()}"
 

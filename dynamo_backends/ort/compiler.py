@@ -5,8 +5,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 from torch import fx
 
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.runtime import OrtExecutable, Wiring
 from dynamo_backends.ort.session import SessionSettings, plain

@@ -15,10 +15,11 @@ import torch
 from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
-from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.cudagraphs.slots import Results, Slots
-from dynamo_backends.errors import CompileError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Exporter, Importer, storage_of
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.onnx.dtypes import to_onnx
 from dynamo_backends.ort import cuda
 from dynamo_backends.ort.session import (
@@ -28,8 +29,7 @@ from dynamo_backends.ort.session import (
     run_options,
     with_weights_as_inputs,
 )
-from dynamo_backends.toolkit.layouts import Exporter, Importer, storage_of
-from dynamo_backends.toolkit.staging import stage
+from dynamo_backends.runtime.staging import stage
 
 _scratch = ctypes.create_string_buffer(64)
 _nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no null pointers

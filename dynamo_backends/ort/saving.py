@@ -9,11 +9,11 @@ import onnx_ir as ir
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor
 
-from dynamo_backends.errors import CompileError
+from dynamo_backends.graph.layouts import input_storage, storage_of
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.ort.runtime import OrtExecutable
-from dynamo_backends.report import GraphReport
-from dynamo_backends.toolkit.layouts import input_storage, storage_of
-from dynamo_backends.toolkit.saving import whole_executable
+from dynamo_backends.runtime.saving import whole_executable
 
 _ONE_FILE = 1 << 30
 """Bytes of weights up to which the model is one file; protobuf ends at 2 GiB."""

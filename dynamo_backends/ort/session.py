@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
 from dynamo_backends.ort import cuda
-from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.runtime.memory import return_free_memory
 
 _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,

@@ -1,7 +1,7 @@
 """Asks ONNX Runtime itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`toolkit/samples.py`). So a missing kernel, a lowering that fails and one that means
+run on samples (`trials/samples.py`). So a missing kernel, a lowering that fails and one that means
 something else are found before a graph depends on them, and each answer has a reason. Answers are
 remembered for the process.
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends.backend import SUPPORTED, Support
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import SUPPORTED, Support
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
-from dynamo_backends.toolkit.trials import (
+from dynamo_backends.trials.trials import (
     Answers,
     attempt,
     kind_of,

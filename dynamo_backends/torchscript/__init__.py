@@ -1,6 +1,6 @@
 """The backends `ts_trace`, `ofi`, `static_runtime`, `nnc` and `onednn_graph`: TorchScript."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 ts_trace = compiler("ts_trace")
 ofi = compiler("ofi")

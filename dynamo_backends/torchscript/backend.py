@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, has_llvm
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Executable, Support
-from dynamo_backends.errors import CompileError, DeviceError
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.prologue import with_prologue
-from dynamo_backends.toolkit.results import unknown_shape
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.runtime.prologue import with_prologue
+from dynamo_backends.runtime.results import unknown_shape
 
 # Of PyTorch's own wheels.
 _REINSTALL = "pip install --force-reinstall torch"

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, jit
-from dynamo_backends.errors import LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.torchscript.spelling import spelling
+from dynamo_backends.interface.errors import LoweringError
+from dynamo_backends.torchscript.legalize import spelling
 
 _MEMORY_FORMATS = {
     torch.contiguous_format: 0,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.preparation import LiveExecutable, PreparedExecutable, Run
+from dynamo_backends.runtime.preparation import LiveExecutable, PreparedExecutable, Run
 from dynamo_backends.torchscript.lowering import lower
 from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 fx2trt = compiler("fx2trt")
 tensorrt = compiler("tensorrt")

@@ -7,11 +7,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Support
-from dynamo_backends.errors import DeviceError, OptionError
+from dynamo_backends.graph.devices import foreign_input
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.onnx.packages import PACKAGES
-from dynamo_backends.toolkit.devices import foreign_input
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.options import TensorRTOptions

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from torch import fx
 
-from dynamo_backends.backend import Executable
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SIZES, Size, is_ranged
+from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.onnx.lowering import lower
-from dynamo_backends.toolkit.prologue import Prologue
+from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.building import Settings, build, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
 from dynamo_backends.trt.profiles import Profile, profile

@@ -14,12 +14,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Ranges, Support
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.preparation import PreparedExecutable, Run
-from dynamo_backends.toolkit.tf32 import allowed_tf32
-from dynamo_backends.toolkit.trials import not_plain
+from dynamo_backends.interface.backend import (
+    SUPPORTED,
+    Availability,
+    Backend,
+    Options,
+    Ranges,
+    Support,
+)
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.preparation import PreparedExecutable, Run
+from dynamo_backends.runtime.tf32 import allowed_tf32
+from dynamo_backends.trials.trials import not_plain
 from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.precision import DTYPES, reduce_precision

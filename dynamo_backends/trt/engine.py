@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.errors import CompileError
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import Settings, parser_errors, weights_folder
 from dynamo_backends.trt.constants import constants_of

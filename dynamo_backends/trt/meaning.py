@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
-from dynamo_backends.toolkit.trials import read_results
+from dynamo_backends.trials.trials import read_results
 
 _CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),), threads=1)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dynamo_backends.backend import Ranges
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.errors import OptionError
+from dynamo_backends.interface.backend import Ranges
+from dynamo_backends.interface.errors import OptionError
 
 
 @dataclass(frozen=True)

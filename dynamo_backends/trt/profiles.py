@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.sizes import SIZES, Size
-from dynamo_backends.toolkit.layouts import input_storage
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.report import GraphReport
-from dynamo_backends.toolkit.layouts import Exporter, Importer
-from dynamo_backends.toolkit.prologue import Prologue
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.dtypes import to_tensorrt
 from dynamo_backends.trt.engine import Engine

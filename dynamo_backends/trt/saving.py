@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.errors import CompileError, DeviceError
-from dynamo_backends.report import GraphReport
-from dynamo_backends.toolkit.layouts import Exporter, Importer
-from dynamo_backends.toolkit.saving import whole_executable
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.saving import whole_executable
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import Settings
 from dynamo_backends.trt.device import driver

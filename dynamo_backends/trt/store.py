@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 import torch
 
-from dynamo_backends.errors import CompileError
-from dynamo_backends.graph.cache import DiskCache, cache_folder, source_digest
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.trt.building import Settings
 from dynamo_backends.trt.profiles import Profile, Range, describe, holds, joined
 from dynamo_backends.trt.program import Plan, Program

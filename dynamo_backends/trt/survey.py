@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
-from dynamo_backends.toolkit.trials import not_plain, tensors
+from dynamo_backends.trials.trials import not_plain, tensors
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import Availability, Backend, Options, Ranges, Support
-from dynamo_backends.errors import OptionError
+from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.devices import require_cpu
+from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
+from dynamo_backends.interface.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TVM(Backend):
 
     def cache_key(self, options: TvmOptions) -> str:
         """See `Backend.cache_key`."""
-        from dynamo_backends.graph.cache import source_digest
+        from dynamo_backends.runtime.cache import source_digest
         from dynamo_backends.tvm.session import describe_host
         from dynamo_backends.tvm.tuning import records_of
 

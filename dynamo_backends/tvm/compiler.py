@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.errors import CompileError, DynamoBackendsError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.quiet import stderr_without
+from dynamo_backends.interface.errors import CompileError, DynamoBackendsError
+from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tvm.lowering import Lowered, lower, plain
 from dynamo_backends.tvm.program import Program, transformed
 from dynamo_backends.tvm.runtime import TvmExecutable

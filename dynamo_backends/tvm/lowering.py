@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.rewriting import promoted, store
+from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.tvm.converters import Importer
 from dynamo_backends.tvm.dtypes import to_tvm
 from dynamo_backends.tvm.vendor import relax, tvm
@@ -44,7 +44,7 @@ def lower(graph: Graph) -> Lowered:
 
     Returns:
         A module whose activations and results have their dimensions in the order in which torch
-        stores them (see `toolkit.layouts.storage_of`), so that no copy is needed around it.
+        stores them (see `graph.layouts.storage_of`), so that no copy is needed around it.
         Weights are row-major.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 
 log = logging.getLogger("dynamo_backends")
 

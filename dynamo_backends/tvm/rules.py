@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.toolkit.samples import without_infinities, without_nan
+from dynamo_backends.trials.samples import without_infinities, without_nan
 
 _DIVISIONS = frozenset(
     {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.errors import CompileError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.report import GraphReport
-from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.toolkit.results import restride
+from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError, ForkedProcessError
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.results import restride
 from dynamo_backends.tvm.program import Program
 from dynamo_backends.tvm.session import Machine, Settings, dump, load, use_threads
 

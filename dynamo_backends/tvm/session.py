@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.toolkit.quiet import stderr_without
+from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tvm.vendor import relax, tvm
 
 # Of TVM's compiler, such as "[14:34:58] /project/src/tirx/op/op.cc:275: Warning: Detected ...".

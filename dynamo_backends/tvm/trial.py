@@ -1,15 +1,15 @@
 """Asks TVM itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`toolkit/samples.py`). So a missing conversion, a program that cannot be generated
+run on samples (`trials/samples.py`). So a missing conversion, a program that cannot be generated
 and one that means something else are found before a graph depends on them, and each answer has a
 reason.
 """
 
 from torch import fx
 
-from dynamo_backends.backend import SUPPORTED, Support
-from dynamo_backends.toolkit.trials import (
+from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.trials.trials import (
     Answers,
     attempt,
     kind_of,

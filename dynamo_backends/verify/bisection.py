@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends.backend import Executable
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
+from dynamo_backends.interface.backend import Executable
 from dynamo_backends.verify.first import Comparison
 from dynamo_backends.verify.replay import Replay
 

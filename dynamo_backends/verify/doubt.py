@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.interface.logs import silenced
 from dynamo_backends.verify.noise import Noise
 from dynamo_backends.verify.precise import graph_in_float64, widen
 from dynamo_backends.verify.replay import Replay

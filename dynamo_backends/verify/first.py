@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.errors import brief_error
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.liveness import peak_bytes, tensor_bytes
 from dynamo_backends.graph.random import is_random
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
 from dynamo_backends.verify.replay import Replay
 from dynamo_backends.verify.rule import memory_of, shape_difference

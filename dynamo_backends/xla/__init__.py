@@ -1,6 +1,6 @@
 """The backend `openxla`."""
 
-from dynamo_backends.compiler_objects import compiler
+from dynamo_backends.interface.compiler import compiler
 
 openxla = compiler("openxla")
 

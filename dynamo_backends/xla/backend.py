@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.backend import SUPPORTED, Availability, Backend, Options, Support
-from dynamo_backends.errors import DeviceError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.packages import is_there
-from dynamo_backends.toolkit.tf32 import allowed_tf32, product_precision
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Options, Support
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.interface.packages import is_there
+from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class OpenXLA(Backend):
 
     def cache_key(self, options: XlaOptions) -> str:
         """See `Backend.cache_key`."""
-        from dynamo_backends.toolkit.processor import processor
+        from dynamo_backends.runtime.processor import processor
 
         precision = _matmul_precision(options), _convolution_precision("cuda", options)
         settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
@@ -243,6 +243,6 @@ def _has_cuda_plugin() -> bool:
 @functools.cache
 def _package_version() -> str:
     """Changes whenever this package's own code does."""
-    from dynamo_backends.graph.cache import source_digest
+    from dynamo_backends.runtime.cache import source_digest
 
     return source_digest()

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import Exporter, Importer, Storage
-from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.graph.layouts import Exporter, Importer, Storage
+from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.late_scales import scale_late

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.toolkit.layouts import ALIGNMENT
+from dynamo_backends.graph.layouts import ALIGNMENT
 from dynamo_backends.xla import _jaxlib
 
 

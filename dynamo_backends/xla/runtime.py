@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
-from dynamo_backends.backend import Bound, Executable
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.errors import CompileError, DeviceError, ForkedProcessError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.toolkit.memory import return_free_memory
-from dynamo_backends.toolkit.reserve import memory_for
-from dynamo_backends.toolkit.staging import stage
+from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError, DeviceError, ForkedProcessError
+from dynamo_backends.runtime.arena import memory_for
+from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.preparation import Preparation
@@ -141,7 +141,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 class Staging:
-    """Memory that XLA knows already, for one call's small inputs (see `toolkit.staging`).
+    """Memory that XLA knows already, for one call's small inputs (see `runtime.staging`).
 
     Args:
         device: A CPU.

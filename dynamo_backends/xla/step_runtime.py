@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
+from dynamo_backends.aot.step.atomic import at_once, give_up, until_done
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.aot.step.whole import at_once, give_up, until_done
-from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import Exporter, Importer
-from dynamo_backends.toolkit.reserve import memory_for
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.homes import Home, find_home, move_in
+from dynamo_backends.xla.owned_memory import Home, find_home, move_in
 from dynamo_backends.xla.runtime import Device, check_process
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.errors import CompileError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.toolkit.layouts import Exporter, Importer
-from dynamo_backends.toolkit.memory import return_free_memory
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.lowering.context import LoweringOptions

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import compare
 

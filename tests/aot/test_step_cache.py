@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import dynamo_backends
-from dynamo_backends.graph.cache import cache_folder
+from dynamo_backends.runtime.cache import cache_folder
 from tests.aot import step_nets as nets
 
 

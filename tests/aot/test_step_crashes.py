@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import StepCaptureError, compile_step
-from dynamo_backends.aot.step import whole
+from dynamo_backends.aot.step import atomic as whole
 from tests.aot import step_nets as nets
 from tests.aot.interruptions import Instructions, watched
 
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
-    "aot/step/variant.py", "aot/step/programs.py", "aot/step/whole.py", "xla/step_runtime.py",
-    "xla/homes.py", "inductor/steps.py", "toolkit/layouts.py", "signal.py", "/torchinductor_",
+    "aot/step/variant.py", "aot/step/programs.py", "aot/step/atomic.py", "xla/step_runtime.py",
+    "xla/owned_memory.py", "inductor/steps.py", "graph/layouts.py", "signal.py", "/torchinductor_",
 )  # fmt: skip
 """Where a step runs; "/torchinductor_" is the folder of Inductor's programs."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dynamo_backends import compile_step
 from dynamo_backends.aot.step.hyperparameters import replace
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 optim = torch.optim
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import dynamo_backends
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_close, compare
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.report import CandidateReport
+from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning.budget import Budget
 from tests.autotune.test_decisions import decision
 

@@ -17,9 +17,9 @@ import dynamo_backends
 from dynamo_backends.autotune.candidates import SPLIT, Candidate
 from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
 from dynamo_backends.cli.main import main
-from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.openvino.backend import OpenVINO
-from dynamo_backends.report import CandidateReport
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tvm.records import Record, Records
 from tests.autotune.planted import Slow

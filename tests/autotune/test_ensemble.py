@@ -13,8 +13,8 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.autotune.candidates import candidates
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.errors import OptionError
-from dynamo_backends.program import Block
+from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.runtime.program import Block
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.progress import showing

@@ -15,7 +15,7 @@ from dynamo_backends import GraphReport
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import try_out
-from dynamo_backends.report import EagerEvent
+from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow, slow
 

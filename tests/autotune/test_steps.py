@@ -8,12 +8,12 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.duel import RUN, RUNS, STEPS, Duel
+from dynamo_backends.aot.step.online_comparison import RUN, RUNS, STEPS, Duel
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
 from dynamo_backends.inductor.steps import InductorStep
-from dynamo_backends.report import EagerEvent
+from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.race import Race, Run
 from dynamo_backends.xla.step_runtime import XlaStep

@@ -11,7 +11,7 @@ import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.backend import Autotune, Split
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.pipeline import compile_captured
+from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow
 from tests.checking import same

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from dynamo_backends.autotune import wire
+from dynamo_backends.autotune import serialization as wire
 
 
 def _layers(x: Tensor) -> Tensor:

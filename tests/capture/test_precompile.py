@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 import dynamo_backends
 import harness
 from dynamo_backends import _torch_private as private
-from dynamo_backends.errors import SaveError
-from dynamo_backends.pipeline import compile_captured
-from dynamo_backends.registry import get_backend
+from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.tuning.children import environment
 
 
@@ -210,7 +210,9 @@ def test_what_another_version_kept_is_refused(
     compiled = torch.compile(doubled, backend="openxla", fullgraph=True)
     path = tmp_path / "doubled"
     compiled.aot_compile(((torch.ones(2),), {})).save_compiled_function(str(path))
-    monkeypatch.setattr("dynamo_backends.pipeline.source_digest", lambda: "of another version")
+    monkeypatch.setattr(
+        "dynamo_backends.pipeline.captured.source_digest", lambda: "of another version"
+    )
     with path.open("rb") as file, pytest.raises(SaveError, match="by another version"):
         torch.compiler.load_compiled_function(file)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import disable, optimize, reset, run
-from dynamo_backends.stance import compiles_nothing
+from dynamo_backends.interface.stance import compiles_nothing
 from tests.capture.programs import Counting, state, toy, wave
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dynamo_backends.cli import diagnose, gpu, main
 from dynamo_backends.cli.gpu import GPU_BACKENDS, Facts, GpuBackend, lacks, machine_lacks
-from dynamo_backends.registry import get_backend, list_backends
+from dynamo_backends.interface.registry import get_backend, list_backends
 from tests import refusals
 
 NOTHING = Facts(devices=0, driver="", torch="2.13.0+cpu", built_for="", visible=())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dynamo_backends.cli.models import load
-from dynamo_backends.errors import ModelError
+from dynamo_backends.interface.errors import ModelError
 
 FACTORIES = """
 import torch

@@ -4,7 +4,7 @@ import pytest
 
 from dynamo_backends.cli.doctor import diagnose
 from dynamo_backends.cli.main import main
-from dynamo_backends.registry import get_backend, list_backends
+from dynamo_backends.interface.registry import get_backend, list_backends
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

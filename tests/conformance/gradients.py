@@ -11,7 +11,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
-from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.interface.logs import silenced
 from dynamo_backends.verify import difference
 from tests.conformance import opinfo
 from tests.conformance.opinfo import NOISY, Outcome, dense, full_name, headline, widen

@@ -14,7 +14,7 @@ from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, UnaryUf
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
-from dynamo_backends.toolkit.quiet import silenced
+from dynamo_backends.interface.logs import silenced
 from dynamo_backends.verify import difference
 from tests.conformance.differences import declared, excused
 from tests.conformance.extremes import extreme_difference, variants

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dynamo_backends.registry import get_backend
+from dynamo_backends.interface.registry import get_backend
 from tests.conformance.opinfo import Outcome
 
 _HEAD = """# Operators: PyTorch's own database through {backend}

@@ -18,11 +18,11 @@ from dynamo_backends import (
     FallbackRefusedError,
     GraphReport,
     OptionError,
-    registry,
 )
 from dynamo_backends.cudagraphs.backend import CudaGraphsEager, make
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.toolkit.preparation import LiveExecutable
+from dynamo_backends.interface import registry
+from dynamo_backends.runtime.preparation import LiveExecutable
 from tests import refusals
 from tests.backend_checks import SEMANTICS, net
 from tests.checking import aliases, copy_inputs, same, widen

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends import registry
+from dynamo_backends.interface import registry
 from tests.cudagraphs.conftest import Machine
 from tests.nvfuser.conftest import preferred
 

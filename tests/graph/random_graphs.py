@@ -27,7 +27,7 @@ from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph import PASSES, Graph, check
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.pipeline import compile_captured
+from dynamo_backends.pipeline.captured import compile_captured
 from tests.checking import aliases
 from tests.graph.programs import Program, programs
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.backend import Support
 from dynamo_backends.graph.fragments import BLOCK_COST, MANY_BLOCKS, fragmentation, operator_work
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import partition
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Support
 
 aten = torch.ops.aten
 

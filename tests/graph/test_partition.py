@@ -7,10 +7,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from dynamo_backends.backend import Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import Partition, partition
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Support
 
 aten = torch.ops.aten
 

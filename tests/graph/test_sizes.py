@@ -12,7 +12,7 @@ from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SIZES, Size, is_ranged, sizes_of
-from dynamo_backends.pipeline import compile_captured
+from dynamo_backends.pipeline.captured import compile_captured
 
 
 class Eager(Executable):

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.errors import StepCaptureError
-from dynamo_backends.inductor import convolutions, measured, norms
-from dynamo_backends.inductor.convolutions import BY_PRODUCT
-from dynamo_backends.inductor.native import CONVOLUTION_BACKWARD
+from dynamo_backends.inductor import norms
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.kernels import convolution_gradients as convolutions
+from dynamo_backends.kernels import measured
+from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
+from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD
 from tests.aot.step_checks import assert_equal_to_eager
 from tests.training.stepping import OPTIMIZERS
 

@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.autotune.verify import autocast_bfloat16
-from dynamo_backends.inductor.patterns import unreduced
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
+from dynamo_backends.kernels.patterns import unreduced
 from dynamo_backends.verify.rule import relative_error
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import Device, open_device
 from tests import backend_checks as checks

@@ -9,7 +9,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends import CompileError, GraphReport
 from dynamo_backends.iree.lowering import ENTRY
-from dynamo_backends.toolkit.processor import processor
+from dynamo_backends.runtime.processor import processor
 
 
 def net() -> nn.Module:

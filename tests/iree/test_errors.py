@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import dynamo_backends
-from dynamo_backends.toolkit import packages
+from dynamo_backends.interface import packages
 from tests import refusals
 
 

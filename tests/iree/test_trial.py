@@ -9,7 +9,8 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError
-from dynamo_backends.iree import spelling, trial
+from dynamo_backends.iree import legalize as spelling
+from dynamo_backends.iree import trial
 from dynamo_backends.iree.compiler import BrokenDown, Settings, compile_program, plain
 
 aten = torch.ops.aten

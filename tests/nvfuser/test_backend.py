@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.nvfuser import definition, vendor
 from dynamo_backends.nvfuser.compiler import lower_graph
 from dynamo_backends.nvfuser.definition import FUSIONS, Fusions

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.errors import CompileError
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings

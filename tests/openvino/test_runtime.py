@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import compile_model, core, passed_through

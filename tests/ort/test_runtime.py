@@ -8,7 +8,7 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import Bound, OptionError
-from dynamo_backends.errors import ForkedProcessError
+from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.ort import runtime
 from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, make_session

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends.onnx import rules
 from dynamo_backends.ort import trial
-from dynamo_backends.toolkit.trials import Answers
+from dynamo_backends.trials.trials import Answers
 from tests.checking import check
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.registry import get_backend
+from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.torchscript import backend as backends
 from dynamo_backends.torchscript import settings as scripting
 from tests import backend_checks as checks

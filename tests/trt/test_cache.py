@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.graph.cache import DiskCache, cache_folder
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.trt import store
 from tests.trt.conftest import Machine
 from tests.trt.helpers import compiled, net

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from dynamo_backends.tvm import laboratory
-from dynamo_backends.tvm.laboratory import Laboratory, Lost
+from dynamo_backends.tvm import measuring_process as laboratory
+from dynamo_backends.tvm.measuring_process import Laboratory, Lost
 
 CHILD = textwrap.dedent("""
     import json, os, sys, time

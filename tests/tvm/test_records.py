@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.graph.cache import DiskCache
+from dynamo_backends.runtime.cache import DiskCache
 from dynamo_backends.tvm import records
 from dynamo_backends.tvm.records import Record, Records
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.errors import CompileError, ForkedProcessError
+from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.tvm import session
 from dynamo_backends.tvm.runtime import TvmExecutable, strides
 from dynamo_backends.tvm.session import Settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.toolkit.trials import Answers
+from dynamo_backends.trials.trials import Answers
 from dynamo_backends.tvm import trial
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
 from dynamo_backends.tvm.rules import WHOLE, whole

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.backend import SUPPORTED
-from dynamo_backends.toolkit.trials import Answers
+from dynamo_backends.interface.backend import SUPPORTED
+from dynamo_backends.trials.trials import Answers
 from dynamo_backends.tuning import budget
 from dynamo_backends.tvm import records, search, trial, tuning
-from dynamo_backends.tvm.laboratory import Lost
+from dynamo_backends.tvm.measuring_process import Lost
 
 HEAD = """
 # from tvm.script import tirx as T

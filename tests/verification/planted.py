@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.backend import Bound, Executable
-from dynamo_backends.building import ProgramBuilder
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.pipeline.blocks import ProgramBuilder
 
 
 def _same(value: Any) -> Any:

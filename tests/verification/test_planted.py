@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.aot.step import variant
-from dynamo_backends.errors import VerificationError
-from dynamo_backends.registry import get_backend
+from dynamo_backends.interface.errors import VerificationError
+from dynamo_backends.interface.registry import get_backend
 from tests.verification.planted import FAULTS, Net, Planted, WrongStep, divide
 
 pytestmark = pytest.mark.plants_errors

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.backend import Bound
 from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.toolkit.tf32 import Tf32
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.runtime.tf32 import Tf32
 from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
 from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.compiler import _trace, compile_graph

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.errors import LoweringError
+from dynamo_backends.interface.errors import LoweringError
 from tests.checking import check
 from tests.xla.harness import run
 

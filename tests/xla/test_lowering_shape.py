@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynamo_backends.errors import LoweringError
+from dynamo_backends.interface.errors import LoweringError
 from tests.xla.harness import run
 from tests.xla.lowering_checks import assert_like_eager, gradient
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jax._src import xla_bridge
 
-from dynamo_backends.errors import DeviceError
+from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.xla import _jaxlib, backend, runtime
 from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.runtime import open_device

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.backend import Bound
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.toolkit.staging import LIMIT
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.runtime.staging import LIMIT
 from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions

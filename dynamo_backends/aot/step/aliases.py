@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import storage_id
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 Key = tuple[int, bool]
 """A slot, and whether its gradient is meant."""

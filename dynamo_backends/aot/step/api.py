@@ -21,8 +21,8 @@ from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effe
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.variant import TRACING, Variant
-from dynamo_backends.errors import OptionError, StepCaptureError
-from dynamo_backends.foreign import refuse_step
+from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.runtime.foreign import refuse_step
 
 _LBFGS = (
     "torch.optim.LBFGS calls the model several times in each step, and values decide how often; "
@@ -342,7 +342,7 @@ class Step:
     def _compile_parts(self) -> Callable[..., Any]:
         if self._backend.name in ("aot_eager", "inductor"):
             return torch.compile(self._definition.function, backend=self._backend.name)
-        from dynamo_backends.compiler_objects import compiler
+        from dynamo_backends.interface.compiler import compiler
 
         chosen = compiler(self._backend.name, **(self._options or {}))
         return torch.compile(self._definition.function, backend=chosen)

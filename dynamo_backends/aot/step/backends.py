@@ -9,13 +9,13 @@ from torch import fx
 
 from dynamo_backends.aot.step.cached import load_or_compile
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.backend import Backend, Options
-from dynamo_backends.containment import require_available
-from dynamo_backends.errors import DynamoBackendsError, OptionError, StepCaptureError
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import dropout
-from dynamo_backends.registry import get_backend, load
+from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.containment import require_available
+from dynamo_backends.interface.errors import DynamoBackendsError, OptionError, StepCaptureError
+from dynamo_backends.interface.registry import get_backend, load
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import logging
 import torch
 
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.backend import Backend, Options
-from dynamo_backends.errors import CompileError
-from dynamo_backends.graph.cache import DiskCache, cache_folder
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 
 log = logging.getLogger("dynamo_backends")
 

@@ -21,9 +21,9 @@ from dynamo_backends.aot.step.inventory import Inventory, Slot
 from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.microbatches import Run
 from dynamo_backends.aot.step.modules import modules_for_graphs
-from dynamo_backends.aot.step.notes import Notes
 from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.outside import refuse_outside_effects
+from dynamo_backends.aot.step.provenance import Notes
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.effects import Effect
 from dynamo_backends.aot.step.python_state.following import Conditions, Following
@@ -31,8 +31,8 @@ from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recomputed import Recomputed, names_recomputed, recomputed_by
 from dynamo_backends.aot.step.scalars import Answer, Scalars
 from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
-from dynamo_backends.errors import StepCaptureError, text_of
 from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import StepCaptureError, text_of
 
 WHAT_TO_DO = (
     'Change the function so that it is one graph, or pass fallback="split" to compile the parts of '

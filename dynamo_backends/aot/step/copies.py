@@ -8,8 +8,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.cache import cache_folder
 from dynamo_backends.graph.liveness import tensor_bytes
+from dynamo_backends.runtime.cache import cache_folder
 
 log = logging.getLogger("dynamo_backends")
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import state_of_generator
-from dynamo_backends.errors import StepCaptureError
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import FakeTensor, disable_current_modes, scaling
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 def _check_and_unscale(gradients: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:

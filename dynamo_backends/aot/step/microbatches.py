@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import storage_id
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 class _EndOfPart(BaseException):

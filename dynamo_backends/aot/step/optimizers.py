@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.hyperparameters import group_numbers, group_structure, replace
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 # Their formulas for capturable=True have no `if` on a tensor, as the others have.
 _BRANCHING = ("RAdam", "ASGD", "Rprop")

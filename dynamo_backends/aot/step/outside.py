@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import hooks_on_gradient, is_in_ddp_forward
 from dynamo_backends.aot.step.substitution import user_line
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 _SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.capture import WHAT_TO_DO
-from dynamo_backends.errors import DynamoBackendsError, StepCaptureError
 from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError
 
 _WITH_SPARSE = ("aot_eager",)
 

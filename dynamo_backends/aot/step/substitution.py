@@ -36,7 +36,7 @@ from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.promotion import Rank
 from dynamo_backends.aot.step.scalars import Scalars
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 _T = torch.Tensor
 _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends import report as reporting
+from dynamo_backends.aot.step.atomic import until_done
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import BatchSpec
 from dynamo_backends.aot.step.capture import Definition, Result, record
@@ -22,14 +22,14 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.refusals import refuse_sparse, refused_by
 from dynamo_backends.aot.step.verified import VerifiedStep
-from dynamo_backends.aot.step.whole import until_done
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import count_ops
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
-from dynamo_backends.report import GraphReport
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.report import GraphReport
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
-from dynamo_backends.errors import LoweringError
+from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.xla.dtypes import to_jax
 
 

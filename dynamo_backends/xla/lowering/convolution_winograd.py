@@ -1,4 +1,4 @@
-"""3×3 convolutions by Winograd's minimal filtering (see `toolkit/winograd.py`)."""
+"""3×3 convolutions by Winograd's minimal filtering (see `kernels/winograd_transforms.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dynamo_backends.toolkit.winograd import F2, F4, Transforms
+from dynamo_backends.kernels.winograd_transforms import F2, F4, Transforms
 from dynamo_backends.xla.lowering.convolution_dense import Program
 from dynamo_backends.xla.lowering.convolution_shape import ConvShape, pad_spatial, window
 

@@ -18,7 +18,7 @@ from dynamo_backends.aot.step.python_state.calls import (
     needs_value,
 )
 from dynamo_backends.aot.step.python_state.places import CONTAINERS
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 if TYPE_CHECKING:
     from dynamo_backends.aot.step.python_state.ledger import Ledger

@@ -34,7 +34,7 @@ from dynamo_backends.aot.step.python_state.places import (
     PlaceGuard,
 )
 from dynamo_backends.aot.step.python_state.schedulers import Schedulers
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 _LIBRARIES = (str(Path(torch.__file__).parent),)
 

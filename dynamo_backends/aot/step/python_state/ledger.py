@@ -35,7 +35,7 @@ from dynamo_backends.aot.step.python_state.places import (
     Place,
     Variable,
 )
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from dynamo_backends.errors import StepCaptureError
+from dynamo_backends.interface.errors import StepCaptureError
 
 Noted = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 

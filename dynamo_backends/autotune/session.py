@@ -1,0 +1,311 @@
+"""Compiles, verifies and measures the candidates for one graph, and chooses."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.verify import Trial, Verdict, judge
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, GraphReport
+from dynamo_backends.tuning import memory
+from dynamo_backends.tuning.budget import Budget
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.tuning.race import EQUAL, Measured, Race, Run
+from dynamo_backends.verify import restore_rng, snapshot_rng
+
+_SETS = 3  # of inputs, to be rotated
+_LARGE = 1 << 28  # bytes of inputs of which one set has to do
+
+log = logging.getLogger("dynamo_backends")
+
+
+class Unsuitable(Exception):
+    """A candidate cannot take part; the message says why."""
+
+
+@dataclass
+class Entrant:
+    """A candidate as it takes part in one contest.
+
+    Attributes:
+        name: Unique.
+        build: Compiles it; may raise.
+        reduced: Its results may be as inexact as eager's under autocast to bfloat16.
+        rehearse: Tries it in a process of its own; returns what went wrong there, or "". None:
+            it need not be tried so.
+        failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".
+        early: It is tried before others, which the budget may not last for.
+    """
+
+    name: str
+    build: Callable[[], Run]
+    reduced: bool = False
+    rehearse: Callable[[], str] | None = None
+    failed: Callable[[], str] = lambda: ""
+    early: bool = False
+
+
+def failure_of(reports: Sequence[GraphReport]) -> str:
+    """Why a candidate does not run what it was given, in words; empty: it runs at least a part.
+
+    Args:
+        reports: Of what was compiled for it; without any, nothing is known.
+    """
+    events = [event for report in reports for event in report.events]
+    if events:
+        return f"failed when it was called: {events[0].reason}"
+    if not reports or any(r.ops_on_backend or r.ops_on_inductor for r in reports):
+        return ""
+    reasons = [
+        reason
+        for report in reports
+        for reason in (
+            report.reverted,
+            *(f"{c.name} {c.reason}" for c in report.candidates if c.name != EAGER),
+            *(f.reason for f in report.fallbacks if not f.by_design),
+        )
+        if reason
+    ]
+    return ": ".join(["none of its operators run on this backend", *reasons[:1]])
+
+
+@dataclass
+class Subject:
+    """What the candidates compete for.
+
+    Attributes:
+        original: Eager.
+        precise: Eager in float64, or None.
+        arguments: Inputs.
+        promised: Strides of the outputs that Dynamo promises.
+        ops: Number of calls in the graph.
+        title: For the progress line.
+        perturb: Whether results for other inputs than the real ones are compared as well.
+    """
+
+    original: Run
+    precise: Run | None
+    arguments: Arguments
+    promised: Sequence[Sequence[int] | None] = ()
+    ops: int = 1
+    title: str = "autotune"
+    perturb: bool = True
+
+    def trials(self) -> list[Trial]:
+        """On the real inputs, and on perturbed ones if eager takes them."""
+        found = [Trial(self.arguments, self.original, self.precise, self.promised)]
+        if self.perturb:
+            other = self.arguments.perturbed()
+            try:
+                found.append(Trial(other, self.original, self.precise, self.promised))
+            except Exception:
+                log.debug("eager does not take perturbed inputs", exc_info=True)
+        return found
+
+
+@dataclass
+class Outcome:
+    """What a contest ended with.
+
+    Attributes:
+        winner: Name of the candidate that was chosen.
+        rows: What became of each.
+        short_of_s: Seconds of the budget, if that did not last for all; else 0.
+    """
+
+    winner: str
+    rows: tuple[CandidateReport, ...]
+    short_of_s: float = 0.0
+
+
+class Contest:
+    """One contest.
+
+    Args:
+        subject: What for.
+        entrants: Who takes part besides eager.
+        options: Of autotune.
+        model: What to expect of whom.
+        budget: Time that may be spent.
+        progress: Shows how far it is.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        entrants: Sequence[Entrant],
+        options: AutotuneOptions,
+        model: CostModel,
+        budget: Budget,
+        progress: Progress,
+    ):
+        self._subject = subject
+        self._entrants = {e.name: e for e in entrants}
+        self._options = options
+        self._model = model
+        self._budget = budget
+        self._progress = progress
+        self._rows: dict[str, CandidateReport] = {EAGER: CandidateReport(EAGER, "slower", 0.0, 0.0)}
+        self._runs: dict[str, Run] = {EAGER: subject.original}
+        self._memory: dict[str, int] = {}
+        self._cut: list[str] = []
+
+    def decide(self) -> Outcome:
+        """Tries all candidates and chooses one.
+
+        Raises:
+            Exception: What eager raises for these inputs.
+        """
+        COUNTS.contests += 1
+        rng = snapshot_rng()
+        try:
+            trials = self._subject.trials()
+            order = self._model.order(list(self._entrants), self._subject.ops)
+            for name in sorted(order, key=lambda name: not self._entrants[name].early):
+                self._admit(self._entrants[name], trials)
+            self._tell_of_the_cut()
+            return self._choose(self._measure())
+        finally:
+            restore_rng(rng)
+
+    def _say(self, what: str) -> None:
+        self._progress(f"{self._subject.title}: {what}")
+
+    def _admit(self, entrant: Entrant, trials: Sequence[Trial]) -> None:
+        """Compiles and verifies one; it takes part in the race if nothing is wrong."""
+        refusal = self._refusal(entrant.name)
+        if refusal:
+            self._rows[entrant.name] = CandidateReport(entrant.name, refusal)
+            return
+        self._say(f"compiling {entrant.name}")
+        start, before = time.perf_counter(), memory.resident()
+        compiled: float | None = None
+        verdict = Verdict("")
+        try:
+            if entrant.rehearse is not None and (problem := entrant.rehearse()):
+                raise Unsuitable(problem)
+            start = time.perf_counter()
+            COUNTS.compiled += 1
+            run = entrant.build()
+            compiled = time.perf_counter() - start
+            self._say(f"verifying {entrant.name}")
+            COUNTS.verified += 1
+            verdict = judge(trials, run, entrant.reduced)
+            compiled += verdict.first_s
+            problem = entrant.failed()
+            reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem
+        except Unsuitable as error:
+            reason = str(error)
+        except Exception as error:
+            log.debug("autotune: %s failed", entrant.name, exc_info=True)
+            at = "could not be compiled" if compiled is None else "raised when it was called"
+            reason = f"{at}: {brief_error(error)}"
+        row = CandidateReport(entrant.name, reason, compiled)
+        if not reason:
+            self._runs[entrant.name] = run
+            self._memory[entrant.name] = memory.resident() - before
+            row = replace(row, error=verdict.error)
+        self._rows[entrant.name] = row
+
+    def _refusal(self, name: str) -> str:
+        """Why a candidate is not tried: the budget would not last."""
+        tried = [n for n, row in self._rows.items() if row.compile_s is not None and n != EAGER]
+        expected = self._model.predict(name, self._subject.ops).compile_s
+        if not tried or expected <= self._budget.left_s:
+            return ""
+        self._cut.append(name)
+        total = self._budget.total_s
+        if not self._budget.left_s:
+            return f"not tried: the budget of {total:g} s is spent"
+        return (
+            f"not tried: about {expected:.0f} s of compilation are more than what is left of the "
+            f"budget of {total:g} s"
+        )
+
+    def _tell_of_the_cut(self) -> None:
+        """Once for a budget, since it is the same for all graphs of a process."""
+        if self._cut and self._budget.tell():
+            log.warning(
+                "autotune's budget of %g s, which is for all graphs of this process, does not "
+                "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",
+                self._budget.total_s,
+                ", ".join(self._cut),
+                self._subject.title.removeprefix("autotune: "),
+            )
+
+    def _measure(self) -> Measured:
+        self._say("measuring")
+        race = Race(
+            self._runs,
+            self._subject.arguments.fresh,
+            sets=_SETS if self._subject.arguments.copied_bytes < _LARGE else 1,
+            pauses=self._options.objective == "latency",
+            budget_s=max(self._budget.left_s, 1.0),
+        )
+        rounds = iter(range(1, 1_000_000))
+        measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))
+        for name, reason in measured.failed.items():
+            self._drop(name, f"raised when it was called: {reason}")
+        base = measured.timings[EAGER].median
+        for name, timing in measured.timings.items():
+            ratio = timing.speedup
+            row = replace(
+                self._rows[name],
+                seconds=base / ratio.value,
+                speedup=(ratio.value, ratio.low, ratio.high),
+            )
+            self._rows[name] = row
+            if name != EAGER and (problem := self._entrants[name].failed()):
+                self._drop(name, problem)
+        return measured
+
+    def _drop(self, name: str, reason: str) -> None:
+        self._rows[name] = replace(self._rows[name], reason=reason)
+        self._runs.pop(name, None)
+
+    def _choose(self, measured: Measured) -> Outcome:
+        order = [n for n in measured.order if n in self._runs]
+        if self._options.objective == "memory":
+            winner = self._least_memory(order)
+        else:
+            winner = self._fastest(order, measured)
+        for name in order:
+            self._rows[name] = replace(self._rows[name], reason=self._why_not(name, winner))
+        rows = [self._rows[n] for n in order]
+        rows += [row for n, row in self._rows.items() if n not in order]
+        return Outcome(winner, tuple(rows), self._budget.total_s if self._cut else 0.0)
+
+    def _fastest(self, order: Sequence[str], measured: Measured) -> str:
+        """The fastest; eager if it is no slower, else of several equal ones the cheapest."""
+        equal = [n for n in order if n == order[0] or n in measured.equal]
+        if EAGER in equal:
+            return EAGER
+        best = self._rows[order[0]].seconds or 0.0
+        near = [n for n in equal if (self._rows[n].seconds or 0.0) <= best * (1 + EQUAL)]
+        return min(near, key=lambda n: self._rows[n].compile_s or 0.0)
+
+    def _least_memory(self, order: Sequence[str]) -> str:
+        for name in order:
+            grown = self._memory.get(name, 0) + memory.growth(
+                lambda name=name: self._runs[name](self._subject.arguments.fresh())  # type: ignore[misc]
+            )
+            self._rows[name] = replace(self._rows[name], memory=grown)
+        return min(order, key=lambda n: (self._rows[n].memory or 0) // memory.GRAIN)
+
+    def _why_not(self, name: str, winner: str) -> str:
+        row, best = self._rows[name], self._rows[winner]
+        if name == winner:
+            return ""
+        if self._options.objective == "memory":
+            return f"takes no less memory than {winner}"
+        assert row.seconds is not None and best.seconds is not None
+        ratio = row.seconds / best.seconds
+        if ratio < 1 + EQUAL:
+            return f"no faster than {winner}, beyond doubt or by more than {EQUAL:.0%}"
+        return f"takes {ratio:.2f} times as long as {winner}"

@@ -1,0 +1,131 @@
+"""Replaces single calls in a graph by simpler ones."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.normalize import NORMALIZE
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import PROPAGATE
+from dynamo_backends.interface.errors import LoweringError
+
+
+def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
+    """Replaces a call by what a rule makes of it (see `replace`).
+
+    Args:
+        node: The call.
+        rules: Functions of an operator's arguments, by the operator; there is one of the call's,
+            and those of others are used inside.
+
+    Raises:
+        LoweringError: The rule does not lead to functional calls of other operators.
+    """
+    target: Any = node.target
+    replace(node, target, rules)
+
+
+def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
+    """A copy of a graph in which calls are taken apart where rules want to.
+
+    Args:
+        graph: With static shapes; not changed.
+        rules: Functions of an operator's arguments, by the operator. They may decline.
+
+    Raises:
+        LoweringError: A rule makes constants.
+    """
+    inputs = [p.meta["val"] for p in graph.placeholders]
+    bare = fx.GraphModule(graph.module, graph.module.graph)
+    with torch.no_grad(), private.keep_unused_draws():
+        traced, _ = private.functionalized(bare, inputs, dict(rules))
+    module = fx.GraphModule(traced, copy_graph(traced.graph))
+    for node in module.graph.find_nodes(op="get_attr"):
+        raise LoweringError(node.name, str(node.target), "a decomposition makes constants")
+    places = module.graph.find_nodes(op="placeholder")
+    named = [dataclasses.replace(x, name=p.name) for p, x in zip(places, graph.inputs, strict=True)]
+    result = Graph(module, graph.kind, tuple(named))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(result)
+    return result
+
+
+def replace(
+    node: fx.Node,
+    function: Callable[..., Any],
+    rules: Mapping[Any, Callable[..., Any]] | None = None,
+) -> None:
+    """Replaces a call in its graph by the calls that a function makes of the same arguments.
+
+    The new calls' `meta["expanded_from"]` names the old one.
+
+    Args:
+        node: The call.
+        function: Takes its arguments.
+        rules: What to take apart in turn: functions of an operator's arguments, by the operator.
+
+    Raises:
+        LoweringError: The function does not lead to functional calls, or not away from the
+            operator that `rules` should have taken apart.
+    """
+    graph = node.graph
+    traced = _trace(node, function, rules or {})
+    sources = iter(node.all_input_nodes)
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            unresolved = inner.target is node.target and function is node.target
+            if inner.op == "placeholder":
+                copies[inner] = next(sources)
+            elif inner.op == "call_function" and not unresolved:
+                copies[inner] = graph.node_copy(inner, copies.__getitem__)
+                copies[inner].meta = {"val": inner.meta["val"], "expanded_from": node.name}
+            elif inner.op != "output":
+                reason = f"its decomposition contains {inner.target}"
+                raise LoweringError(node.name, str(node.target), reason)
+    _put(node, fx.map_arg(traced.graph.output_node().args[0], copies.__getitem__))
+
+
+def _put(node: fx.Node, results: Any) -> None:
+    """Puts results in the place of a call."""
+    if isinstance(results, fx.Node):
+        node.replace_all_uses_with(results)
+    else:
+        for user in list(node.users):
+            if user.target is not operator.getitem:
+                raise LoweringError(node.name, str(node.target), "its results are used as a list")
+            user.replace_all_uses_with(results[user.args[1]])
+            node.graph.erase_node(user)
+    node.graph.erase_node(node)
+    # Parts of the decomposition that only compute results which nobody uses.
+    node.graph.eliminate_dead_code()
+
+
+def _trace(
+    node: fx.Node, function: Callable[..., Any], rules: Mapping[Any, Callable[..., Any]]
+) -> fx.GraphModule:
+    inputs = node.all_input_nodes
+    mode = private.FakeTensorMode()
+    with mode:
+        fakes = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device)
+            for v in (n.meta["val"] for n in inputs)
+        ]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        known = dict(zip(inputs, tensors, strict=True))
+        args = fx.map_arg(node.args, known.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, known.__getitem__)
+        return function(*args, **kwargs)
+
+    try:
+        with mode:
+            return private.make_fx(torch.func.functionalize(call), dict(rules))(*fakes)
+    except Exception as error:
+        reason = f"torch cannot take it apart ({type(error).__name__})"
+        raise LoweringError(node.name, str(node.target), reason) from error

@@ -1,0 +1,92 @@
+"""Rewrites of a graph that lowerings begin with: explicit casts, and dimensions in memory order."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Storage, input_storage, storage_of
+
+aten = torch.ops.aten
+
+
+def promote(module: fx.GraphModule) -> None:
+    """Makes type promotion explicit, by casts of torch's primitives."""
+    mode = private.FakeTensorMode()
+    fakes = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            with mode:
+                value = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
+        fakes.append(value)
+    private.promote_types(module, fakes, mode)
+
+
+def promoted(graph: Graph) -> fx.GraphModule:
+    """A copy of a graph's module with explicit type promotion, by casts of ATen."""
+    module = graph.copy().module
+    promote(module)
+    for node in module.graph.nodes:
+        if node.target is torch.ops.prims.convert_element_type.default:
+            source, *rest = node.args
+            dtype = rest[0] if rest else node.kwargs["dtype"]
+            node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": dtype}
+    return module
+
+
+def store(module: fx.Graph, graph: Graph) -> None:
+    """Puts permutations where torch stores an input or promises an output in another order.
+
+    Afterwards all inputs but weights, and all outputs, are row-major, in the order of dimensions
+    that `layouts.Importer` and `layouts.Exporter` have for them.
+
+    Args:
+        module: The graph to change, from `promoted`.
+        graph: Where it comes from.
+    """
+    weights = {graph.placeholders[i].name for i in graph.weights}
+    first = next(n for n in module.nodes if n.op != "placeholder")
+    for node in [n for n in module.nodes if n.op == "placeholder"]:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and node.name not in weights:
+            storage = input_storage(value)
+            if not storage.is_row_major:
+                _store_input(module, node, first, storage)
+    output = module.output_node()
+    output.args = (tuple(_stored_output(module, output, n) for n in _results(output)),)
+
+
+def _results(output: fx.Node) -> Sequence[fx.Node]:
+    results: Any = output.args[0]
+    return results
+
+
+def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Storage) -> None:
+    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
+    value = node.meta["val"]
+    with module.inserting_before(first):
+        logical = module.call_function(aten.permute.default, (node, inverse))
+    node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
+    logical.meta["val"] = value
+    node.meta["val"] = value.permute(storage.order)
+
+
+def _stored_output(module: fx.Graph, output: fx.Node, node: fx.Node) -> fx.Node:
+    storage = storage_of(node.meta["val"])
+    with module.inserting_before(output):
+        for dim in storage.expanded:
+            value = node.meta["val"]
+            node = module.call_function(aten.slice.Tensor, (node, dim, 0, 1))
+            node.meta["val"] = value.narrow(dim, 0, 1)
+        if storage.is_row_major:
+            return node
+        value = node.meta["val"]
+        node = module.call_function(aten.permute.default, (node, list(storage.order)))
+        node.meta["val"] = value.permute(storage.order)
+        return node

@@ -1,0 +1,55 @@
+"""Attention whose mask hides every key from a query, as padding to the left does.
+
+Eager gives such a query zeros. Vendors compute the softmax of nothing but -inf, which is NaN, and
+from there it reaches everything that the next layer computes.
+"""
+
+import math
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.graph.decompose import replace
+
+_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def guard_hidden_queries(module: fx.GraphModule) -> None:
+    """Gives queries that see no key zeros, in every masked attention of a module, in place."""
+    for node in module.graph.find_nodes(op="call_function", target=_attention):
+        if node.kwargs.get("attn_mask") is not None:
+            replace(node, _guarded)
+            _keep_strides(module.graph, node.name)
+
+
+def _keep_strides(graph: fx.Graph, name: str) -> None:
+    """Results are promised with the strides of attention, which filling does not keep."""
+    for filled in graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar):
+        source = filled.args[0]
+        if filled.meta.get("expanded_from") == name and source.target is operator.getitem:
+            filled.meta["val"] = source.meta["val"]
+
+
+def _guarded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    # Vendors lack `all`, or take the maximum of nothing but -inf for a finite number.
+    hidden = (attn_mask != -math.inf).to(attn_mask.dtype).sum(-1, keepdim=True) == 0
+    result, log_sum = _attention(
+        query,
+        key,
+        value,
+        dropout_p,
+        is_causal,
+        attn_mask=attn_mask.masked_fill(hidden, 0),
+        scale=scale,
+    )
+    return result.masked_fill(hidden, 0), log_sum.masked_fill(hidden.squeeze(-1), 0)

@@ -1,0 +1,86 @@
+"""Compiler objects: a backend with options set, as `torch.compile(backend=...)` takes it."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dynamo_backends.interface.backend import Options
+from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.registry import get_backend, is_backend, load
+
+_lock = threading.Lock()
+
+
+class Compiler:
+    """A backend with a set of options, as `torch.compile(backend=...)` takes it.
+
+    There is one object per backend and set of options (see `compiler`): Dynamo recompiles when it
+    is given another object.
+    """
+
+    _tags: tuple[str, ...] = ()
+
+    def __init__(self, name: str, options: Mapping[str, Any]):
+        self.name = self.__name__ = name
+        self._given = dict(options)
+
+    def __repr__(self) -> str:
+        """As a call that makes it."""
+        options = "".join(f", {k}={v!r}" for k, v in self._given.items())
+        return f"compiler({self.name!r}{options})"
+
+    def options(self, given: Mapping[str, Any] | None = None) -> Options:
+        """The validated options, those given to `torch.compile` taking precedence."""
+        backend = get_backend(self.name)
+        return backend.Options.parse({**self._given, **(given or {})}, self.name)
+
+    def __call__(
+        self,
+        captured: Any,
+        example_inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+    ) -> Callable[..., Any]:
+        """Compiles what Dynamo captured (see `pipeline.compile_captured`).
+
+        Raises:
+            OptionError: An option is wrong, or a `mode` was given: modes are Inductor's.
+        """
+        if mode not in (None, "default"):
+            raise OptionError(
+                f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "
+                "Use options={...} instead."
+            )
+        parsed = self.options(options)
+        # By its name: it takes a second to load, and the pipeline lies above this layer.
+        compile_captured = load("dynamo_backends.pipeline.captured:compile_captured")
+        compiled: Callable[..., Any] = compile_captured(
+            get_backend(self.name), captured, example_inputs, parsed
+        )
+        return compiled
+
+
+_compilers: dict[tuple[Any, ...], Compiler] = {}
+
+
+def compiler(name: str, /, **options: Any) -> Compiler:
+    """The compiler object of a backend with these options; the same ones give the same object.
+
+    Example:
+        >>> torch.compile(model, backend=compiler("openxla", verify="always"))
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        OptionError: An option is unknown or wrong.
+    """
+    if not is_backend(name):
+        get_backend(name)
+    if options:
+        options = {k: options[k] for k in sorted(options)}
+        get_backend(name).Options.parse(options, name)
+    key = (name, repr(options))  # values may be dicts
+    with _lock:
+        if key not in _compilers:
+            _compilers[key] = Compiler(name, options)
+        return _compilers[key]

@@ -1,0 +1,1 @@
+"""Kernels of this package for CPUs, and what chooses between them and others by measurement."""

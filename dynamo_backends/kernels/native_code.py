@@ -1,0 +1,88 @@
+"""Kernels in C++ beside the modules that call them."""
+
+import ctypes
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.errors import brief_error
+
+log = logging.getLogger("dynamo_backends")
+
+KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}
+"""Types of images and weights, as numbers.h calls them."""
+_HEADER = "numbers.h"
+_workspaces = threading.local()
+
+
+def load_kernel(module: str, **inserted: str) -> Any | None:
+    """The compiled C++ file beside a module; None, with a warning, if it cannot be compiled.
+
+    It may include numbers.h, which stands there too.
+
+    Args:
+        module: The `__file__` of a module; the other file has the suffix ".cpp".
+        inserted: What stands in the source for "@name@".
+
+    Returns:
+        A `ctypes.CDLL`.
+    """
+    path = Path(module).with_suffix(".cpp")
+    source = path.read_text(encoding="utf-8")
+    header = path.with_name(_HEADER).read_text(encoding="utf-8")
+    source = source.replace(f'#include "{_HEADER}"', header)
+    for name, text in inserted.items():
+        source = source.replace(f"@{name}@", text)
+    try:
+        return private.load_cpp(source)
+    except Exception as error:
+        log.warning("Inductor's own kernels are used, %s failed: %s", path.name, brief_error(error))
+        return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel of convolutions is called.
+
+    Attributes:
+        function: Of a library. Its last arguments are the result, a workspace, and the sizes.
+        sizes: Of the call.
+        shape: Of the result.
+        words: Of the workspace.
+    """
+
+    function: Any
+    sizes: ctypes.Structure
+    shape: tuple[int, ...]
+    words: int
+
+    def __call__(self, dtype: torch.dtype, *inputs: Tensor | None) -> Tensor:
+        """The result, channels last, in some type."""
+        result = torch.empty(self.shape, dtype=dtype, memory_format=torch.channels_last)
+        given = pointers(*inputs, result, _workspace(self.words))
+        self.function(*given, ctypes.byref(self.sizes))
+        return result
+
+
+def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
+    """Where the memory of tensors begins, as arguments of a kernel; the tensors must stay alive."""
+    return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
+
+
+def in_word(dtype: torch.dtype) -> int:
+    """How many numbers a word of 32 bits has, in which kernels read images and weights."""
+    return 4 // dtype.itemsize
+
+
+def _workspace(words: int) -> Tensor:
+    """Memory for a kernel, the same for all calls of a thread."""
+    known: Tensor | None = getattr(_workspaces, "memory", None)
+    if known is None or known.numel() < words:
+        known = _workspaces.memory = torch.empty(words)
+    return known

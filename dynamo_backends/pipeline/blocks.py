@@ -1,0 +1,296 @@
+"""Programs of one graph: split into blocks, each compiled or loaded, the rest left to eager."""
+
+import dataclasses
+import functools
+import hashlib
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.aliasing import is_replayed
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.fragments import fragmentation
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.interface.backend import Backend, Executable, Options, Support
+from dynamo_backends.interface.containment import done_without, is_for_others
+from dynamo_backends.interface.errors import (
+    CompileError,
+    DynamoBackendsError,
+    FallbackRefusedError,
+    LoweringError,
+    brief_error,
+)
+from dynamo_backends.interface.operator_names import is_named
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.pipeline.description import (
+    describe_fallbacks,
+    describe_parts,
+)
+from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
+from dynamo_backends.runtime.program import Block, Literal, Program, Step, pick
+
+log = logging.getLogger("dynamo_backends")
+
+DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
+VIEW_OF_OUTPUT = "it is a view of another output"
+KEPT_BY_OPTION = "the option keep_in_eager names it"
+FRAGMENTS = "the graph fell into fragments"
+_AT_THE_EDGES = frozenset({DRAWN_BY_TORCH, VIEW_OF_OUTPUT})  # these do not split a graph
+_BY_DESIGN = _AT_THE_EDGES | {KEPT_BY_OPTION}
+
+
+def build_program(backend: Backend, graph: Graph, options: Options, report: GraphReport) -> Program:
+    """Partitions a graph and compiles its blocks.
+
+    Args:
+        backend: What compiles them.
+        graph: With static shapes, after all passes.
+        options: Of the backend.
+        report: Gets what became of the graph.
+
+    Raises:
+        FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
+    """
+    return ProgramBuilder(backend, graph, (), options, report).build()
+
+
+class ProgramBuilder:
+    """Splits one graph with static shapes into blocks, and makes a program of them.
+
+    Args:
+        backend: What compiles the blocks.
+        graph: After all passes.
+        constants: Values of its last placeholders.
+        options: Of the backend.
+        report: Gets what became of the graph.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        graph: Graph,
+        constants: Sequence[Tensor],
+        options: Options,
+        report: GraphReport,
+    ):
+        self._backend = backend
+        self._graph = graph
+        self._constants = constants
+        self._options = options
+        self._report = report
+        self._refused: dict[str, str] = {}
+        self._compiled: dict[str, Executable] = {}
+        self._reverted = ""
+
+    def build(self) -> Program:
+        """Partitions and compiles, until every block compiles."""
+        while True:
+            split = self._split()
+            self._check_fallbacks(split)
+            executables = self._compile_blocks(split)
+            if executables is not None:
+                break
+        with done_without(self._report, "describing the parts"):
+            self._describe(split)
+        return self._assemble(split, executables)
+
+    def _split(self) -> Partition:
+        options = self._options
+        # With fallback="error" only what the user named runs in eager, so no block is too small.
+        strict = options.fallback == "error"
+        minimum = 1 if strict else options.min_block_size
+        split = partition(self._graph, self._supports, minimum, _AT_THE_EDGES)
+        if strict or options.fragmented == "keep" or self._reverted:
+            return split
+        reason = fragmentation(split)
+        if reason is None:
+            return split
+        return self._revert(split, reason)
+
+    def _revert(self, split: Partition, reason: str) -> Partition:
+        where = "Inductor" if self._options.fragmented == "inductor" else "eager"
+        self._reverted = f"{reason}; the graph runs in {where} instead"
+        if where == "eager":
+            self._refused = {n.name: split.reasons.get(n, FRAGMENTS) for n in self._graph.calls}
+        else:
+            self._backend = InductorBlocks()
+            self._compiled.clear()
+        return self._split()
+
+    def _supports(self, node: fx.Node) -> Support:
+        if node.name in self._refused:
+            return Support(False, self._refused[node.name])
+        if is_replayed(node):
+            return Support(False, VIEW_OF_OUTPUT)
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            return self._supports(node.args[0])
+        if is_random(node):
+            return Support(False, DRAWN_BY_TORCH)
+        if not isinstance(node.target, OpOverload):
+            return Support(False, "it is not an ATen operator")
+        if is_named(node, self._options.keep_in_eager):
+            return Support(False, KEPT_BY_OPTION)
+        try:
+            return self._backend.supports(node, self._options)
+        except Exception as error:
+            if is_for_others(error):
+                raise
+            log.debug("asking about %s failed", node.target, exc_info=True)
+            return Support(False, f"asking {self._backend.name} failed ({brief_error(error)})")
+
+    def _compile_blocks(self, split: Partition) -> list[Executable | None] | None:
+        executables: list[Executable | None] = []
+        for part in split.parts:
+            if not part.on_backend:
+                executables.append(None)
+                continue
+            try:
+                executables.append(self._compile_block(part.graph))
+            except LoweringError as error:
+                if all(node.name != error.node_name for node in part.graph.calls):
+                    self._refuse_all(part, str(error))  # or this loop would not end
+                self._refused[error.node_name] = error.reason
+                return None
+            except DynamoBackendsError as error:
+                self._refuse_all(part, str(error))
+                return None
+            except Exception as error:
+                log.debug("compiling a block failed", exc_info=True)
+                self._refuse_all(part, f"{type(error).__name__}: {error}")
+                return None
+        return executables
+
+    def _refuse_all(self, part: Part, reason: str) -> None:
+        for node in part.graph.calls:
+            self._refused[node.name] = reason
+
+    def _compile_block(self, graph: Graph) -> Executable:
+        mark = fingerprint(graph)
+        if mark not in self._compiled:
+            # A copy: whatever the backend does to it, eager can fall back to the original.
+            executable = self._load(mark, graph.copy())
+            self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
+            self._compiled[mark].report_to(self._report)
+            self._report.executables += 1
+        return self._compiled[mark]
+
+    def _load(self, mark: str, graph: Graph) -> Executable:
+        cache = DiskCache(cache_folder())
+        key: str | None = None
+        with done_without(self._report, "reading the disk cache"):
+            key = self._key(mark)
+            found = self._loaded(cache, key, graph) if key is not None else None
+            if found is not None:
+                return found
+        executable = self._backend.compile(graph, self._options)
+        if key is not None:
+            with done_without(self._report, "writing to the disk cache"):
+                dumped = executable.dump()
+                if dumped is not None:
+                    cache.put(key, dumped)
+        return executable
+
+    def _key(self, mark: str) -> str | None:
+        """What a block is called in the disk cache; None: it is not kept there."""
+        versions = self._backend.cache_key(self._options) if self._options.cache else None
+        if versions is None:
+            return None
+        settings = {**dataclasses.asdict(self._options), "verify": "off"}  # not compiled in
+        text = f"{mark} {self._backend.name} {versions} {torch.__version__} {settings}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _loaded(self, cache: DiskCache, key: str, graph: Graph) -> Executable | None:
+        """A block from the disk cache, if it is there; an entry that cannot be used is dropped."""
+        parts = cache.get(key)
+        if parts is None:
+            return None
+        try:
+            executable = self._backend.load(parts, graph, self._options)
+        except Exception as error:
+            cache.drop(key)
+            if not isinstance(error, CompileError):
+                raise
+            log.warning("dropped an unusable cache entry: %s", error)
+            return None
+        self._report.cache_hits += 1
+        return executable
+
+    def _check_fallbacks(self, split: Partition) -> None:
+        if self._options.fallback != "error":
+            return
+        for node, reason in split.reasons.items():
+            if reason not in _BY_DESIGN and node.target is not operator.getitem:
+                where = source_line(node)
+                raise FallbackRefusedError(
+                    f"{self._backend.name} cannot run {node.target}: {reason}"
+                    + (f" (called at {where})" if where else "")
+                    + '. With fallback="eager" it would run in eager.'
+                )
+
+    def _describe(self, split: Partition) -> None:
+        report = self._report
+        report.fallbacks = describe_fallbacks(split, _BY_DESIGN, silent={VIEW_OF_OUTPUT})
+        report.parts = describe_parts(split, self._backend.name)
+        report.reverted = self._reverted
+        report.ops_in_eager = sum(f.count for f in report.fallbacks)
+        compiled = sum(count_ops(p.graph.calls) for p in split.parts if p.on_backend)
+        by_inductor = self._backend.name != report.backend
+        report.ops_on_backend = 0 if by_inductor else compiled
+        report.ops_on_inductor = compiled if by_inductor else 0
+        report.blocks = sum(p.on_backend for p in split.parts)
+        report.log_fallbacks()
+
+    def _assemble(self, split: Partition, executables: Sequence[Executable | None]) -> Program:
+        names = [p.name for p in self._graph.placeholders]
+        registers = {name: i for i, name in enumerate(names)}
+        for part in split.parts:
+            for name in part.writes:
+                registers.setdefault(name, len(registers))
+        outputs: list[int | Literal] = [
+            registers[x.name] if isinstance(x, fx.Node) else Literal(x) for x in self._graph.outputs
+        ]
+        last_use: dict[str, int] = {}
+        for i, part in enumerate(split.parts):
+            last_use.update(dict.fromkeys((*part.reads, *part.writes), i))
+        kept = {x.name for x in self._graph.outputs if isinstance(x, fx.Node)}
+        steps = []
+        for i, (part, executable) in enumerate(zip(split.parts, executables, strict=True)):
+            dead = [registers[n] for n, at in last_use.items() if at == i and n not in kept]
+            steps.append(
+                Step(
+                    self._runner(part, executable),
+                    pick([registers[n] for n in part.reads]),
+                    tuple(registers[n] for n in part.writes),
+                    tuple(dead),
+                )
+            )
+        return Program(steps, self._constants, len(registers), outputs)
+
+    def _runner(
+        self, part: Part, executable: Executable | None
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        if executable is None:
+            module = part.graph.module
+            return lambda values: module(*values)
+        return Block(
+            part.graph,
+            executable,
+            self._options.freezing,
+            self._options.fallback == "eager",
+            self._report,
+            "off" if self._backend.is_verified else str(self._options.verify),
+            self._options.is_reduced,
+            functools.partial(_compile_part, self._backend, self._options),
+        )
+
+
+def _compile_part(backend: Backend, options: Options, graph: Graph) -> Executable:
+    return backend.compile(graph, options)

@@ -1,0 +1,294 @@
+"""The way of a captured graph: AOT Autograd, normal form, partition, backend, program."""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import pickle
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.aot.autograd import compile_functional
+from dynamo_backends.aot.inputs import (
+    Captured,
+    describe_inputs,
+    inspect_captured,
+    subclass_inputs,
+    without_subclasses,
+)
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.normalize import Normalized, normalize
+from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.containment import done_without, require_available
+from dynamo_backends.interface.errors import (
+    SaveError,
+    UnknownBackendError,
+)
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.report import Compilation, GraphReport, Kind
+from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.description import (
+    describe_shapes,
+    describe_uncompiled,
+)
+from dynamo_backends.runtime.cache import source_digest
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.foreign import compile_foreign
+
+_captures = itertools.count(1)
+
+log = logging.getLogger("dynamo_backends")
+
+
+def compile_captured(
+    backend: Backend,
+    captured: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+) -> Callable[..., Any]:
+    """Compiles what Dynamo captured.
+
+    Args:
+        backend: What compiles the graphs.
+        captured: Dynamo's torch-level graph.
+        example_inputs: Its inputs, real tensors.
+        options: An instance of `backend.Options`.
+
+    Returns:
+        A function with the calling convention of `captured`.
+
+    Raises:
+        BackendUnavailableError: The backend cannot run here.
+        DeviceError: A tensor is on a device that nobody compiles for (see `foreign`).
+        FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
+    """
+    foreign = compile_foreign(backend, captured, example_inputs)
+    if foreign is not None:
+        return foreign
+    number = next(_captures)
+    try:
+        return _compile_captured(backend, captured, example_inputs, options, number)
+    except Exception as error:
+        differentiated = torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in example_inputs
+        )
+        report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
+        stage = "compiling what Dynamo captured"
+        compiled = _in_eager(captured.forward, captured, report, options, error, stage)
+    _publish(report)
+    return compiled
+
+
+def _compile_captured(
+    backend: Backend,
+    captured: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    number: int,
+) -> Callable[..., Any]:
+    require_available(backend)
+    taken = backend.take(captured, example_inputs, options, number)
+    if taken is not None:
+        return taken
+    compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number)
+    table = decompositions(keep=frozenset(backend.keeps(options)))
+    places = subclass_inputs(example_inputs)
+    compiled = compile_functional(
+        captured, example_inputs, compile_graph, table, options.partitioner, complete=not places
+    )
+    return without_subclasses(compiled, places) if places else compiled
+
+
+def _in_eager(
+    eager: Callable[..., Any],
+    module: fx.GraphModule,
+    report: GraphReport,
+    options: Options,
+    error: Exception,
+    stage: str,
+) -> Callable[..., Any]:
+    """Eager in place of a graph that could not be compiled (see `EagerSwitch.uncompiled`)."""
+    EagerSwitch(eager, [report], "graph", options.fallback == "eager").uncompiled(error, stage)
+    with done_without(report, "describing a graph"):
+        describe_uncompiled(report, module.graph)
+        report.log_fallbacks()
+    return eager
+
+
+def _publish(report: GraphReport) -> None:
+    with done_without(report, "publishing a report"):
+        reporting.publish(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GraphCompiler:
+    """Compiles the functional graphs of one captured graph.
+
+    Its pickle is for a process that loads what was compiled instead of capturing it anew.
+    """
+
+    backend: Backend
+    options: Options
+    facts: Captured
+    number: int
+
+    def __call__(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    ) -> Callable[[list[Any]], Sequence[Any]]:
+        report = GraphReport(self.backend.name, kind, self.number)
+        try:
+            return self._compile(gm, kind, static, report)
+        except Exception as error:
+            stage = "preparing the graph"
+            compiled = _in_eager(InEager(gm), gm, report, self.options, error, stage)
+        _publish(report)
+        return compiled
+
+    def _compile(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
+    ) -> "CompiledGraph":
+        backend, options = self.backend, self.options
+        normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        backend.prepare(normalized.graph, options)
+        options.check(normalized.graph, backend.name)
+        with done_without(report, "describing the inputs"):
+            report.inputs = describe_inputs(normalized.graph, self.facts, options)
+            report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
+        return CompiledGraph(backend, normalized, options, report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            found = get_backend(self.backend.name)
+        except UnknownBackendError as error:
+            raise pickle.PicklingError(f"{error} See register_backend.") from error
+        if found is not self.backend:
+            raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
+        return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
+
+
+def _graph_compiler(version: str, name: str, options: Options, facts: Captured) -> _GraphCompiler:
+    if version != source_digest():
+        raise SaveError(
+            "this graph was kept by another version of dynamo_backends, which may have traced it "
+            "differently. Compile it anew."
+        )
+    backend = get_backend(name)
+    require_available(backend)
+    return _GraphCompiler(backend, options, facts, next(_captures))
+
+
+@dataclasses.dataclass(frozen=True)
+class InEager:
+    """A functional graph of which nothing was compiled.
+
+    Attributes:
+        module: The graph.
+        constants: Values of its last placeholders.
+    """
+
+    module: fx.GraphModule
+    constants: Sequence[Tensor] = ()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the graph; clears the list of arguments."""
+        values = [*args, *self.constants]
+        args.clear()
+        results: Sequence[Any] = self.module(*values)
+        return results
+
+
+class CompiledGraph:
+    """One functional graph; compiles it for every set of shapes that it meets.
+
+    A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
+    Under `run()` what is not compiled yet runs in eager.
+    """
+
+    def __init__(
+        self, backend: Backend, normalized: Normalized, options: Options, report: GraphReport
+    ):
+        self.report = report
+        self.report.executable = self
+        self._backend = backend
+        self._graph = normalized.graph
+        self._constants = normalized.constants
+        self._options = options
+        self._eager = InEager(normalized.graph.module, normalized.constants)
+        self._lock = threading.Lock()
+        self._programs: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self._static: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._count = len(self._graph.inputs) - len(self._constants)
+        if not is_dynamic(self._graph) and not compiles_nothing():
+            # AOT Autograd's fake tensors are not the ones that backends make.
+            with disable_current_modes():
+                self._static = self._compile(self._graph.copy)
+        _publish(report)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the graph; clears the list of arguments."""
+        if self._static is not None:
+            return self._static(args)
+        return self._program(args)(args)
+
+    @property
+    def static_program(self) -> Any:
+        """The program of a graph with static shapes; None if its shapes are symbolic."""
+        return self._static
+
+    def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        key = shape_key(self._graph, args)
+        program = self._programs.get(key)
+        if program is None and compiles_nothing():
+            return self._eager
+        if program is None:
+            with self._lock, disable_current_modes():
+                program = self._programs.get(key)
+                if program is None:
+                    values = [*args, *self._constants]
+                    ranges = self._backend.serves_ranges
+                    program = self._compile(lambda: specialize(self._graph, values, ranges))
+                    self._programs[key] = program
+                    while len(self._programs) > self._options.max_executables:
+                        self._programs.popitem(last=False)
+        with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
+            self._programs.move_to_end(key)
+        return program
+
+    def _compile(self, make: Callable[[], Graph]) -> Callable[[list[Any]], Sequence[Any]]:
+        """Compiles a copy of the graph, for concrete sizes; what fails is left to eager."""
+        try:
+            return self._build(make())
+        except Exception as error:
+            module, stage = self._graph.module, "compiling the graph"
+            return _in_eager(self._eager, module, self.report, self._options, error, stage)
+
+    def _build(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+        start = time.perf_counter()
+        before = self.report.executables, self.report.cache_hits
+        shapes: tuple[str, ...] = ()
+        with done_without(self.report, "describing the inputs"):
+            shapes = describe_shapes(graph, self.report.inputs)
+        PASSES(graph)
+        builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
+        program = builder.build()
+        with done_without(self.report, "describing a compilation"):
+            self._record(shapes, before, time.perf_counter() - start)
+        return program
+
+    def _record(self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float) -> None:
+        report = self.report
+        report.compile_seconds += seconds
+        executables, hits = report.executables - before[0], report.cache_hits - before[1]
+        report.compilations.append(Compilation(shapes, executables, hits, seconds))

@@ -1,0 +1,77 @@
+"""Puts into words, for reports, what the pipeline did with a graph."""
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.aot.inputs import value_text
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.partition import Partition, count_ops
+from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, PartReport
+
+UNCOMPILED = "the graph could not be compiled"
+
+
+def describe_fallbacks(
+    split: Partition, by_design: Collection[str], silent: Collection[str]
+) -> tuple[Fallback, ...]:
+    """What runs in eager, grouped by operator and reason.
+
+    Args:
+        split: The partition.
+        by_design: Reasons that are what the pipeline or the user wants.
+        silent: Reasons that are no fallback at all.
+    """
+    grouped: dict[tuple[str, str], list[fx.Node]] = {}
+    for node, reason in split.reasons.items():
+        if node.target is not operator.getitem and reason not in silent:
+            grouped.setdefault((_name(node), reason), []).append(node)
+    return tuple(
+        Fallback(op, reason, len(nodes), source_line(nodes[0]), reason in by_design)
+        for (op, reason), nodes in grouped.items()
+    )
+
+
+def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
+    """Writes into its report that all of a graph, Dynamo's or a functional one, runs in eager."""
+    calls = [n for n in graph.nodes if n.op.startswith("call_")]
+    split = Partition((), dict.fromkeys(calls, UNCOMPILED))
+    report.fallbacks = describe_fallbacks(split, (), ())
+    report.ops_in_eager = sum(f.count for f in report.fallbacks)
+    report.ops_on_backend = report.ops_on_inductor = report.blocks = 0
+    report.parts = (PartReport("eager", report.ops_in_eager, Counter(map(_name, calls))),)
+
+
+def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
+    """The parts of a partition in the order in which they run."""
+    return tuple(
+        PartReport(
+            backend if part.on_backend else "eager",
+            count_ops(part.graph.calls),
+            Counter(_name(n) for n in part.graph.calls if n.target is not operator.getitem),
+        )
+        for part in split.parts
+    )
+
+
+def describe_shapes(graph: Graph, inputs: Sequence[InputReport]) -> tuple[str, ...]:
+    """Data types and shapes of what differs from call to call, such as "x: float32[3, 4]".
+
+    Args:
+        graph: With static shapes.
+        inputs: What is known of its inputs, one each.
+    """
+    return tuple(
+        f"{known.name}: {value_text(place.meta.get('val'))}"
+        for place, known in zip(graph.placeholders, inputs, strict=True)
+        if known.role in ("activation", "tangent")
+    )
+
+
+def _name(node: fx.Node) -> str:
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))

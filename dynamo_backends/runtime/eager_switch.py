@@ -1,0 +1,127 @@
+"""The one way back to eager, for all that was compiled: a graph, a block of it, a step.
+
+What cannot be compiled, raises when it is called, or is wrong is replaced by its eager original and
+stays replaced. One log line says so; what happens at run time is noted as an `EagerEvent`, too.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from dynamo_backends.interface.containment import is_for_others
+from dynamo_backends.interface.errors import FallbackRefusedError, VerificationError, brief_error
+from dynamo_backends.interface.report import EagerEvent, GraphReport, Region
+
+log = logging.getLogger("dynamo_backends")
+
+
+class EagerSwitch:
+    """Says, once, that eager takes over, or refuses it. Its owner then calls `eager` instead.
+
+    Args:
+        eager: The original, which nothing has changed.
+        reports: Of what was compiled; the first one names the backend.
+        region: What the original is of.
+        allowed: Whether eager may take over (`fallback="eager"`).
+        failure: What failed, if that is more than compiled code: the beginning of a sentence.
+        then: What is said of the time after; empty: eager runs it from now on.
+        on_switch: Called when eager has taken over.
+    """
+
+    def __init__(
+        self,
+        eager: Callable[..., Any],
+        reports: Sequence[GraphReport],
+        region: Region,
+        allowed: bool = True,
+        failure: str = "",
+        then: str = "",
+        on_switch: Callable[[], None] = lambda: None,
+    ):
+        self.eager = eager
+        self._reports = reports
+        self._region: Region = region
+        self._allowed = allowed
+        self._failure = failure
+        self._then = then or f"the {region} runs in eager from now on"
+        self._on_switch = on_switch
+        self._lock = threading.Lock()
+        self._is_switched = False
+
+    def uncompiled(self, error: Exception, stage: str) -> None:
+        """Takes over from what could not be compiled; to be called while the error is handled.
+
+        Args:
+            error: What was raised.
+            stage: What failed, the subject of a sentence.
+
+        Raises:
+            Exception: The error itself, if it is not ours to contain (see `is_for_others`).
+            FallbackRefusedError: Eager may not take over.
+        """
+        if is_for_others(error):
+            raise error
+        (report,) = self._reports
+        log.debug("%s of %s failed", stage, report.backend, exc_info=error)
+        reason = f"{stage} failed ({brief_error(error)})"
+        self._check_allowed(f"{report.backend}: {reason}", error)
+        report.reverted = f"{reason}; the {self._region} runs in eager instead"
+
+    def instead(self, error: Exception, *inputs: Any) -> Any:
+        """Eager's results in place of those of compiled code that raised; eager takes over.
+
+        Raises:
+            MemoryError: There was too little: eager needs as much, and the next call may find more.
+            FallbackRefusedError: Eager may not take over.
+            Exception: What eager raises: the inputs are to blame, and nothing is replaced.
+        """
+        if isinstance(error, MemoryError):
+            raise error
+        reason = brief_error(error)
+        self._check_allowed(self._said(reason), error)
+        results = self.eager(*inputs)
+        self.failed(reason, error)
+        return results
+
+    def failed(self, reason: str, error: Exception | None = None) -> None:
+        """Takes over from compiled code that raised an error, or raises `FallbackRefusedError`."""
+        said = self._said(reason)
+        self._check_allowed(said, error)
+        self._switch("failed", said if self._failure else reason, said)
+
+    def wrong(self, what: str, done: str = "") -> None:
+        """Takes over from compiled code whose results differ from eager's.
+
+        Args:
+            what: How they differ, and where.
+            done: The end of the text of the error.
+
+        Raises:
+            VerificationError: Eager may not take over.
+        """
+        report = self._reports[0]
+        text = f"{report.backend} computed a wrong result in {report.title}: {what}"
+        if not self._allowed:
+            raise VerificationError(text + done)
+        self._switch("wrong", text, text)
+
+    def _switch(self, kind: Literal["failed", "wrong"], reason: str, said: str) -> None:
+        with self._lock:  # several threads may find the same
+            if self._is_switched:
+                return
+            self._is_switched = True
+        for report in self._reports:
+            report.events.append(EagerEvent(kind, self._region, reason))
+        log.warning("%s; %s", said, self._then)
+        self._on_switch()
+
+    def _said(self, reason: str) -> str:
+        if self._failure:
+            return f"{self._failure}: {reason}"
+        return f"a compiled {self._region} of {self._reports[0].backend} failed ({reason})"
+
+    def _check_allowed(self, said: str, error: Exception | None) -> None:
+        if not self._allowed:
+            text = f'{said}. With fallback="eager" it would run in eager.'
+            raise FallbackRefusedError(text) from error

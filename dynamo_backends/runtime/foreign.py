@@ -1,0 +1,130 @@
+"""Tensors on devices that are not this package's: handed to the backend that owns them, or refused.
+
+| device | who compiles |
+|---|---|
+| cpu, cuda, meta, and others that the backend's `availability` lists | the backend asked for |
+| xla | torch_xla's bridge for Dynamo |
+| any other, with a Dynamo backend of its own name (`tpu` of torch_tpu, `npu`) | that one |
+| any other | nobody: `DeviceError` |
+
+Nothing is copied to the CPU to be computed there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import DeviceError, StepDeviceError
+
+OURS = frozenset(("cpu", "cuda", "meta"))
+
+# Where openxla computes with the CPU's tensors; those that live there are torch_xla's, torch_tpu's.
+_COMPUTE_ONLY = frozenset(("tpu", "xla"))
+
+
+def foreign_kind(tensors: Iterable[Any], devices: Sequence[str] = ()) -> str | None:
+    """The type of the first device that is neither this package's nor among `devices`."""
+    kinds = (t.device.type for t in tensors if isinstance(t, Tensor))
+    return next((kind for kind in kinds if kind not in OURS and kind not in devices), None)
+
+
+def compile_foreign(
+    backend: Backend, captured: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """Compiles a captured graph by the owner of a foreign device in it; None if there is no such.
+
+    Args:
+        backend: What was asked for.
+        captured: Dynamo's graph.
+        example_inputs: Its inputs.
+
+    Raises:
+        DeviceError: Nobody owns the device.
+    """
+    kind = foreign_kind(_tensors_of(captured, example_inputs))
+    if kind is None or (kind not in _COMPUTE_ONLY and kind in backend.availability().devices):
+        return None
+    owner = _owner(kind)
+    if owner is None:
+        raise refusal(kind, f"backend={backend.name!r}")
+    compiled: Callable[..., Any] = owner(captured, list(example_inputs))
+    return compiled
+
+
+def refusal(kind: str, entrance: str) -> DeviceError:
+    """What is said of a device that nobody compiles for.
+
+    Args:
+        kind: The type of the device.
+        entrance: What was called.
+    """
+    return DeviceError(
+        f"{entrance} was given tensors on the device {kind!r}; this package computes on the CPU "
+        f"and on CUDA, and no Dynamo backend called {kind!r} is registered. Move the model and its "
+        f"inputs to the CPU (model.cpu()), or compile with the backend of the package that "
+        f"provides {kind!r}."
+    )
+
+
+def refuse_step(tensors: Iterable[Any], backend: str) -> None:
+    """Raises for a training step with tensors on a foreign device, whose owners compile graphs.
+
+    Args:
+        tensors: All of the step.
+        backend: What was asked for; "aot_eager" runs operators where their tensors are.
+
+    Raises:
+        StepDeviceError: There is such a tensor.
+    """
+    kind = foreign_kind(tensors)
+    if kind is not None and backend != "aot_eager":
+        raise StepDeviceError(
+            f"compile_step(backend={backend!r}) was given tensors on the device {kind!r}, for "
+            'which no whole steps are compiled. Pass fallback="split", which hands forward and '
+            f"backward to the Dynamo backend of {kind!r} if there is one, or move the model to "
+            "the CPU."
+        )
+
+
+def _tensors_of(captured: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
+    yield from example_inputs
+    for node in captured.graph.nodes:
+        yield from pytree.tree_leaves(node.meta.get("example_value"))
+
+
+def _owner(kind: str) -> Callable[..., Any] | None:
+    if kind == "xla":
+        return private.aot_autograd(fw_compiler=_bridged)
+    if kind not in torch._dynamo.list_backends(exclude_tags=()):
+        return None
+    found: Callable[..., Any] = private.lookup_backend(kind)
+    return found
+
+
+def _bridged(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """As torch's own `openxla`: torch_xla compiles at the first call, with its real tensors."""
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+
+    compiled: Callable[..., Any] | None = None
+
+    def run(*args: Any) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            compiled = _bridge().extract_compiled_graph(graph, args)
+        return compiled(*args)
+
+    run_boxed: Callable[..., Any] = make_boxed_func(run)
+    return run_boxed
+
+
+def _bridge() -> Any:
+    try:
+        from torch_xla._dynamo import dynamo_bridge
+    except ImportError:
+        from torch_xla.core import dynamo_bridge  # until 2.0
+    return dynamo_bridge

@@ -1,0 +1,218 @@
+"""Runs a partitioned graph: backend blocks and eager parts, one after the other.
+
+This is the hot path of every compiled call. A graph that a backend takes whole costs one list
+look-up, the check of its frozen weights, and the backend's own call.
+"""
+
+import logging
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.freezing import Policy
+from dynamo_backends.runtime.weight_binding import WeightBinding
+from dynamo_backends.verify import bisection
+from dynamo_backends.verify.first import Comparison, described_region
+
+log = logging.getLogger("dynamo_backends")
+
+Getter = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def pick(positions: Sequence[int]) -> Getter:
+    """A fast function that picks the given positions out of a sequence."""
+    if not positions:
+        return lambda _: ()
+    first, count = positions[0], len(positions)
+    if tuple(positions) == tuple(range(first, first + count)):
+        return operator.itemgetter(slice(first, first + count))
+    return operator.itemgetter(*positions)
+
+
+class Block:
+    """A part of the graph that a backend runs, with its frozen weights and its way back to eager.
+
+    Args:
+        graph: The block; its module is the eager original.
+        executable: The compiled block.
+        policy: How frozen weights are watched.
+        may_fall_back: Whether an error in compiled code is answered by running the original.
+        report: Where re-bindings and fallbacks are counted.
+        verify: Which calls are compared with eager: "first", "always" or "off".
+        reduced: Whether the user admits bfloat16.
+        compile_part: Compiles a part of the block, to find out what is wrong.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        executable: Executable,
+        policy: Policy,
+        may_fall_back: bool,
+        report: GraphReport,
+        verify: str = "off",
+        reduced: bool = False,
+        compile_part: Callable[[Graph], Executable] | None = None,
+    ):
+        self.executable = executable
+        module = graph.module
+        self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
+        self._bind = WeightBinding(executable, policy, report).bound
+        self._report = report
+        self._pick_weights = pick(graph.weights)
+        self._pick_activations = pick(graph.activations)
+        self._unbound: Bound | None = None
+        self._graph = graph
+        self._verify = verify
+        self._reduced = reduced
+        self._compile_part = compile_part
+        self._verifying = threading.Lock()
+        # What takes calls in place of compiled code; after the first call nothing, as a rule.
+        self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        if verify != "off":
+            self._instead = self._verified
+        if not graph.weights:
+            try:
+                self._unbound = executable.bind(())[0]
+            except Exception as error:
+                self._switch.failed(brief_error(error), error)
+                self._instead = self._switch.eager
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs the block on one value per graph input."""
+        instead = self._instead
+        if instead is not None:
+            return instead(values)
+        try:  # as in `_compiled`, whose call would take time at every call of this one
+            bound = self._unbound
+            if bound is None:
+                bound = self._bind(self._pick_weights(values))
+            return bound(list(self._pick_activations(values)))
+        except Exception as error:
+            return self._after_failure(error, values)
+
+    def _compiled(self, values: Sequence[Any]) -> Sequence[Any]:
+        bound = self._unbound
+        if bound is None:
+            bound = self._bind(self._pick_weights(values))
+        return bound(list(self._pick_activations(values)))
+
+    def _verified(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs the block and compares it with eager.
+
+        Raises:
+            VerificationError: It is wrong, and must not fall back.
+            FallbackRefusedError: It failed, and must not fall back.
+        """
+        with self._verifying:
+            if self._instead == self._verified:  # no other thread has done it meanwhile
+                return self._compare(values)
+        return self(values)
+
+    def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
+        try:
+            comparison = Comparison(self._graph, self._reduced)
+            outcome = comparison(lambda: self._compiled(values), values)
+        except Exception as error:
+            return self._after_failure(error, values)
+        self._report.note_comparison(outcome.seconds, outcome.unverified)
+        if not outcome.wrong:
+            if self._verify == "first":
+                self._instead = None
+            return outcome.results
+        text = outcome.wrong + self._region(values)
+        self._switch.wrong(f"{text} (a block of {described_region(self._graph)})")
+        eager = self._instead = self._switch.eager
+        return eager(values) if outcome.expected is None else outcome.expected
+
+    def _region(self, values: Sequence[Any]) -> str:
+        """Which operators are wrong, in words; empty if nobody asked."""
+        if self._compile_part is None or not bisection.is_requested():
+            return ""
+        try:
+            region = bisection.smallest_wrong_region(
+                self._graph, self._compile_part, values, self._reduced
+            )
+        except Exception as error:
+            return f"; which part is wrong cannot be told ({brief_error(error)})"
+        if region is None:
+            return "; no part of the block is wrong when it is compiled alone"
+        return f"; the smallest part that is wrong: {region}"
+
+    def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The weights and the activations among the values of the graph's inputs."""
+        return self._pick_weights(values), self._pick_activations(values)
+
+    def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
+        """Eager's results in place of those of compiled code that raised."""
+        results: Sequence[Any] = self._switch.instead(error, values)
+        self._instead = self._switch.eager
+        return results
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a program: which registers it reads, writes, and which are dead after it."""
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    read: Getter
+    writes: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+class Program:
+    """A whole captured graph for one set of shapes.
+
+    Args:
+        steps: In order.
+        constants: Values of the registers after the graph's inputs.
+        registers: How many registers there are.
+        outputs: For each output a register, or a `Literal` for a value known at compile time.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        constants: Sequence[Tensor],
+        registers: int,
+        outputs: Sequence["int | Literal"],
+    ):
+        self._steps = tuple(steps)
+        self._constants = list(constants)
+        self._registers = registers
+        self._outputs = tuple(outputs)
+        single = self._steps[0] if len(self._steps) == 1 else None
+        self.blocks = [step.run for step in self._steps if isinstance(step.run, Block)]
+        self._single = single if single is not None and single.writes == self._outputs else None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs the graph; clears the list of arguments."""
+        values = args + self._constants
+        args.clear()
+        single = self._single
+        if single is not None:
+            return single.run(single.read(values))
+        values.extend([None] * (self._registers - len(values)))
+        for step in self._steps:
+            results = step.run(step.read(values))
+            for register, result in zip(step.writes, results, strict=True):
+                values[register] = result
+            for register in step.dead:
+                values[register] = None
+        return [x.value if isinstance(x, Literal) else values[x] for x in self._outputs]
+
+
+@dataclass(frozen=True)
+class Literal:
+    """An output that is known at compile time: None or a number."""
+
+    value: Any

@@ -1,0 +1,141 @@
+"""Computes what depends on weights alone when weights are bound, instead of at every call.
+
+For backends that read weights where they are and fold no constants.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.report import GraphReport
+
+
+def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executable:
+    """An executable of a graph whose calls on weights alone run when weights are bound.
+
+    Views of weights cost nothing and stay where they are.
+
+    Args:
+        graph: The graph; not changed.
+        make: Makes the executable of what remains.
+    """
+    prologue = Prologue(graph)
+    return _WithPrologue(prologue, make(prologue.rest)) if prologue.is_needed else make(graph)
+
+
+class Prologue:
+    """The calls of a graph on weights alone.
+
+    Args:
+        graph: The graph; not changed.
+
+    Attributes:
+        is_needed: There are such calls.
+        rest: The graph without them, whose weights are some of the graph's and what they make.
+    """
+
+    def __init__(self, graph: Graph):
+        early = _early(graph)
+        places = graph.placeholders
+        position = {places[i]: k for k, i in enumerate(graph.weights)}
+        inside = set(early)
+        reads = list(dict.fromkeys(n for e in early for n in e.all_input_nodes if n in position))
+        made = [e for e in early if any(u not in inside for u in e.users)]
+        direct = [n for n in position if any(u not in inside for u in n.users)]
+        self.is_needed = bool(early)
+        self._copied = [position[n] for n in reads]
+        self._direct = [position[n] for n in direct] if early else list(position.values())
+        self._run = _prologue(graph, reads, early, made) if early else None
+        self.rest = _rest(graph, inside, direct, made) if early else graph
+
+    def __call__(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The weights of `rest`.
+
+        Args:
+            weights: Of the graph.
+        """
+        made: Sequence[Tensor] = ()
+        if self._run is not None:
+            with disable_current_modes(), torch.no_grad():
+                made = self._run(*[weights[i].detach() for i in self._copied])
+        return [*(weights[i] for i in self._direct), *made]
+
+    def copied(self, copied: Collection[int]) -> list[int]:
+        """Positions of the graph's weights whose contents were copied, if those of `rest` were."""
+        theirs = {self._direct[i] for i in copied if i < len(self._direct)}
+        return sorted(theirs.union(self._copied))
+
+
+def _early(graph: Graph) -> list[fx.Node]:
+    """The calls of the prologue, in order."""
+    places = graph.placeholders
+    known = {places[i] for i in graph.weights}
+    for node in graph.calls:
+        if node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+            known.add(node)
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.calls):
+        if node in known and (node in needed or not _is_view(node)):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    return [node for node in graph.calls if node in needed]
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+class _WithPrologue(Executable):
+    def __init__(self, prologue: Prologue, rest: Executable):
+        self._prologue = prologue
+        self._rest = rest
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        bound, copied = self._rest.bind(self._prologue(weights))
+        return bound, self._prologue.copied(copied)
+
+    def report_to(self, report: GraphReport) -> None:
+        """See `Executable.report_to`."""
+        self._rest.report_to(report)
+
+
+def _prologue(
+    graph: Graph, reads: Sequence[fx.Node], early: Sequence[fx.Node], made: Sequence[fx.Node]
+) -> Callable[..., Sequence[Tensor]]:
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {node: copied.placeholder(node.name) for node in reads}
+    for node in early:
+        copies[node] = copied.node_copy(node, copies.__getitem__)
+    copied.output(tuple(copies[n] for n in made))
+    return fx.GraphModule(graph.module, copied)
+
+
+def _rest(
+    graph: Graph, inside: Collection[fx.Node], direct: Sequence[fx.Node], made: Sequence[fx.Node]
+) -> Graph:
+    roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    inputs = [(n, roles[n]) for n in direct]
+    inputs += [(n, Input(n.name, Role.CONSTANT, frozen=True)) for n in made]
+    inputs += [(n, role) for n, role in roles.items() if not role.frozen]
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node, _ in inputs:
+        copies[node] = copied.placeholder(node.name)
+        copies[node].meta = node.meta
+    for node in graph.calls:
+        if node not in inside:
+            copies[node] = copied.node_copy(node, copies.__getitem__)
+    copied.output(fx.map_arg(_outputs(graph), copies.__getitem__))
+    module = fx.GraphModule(graph.module, copied)
+    return Graph(module, graph.kind, tuple(role for _, role in inputs))
+
+
+def _outputs(graph: Graph) -> Any:
+    return graph.module.graph.output_node().args[0]

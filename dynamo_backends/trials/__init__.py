@@ -1,0 +1,1 @@
+"""Trials of single calls: whether a vendor computes what torch does."""

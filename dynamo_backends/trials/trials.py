@@ -1,0 +1,459 @@
+"""Trials: a call compiled alone, run once, and judged against eager.
+
+For backends whose vendor knows better than a table what it can run, and may mean something else by
+it than torch does.
+"""
+
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import (
+    FakeTensorMode,
+    OpOverload,
+    counts_flops,
+    disable_current_modes,
+)
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import storage_of
+from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.logs import silenced
+from dynamo_backends.trials.samples import samples
+from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.rule import aliases, shape_difference
+
+T = TypeVar("T")
+
+LARGE = 1 << 20
+"""Calls with more elements than this, inputs and outputs together, are tried on fewer."""
+
+_TOO_LARGE = 1 << 24  # to be run, if the call cannot be made on fewer elements
+_SIZES = (4096, 1024, 256, 64, 16)
+_VECTOR = 16  # from so many elements on, kernels have another form
+_ROWS = 2  # 1 is special to some operators
+
+# The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
+# further where the reference has NaN.
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 5e-3,
+    torch.bfloat16: 5e-2,
+}
+
+_aten = torch.ops.aten
+_UNWRITTEN = (
+    _aten.empty,
+    _aten.empty_like,
+    _aten.empty_permuted,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+)
+
+
+def alone(node: fx.Node) -> Graph:
+    """A graph of one call and its results that are used."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for source in node.all_input_nodes:
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = {"val": source.meta["val"]}
+    copy = graph.node_copy(node, copies.__getitem__)
+    copy.meta = {"val": node.meta["val"]}
+    graph.output(tuple(read_results(copy, node)))
+    inputs = tuple(Input(n.name, Role.ACTIVATION) for n in copies.values())
+    return Graph(fx.GraphModule(torch.nn.Module(), graph), "inference", inputs)
+
+
+def used_results(node: fx.Node) -> list[int]:
+    """Which of several results of a call are used."""
+    if isinstance(node.meta["val"], Tensor):
+        return []
+    users = (u for u in node.users if u.target is operator.getitem)
+    return sorted({int(u.args[1]) for u in users})  # type: ignore[arg-type]
+
+
+def read_results(copy: fx.Node, node: fx.Node) -> list[fx.Node]:
+    """Reads those results of a copied call that are used of the call itself.
+
+    Args:
+        copy: At the end of its graph, with its `meta["val"]`.
+        node: What it was copied from.
+    """
+    if isinstance(copy.meta["val"], Tensor):
+        return [copy]
+    items = []
+    for index in used_results(node):
+        items.append(copy.graph.call_function(operator.getitem, (copy, index)))
+        items[-1].meta = {"val": copy.meta["val"][index]}
+    return items
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in the `meta["val"]` of a node."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [v for v in value if isinstance(v, Tensor)]
+    return []
+
+
+def elements(node: fx.Node) -> int:
+    """How many elements a call reads and writes."""
+    found = [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])]
+    return sum(t.numel() for t in found)
+
+
+def smaller(node: fx.Node) -> fx.Node:
+    """The same call on fewer elements, in a graph of its own.
+
+    An operator's meaning does not depend on how much it is given, but a vendor may give it another
+    one, and finding that out should not take as long as a network.
+
+    Args:
+        node: The call.
+
+    Returns:
+        The call itself if it is small, cannot be made on less, or is not run (see `is_run`).
+    """
+    if elements(node) <= LARGE or _is_product(node):
+        return node
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    for sizes in _fewer(node, values):
+        found = _resized(node, sizes)
+        if found is not None:
+            return found
+    return node
+
+
+Sizes = list[list[int]]
+
+
+def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
+    """Sizes of the inputs of a call that may have the same meaning, one list per input."""
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        for limit in _SIZES:
+            sizes = [[min(n, limit) for n in v.shape] for v in values]
+            if sum(map(math.prod, sizes)) <= LARGE // 8:
+                yield sizes
+        return
+    largest = max((v for v in values if v.ndim), key=Tensor.numel, default=None)
+    if largest is None:
+        return
+    for alike in (lambda v: True, lambda v: v.ndim == largest.ndim):
+        yield [
+            [min(v.shape[0], _ROWS), *v.shape[1:]]
+            if v.ndim and v.shape[0] == largest.shape[0] and alike(v)
+            else list(v.shape)
+            for v in values
+        ]
+    if len(values) == 1 and not isinstance(node.meta["val"], Tensor):
+        for dim in range(1, largest.ndim):  # what is split along the first dimension
+            yield [[min(n, _ROWS) if d == dim else n for d, n in enumerate(largest.shape)]]
+
+
+def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
+    """A call on inputs of other sizes, stored as before; None if there is no such call."""
+    graph, copies, mode = fx.Graph(), {}, FakeTensorMode()
+    for source, shape in zip(node.all_input_nodes, sizes, strict=True):
+        value = source.meta["val"]
+        copies[source] = graph.placeholder(source.name)
+        with mode:
+            made = torch.empty_strided(
+                shape, _strides(value, shape), dtype=value.dtype, device=value.device
+            )
+        copies[source].meta = {"val": made}
+    copy = graph.node_copy(node, copies.__getitem__)
+    args, kwargs = fx.map_arg((copy.args, copy.kwargs), lambda n: n.meta["val"])
+    try:
+        with silenced("torch._subclasses"), disable_current_modes(), torch.no_grad(), mode:
+            copy.meta = {"val": node.target(*args, **kwargs)}  # type: ignore[operator]
+    except Exception:  # whatever an operator's own checks raise
+        return None
+    if not _gives_alike(copy.meta["val"], node.meta["val"]):
+        return None
+    read_results(copy, node)
+    return copy
+
+
+def _gives_alike(value: Any, other: Any) -> bool:
+    """Whether two calls give as many results, of as many dimensions: fewer rows split into less."""
+    if isinstance(value, Tensor) != isinstance(other, Tensor):
+        return False
+    return [t.ndim for t in tensors(value)] == [t.ndim for t in tensors(other)]
+
+
+def _strides(value: Tensor, shape: Sequence[int]) -> list[int]:
+    storage = storage_of(value)
+    strides, size = [0] * value.ndim, 1
+    for d in reversed(storage.order):
+        if d not in storage.expanded:
+            strides[d] = size
+            size *= shape[d]
+    return strides
+
+
+def is_run(node: fx.Node) -> bool:
+    """Whether the call of a trial is run, and not only compiled.
+
+    Large products are not: their result is one tensor, and what takes the time of a network is
+    what vendors know best. Nor is what cannot be made smaller and would need gigabytes in float64.
+
+    Args:
+        node: The call (see `smaller`).
+    """
+    size = elements(node)
+    return size <= LARGE or (size <= _TOO_LARGE and not _is_product(node))
+
+
+def _is_product(node: fx.Node) -> bool:
+    one = isinstance(node.meta["val"], Tensor)
+    return one and isinstance(node.target, OpOverload) and counts_flops(node.target)
+
+
+class EagerRefused(Exception):
+    """Eager does not take the inputs of a trial."""
+
+
+Run = Callable[[list[Any]], Sequence[Any]]
+"""A compiled call, on the list of its inputs."""
+
+
+class Judge:
+    """Compares what a compiled call does with eager.
+
+    Args:
+        graph: From `alone`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._precise = in_float64(graph.module)
+        self._promised = [n.meta["val"].stride() for n in graph.outputs]
+
+    def __call__(self, run: Run, args: Sequence[Any]) -> str | None:
+        """What is wrong with a call's results, in words; None if nothing is.
+
+        Args:
+            run: The compiled call.
+            args: Inputs of the trial.
+
+        Raises:
+            EagerRefused: Eager does not take these inputs, so they show nothing.
+        """
+        graph = self._graph
+        try:
+            expected = graph.module(*args)
+            precise = self._precise(*map(widen, args))
+        except Exception as error:
+            raise EagerRefused(type(error).__name__) from error
+        before = [x.clone() for x in args]
+        results = run(list(args))
+        wrong = self._handling(args, before, expected, results)
+        if wrong is not None:
+            return wrong
+        if _is_unwritten(graph):
+            expected, results, precise = (
+                [torch.zeros_like(x) for x in values] for values in (expected, results, precise)
+            )
+        compared: Sequence[Sequence[Any]] = (expected, results, precise)
+        if not _is_elementwise(graph):
+            scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
+            compared = list(zip(*scaled, strict=True))
+        with silenced("torch._dynamo"):  # which says that a reference has NaN
+            wrong = difference(*compared)
+        return _imprecise(graph, expected, results, precise) if wrong is None else wrong
+
+    def _handling(
+        self,
+        args: Sequence[Any],
+        before: Sequence[Any],
+        expected: Sequence[Any],
+        results: Sequence[Any],
+    ) -> str | None:
+        """What is wrong about anything but the values of the results."""
+        if len(results) != len(expected):
+            return f"results are {len(results)} instead of {len(expected)}"
+        for i, (e, r, promised) in enumerate(zip(expected, results, self._promised, strict=True)):
+            text = shape_difference(e, r, promised)
+            if text is not None:
+                return f"output {i} {text}"
+        pairs = zip(aliases(args, expected), aliases(args, results), strict=True)
+        for i, (usual, found) in enumerate(pairs):
+            if not set(found) <= set(usual):
+                return f"output {i} shares memory that eager's does not"
+        for i, (now, then) in enumerate(zip(args, before, strict=True)):
+            if not _is_same(now, then):
+                return f"run writes to input {i}"
+        return None
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a kind have the same elements, NaN among them."""
+    return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
+
+
+def _is_unwritten(graph: Graph) -> bool:
+    """Whether the call's result is memory that nobody wrote, which has no right contents."""
+    return getattr(graph.calls[0].target, "overloadpacket", None) in _UNWRITTEN
+
+
+def _is_elementwise(graph: Graph) -> bool:
+    return torch.Tag.pointwise in getattr(graph.calls[0].target, "tags", ())
+
+
+def _of_size_one(e: Tensor, r: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three results of a call, divided by a power of two if the precise one is large.
+
+    The accuracy rule allows an absolute error besides eager's own, which for sums of thousands of
+    numbers, as in a trial's convolution, would be a smaller and smaller part of the results.
+    """
+    if not p.is_floating_point() or e.dtype != r.dtype or not p.numel():
+        return e, r, p
+    largest = p.nan_to_num(0, 0, 0).abs().max().item()
+    if largest <= 1:
+        return e, r, p
+    part = 2.0 ** -math.floor(math.log2(largest))
+    return e * part, r * part, p * part
+
+
+def _imprecise(
+    graph: Graph,
+    expected: Sequence[Tensor],
+    results: Sequence[Tensor],
+    precise: Sequence[Tensor],
+) -> str | None:
+    elementwise = _is_elementwise(graph)
+    for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
+        tolerance = TOLERANCE.get(e.dtype)
+        if tolerance is None or not e.numel():
+            continue
+        both_nan = e.isnan() & r.isnan()
+        # Eager's own NaN where there is a number, such as gelu(inf), need not be copied.
+        e = torch.where(e.isnan() & ~p.isnan(), p.to(e.dtype), e)
+        finite = e.nan_to_num(0, 0, 0).abs()
+        scale = finite + 0.1 if elementwise else finite.max()
+        if not (((e - r).abs() <= tolerance * scale) | (e == r) | both_nan).all():
+            return f"output {i} is less precise than eager's"
+    return None
+
+
+class Answers(Generic[T]):
+    """What a vendor has said about kinds of calls, remembered for the process."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, T] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, kind: str, find: Callable[[], T]) -> T:
+        """The answer about a kind of call, which `find` gives the first time."""
+        with self._lock:
+            if kind not in self._known:
+                with disable_current_modes(), torch.no_grad():
+                    self._known[kind] = find()
+            return self._known[kind]
+
+
+def kind_of(node: fx.Node) -> str:
+    """What an answer depends on: operator, arguments, and which results are used.
+
+    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
+    and large enough for vectors.
+    """
+    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+    def describe(value: Tensor) -> str:
+        if elementwise:
+            sizes = [min(size, 2) for size in value.shape]
+            return f"{value.dtype}{sizes}{storage_of(value)}{value.numel() >= _VECTOR}"
+        return f"{value.dtype}{list(value.shape)}{value.stride()}"
+
+    described = fx.map_arg((node.args, node.kwargs), lambda n: describe(n.meta["val"]))
+    return f"{node.target} {described} {used_results(node)}"
+
+
+def not_plain(node: fx.Node, vendor: str) -> str | None:
+    """Why a call cannot even be tried, whatever a vendor's types are; None if it can."""
+    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
+        return "an input is not a tensor"
+    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
+        if value.layout is not torch.strided:
+            return f"{vendor} has no {value.layout} tensors"
+        if any(not isinstance(s, int) for s in value.shape):
+            return "a size depends on data"
+    return None
+
+
+def attempt(
+    node: fx.Node,
+    make: Callable[[Graph], Run],
+    vendor: str,
+    plain: Callable[[BaseException], str],
+    spare: Callable[[fx.Node, Tensor], Tensor] = lambda node, tensor: tensor,
+) -> str | None:
+    """What is wrong with a call compiled alone, and run on samples; None if nothing is.
+
+    Args:
+        node: The call (see `smaller`); if it is too large even so, it is compiled only.
+        make: Compiles a graph.
+        vendor: Whose name appears in what is said.
+        plain: Makes one line of one of the vendor's errors.
+        spare: Takes what is accepted as a difference out of an input.
+    """
+    graph = alone(node)
+    if not graph.outputs:
+        return "it has no result that is a tensor"
+    try:
+        run = make(graph)
+    except LoweringError as error:
+        return error.reason
+    except CompileError as error:
+        return str(error)
+    except Exception as error:  # of the vendor's Python half; none may reach the user
+        return f"{vendor} cannot lower it: {plain(error)}"
+    if not is_run(node):
+        return None
+    given = ([spare(node, x) for x in args] for args in samples(node))
+    return why_wrong(graph, run, given, vendor, plain)
+
+
+def why_wrong(
+    graph: Graph,
+    run: Run,
+    given: Iterable[list[Any]],
+    vendor: str,
+    plain: Callable[[BaseException], str],
+) -> str | None:
+    """Runs a compiled call on all samples; what is wrong, in words, or None if nothing is.
+
+    Args:
+        graph: From `alone`.
+        run: The compiled call.
+        given: Inputs, one list for each run (see `samples`).
+        vendor: Whose name appears in what is said.
+        plain: Makes one line of one of the vendor's errors.
+    """
+    judged, refused, state = 0, "", snapshot_rng()
+    try:
+        compare = Judge(graph)
+        for args in given:
+            try:
+                wrong = compare(run, args)
+            except EagerRefused as error:  # an operator does not take every number
+                refused = str(error)
+                continue
+            if wrong is not None:
+                return f"in a trial {vendor}'s {wrong}"
+            judged += 1
+    except Exception as error:
+        return f"{vendor} cannot run it: {plain(error)}"
+    finally:
+        restore_rng(state)
+    return None if judged else f"eager does not run it on the inputs of a trial ({refused})"

@@ -1,0 +1,117 @@
+"""Memory of XLA's in which tensors of torch's live, so that XLA can write over them.
+
+A donated input's memory becomes that of an output, but only if XLA owns it alone. So what a step
+updates moves, before the first step, into memory of XLA's (`Home`), and torch sees it there through
+tensors that know the address but hold no reference that XLA could count. Their address never
+changes after that, and neither side copies.
+"""
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import storage_users
+from dynamo_backends.graph.layouts import Importer
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.arrays import to_numpy
+from dynamo_backends.xla.runtime import Device
+
+
+class Home:
+    """Memory of XLA's in which a tensor of torch's lives.
+
+    When a step has run, another buffer owns the memory. The home is told before the run where that
+    buffer will be, and looks there: nothing has to be done afterwards that could be interrupted.
+
+    Args:
+        buffer: Owns the memory.
+        like: A dense tensor whose shape, strides and dtype the memory is to have.
+
+    Attributes:
+        pointer: Its address.
+    """
+
+    def __init__(self, buffer: Any, like: Tensor):
+        self.pointer: int = buffer.unsafe_buffer_pointer()
+        self._results: list[list[Any]] = []
+        self._place = 0
+        self._buffer = buffer
+        self._shape, self._stride, self._dtype = like.shape, like.stride(), like.dtype
+        self._size = like.numel() * like.element_size()
+
+    @property
+    def buffer(self) -> Any:
+        """The owner of the memory."""
+        self.settle()
+        return self._buffer
+
+    def expect(self, results: list[list[Any]], place: int) -> None:
+        """Says, before a run, where the next owner will be.
+
+        Args:
+            results: Will get one element, the list of the results, if the run succeeds.
+            place: Which of these.
+        """
+        self.settle()
+        self._place = place
+        self._results = results
+
+    def settle(self) -> None:
+        """Lets go of the results of the last run but for the owner of this memory."""
+        if self._results:
+            owner = self._results[0][self._place]
+            if owner.unsafe_buffer_pointer() == self.pointer:
+                self._buffer = owner
+            else:  # it was given a copy, because the memory was in use
+                ctypes.memmove(self.pointer, owner.unsafe_buffer_pointer(), self._size)
+            self._results = []
+
+    def is_filled_by(self, tensor: Tensor) -> bool:
+        """Whether a tensor at this address is all of the memory."""
+        return (
+            tensor.shape == self._shape
+            and tensor.stride() == self._stride
+            and tensor.dtype == self._dtype
+        )
+
+    def tensor(self) -> Tensor:
+        """A tensor on this memory, which is valid for as long as any tensor on it exists."""
+        memory = (ctypes.c_char * self._size).from_address(self.pointer)
+        memory.home = self  # type: ignore[attr-defined]
+        flat = torch.frombuffer(memory, dtype=self._dtype)
+        return flat.as_strided(self._shape, self._stride)
+
+
+_homes: weakref.WeakValueDictionary[int, Home] = weakref.WeakValueDictionary()
+
+
+def find_home(tensor: Tensor) -> Home | None:
+    """The memory of XLA's that a tensor fills, if it does."""
+    home = _homes.get(tensor.data_ptr())
+    return home if home is not None and home.is_filled_by(tensor) else None
+
+
+def move_in(tensor: Tensor, importer: Importer, device: Device) -> Home | None:
+    """Moves a tensor, with its contents, into memory of XLA's, if nobody else would notice.
+
+    Args:
+        tensor: On the CPU.
+        importer: Of the program that will be given the memory.
+        device: The CPU.
+    """
+    if not is_movable(tensor):
+        return None
+    home = Home(_jaxlib.copied(device.handle, to_numpy(importer(tensor))), tensor)
+    _homes[home.pointer] = home
+    tensor.data = home.tensor()
+    return home
+
+
+def is_movable(tensor: Tensor) -> bool:
+    """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own."""
+    storage = tensor.untyped_storage()
+    is_whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    return tensor.numel() > 0 and is_whole and storage_users(storage) == 1

@@ -1,0 +1,108 @@
+"""What calls are tried on."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.trials.samples import extremes, samples
+
+aten = torch.ops.aten
+NAN, INF = float("nan"), float("inf")
+
+
+def given(target: Any, *args: Any) -> list[list[Tensor]]:
+    """The samples of a call."""
+    graph = fx.Graph()
+    places = []
+    for i, value in enumerate(args):
+        places.append(graph.placeholder(f"x{i}") if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            places[-1].meta["val"] = value
+    node = graph.call_function(target, tuple(places))
+    node.meta["val"] = target(*(v.zero_() if isinstance(v, Tensor) else v for v in args))
+    return list(samples(node))
+
+
+def test_they_are_the_same_each_time():
+    x = torch.empty(40), torch.empty(40, dtype=torch.int64)
+    for one, other in zip(given(aten.add.Tensor, *x), given(aten.add.Tensor, *x), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 400])
+def test_elementwise_calls_get_all_that_is_special_however_small_they_are(size: int):
+    found = torch.cat([x for (x,) in given(aten.sin.default, torch.empty(size))])
+    assert found.isnan().any()
+    assert {INF, -INF, 0.5, 2.5, -1e4} <= set(found.tolist())
+    assert (found[found == 0].signbit()).any()
+    assert not (found[found == 0].signbit()).all()
+
+
+@pytest.mark.parametrize("size", [7, 60])
+def test_special_numbers_meet_each_other(size: int):
+    pairs = set()
+    for x, y in given(aten.atan2.default, torch.empty(size), torch.empty(size)):
+        pairs |= {(str(a), str(b)) for a, b in zip(x.tolist(), y.tolist(), strict=True)}
+    for a in ("0.0", "-0.0", "nan", "inf", "-inf"):
+        for b in ("0.0", "-0.0", "nan", "inf", "-inf"):
+            assert (a, b) in pairs
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (7, 5), (3, 4, 5)])
+def test_rows_that_are_reduced_have_nan_at_each_place(shape: tuple[int, ...]):
+    rows = torch.cat([x.view(-1, 5) for (x,) in given(aten.amax.default, torch.empty(shape), [-1])])
+    places = {
+        i for row in rows if row.isnan().sum() == 1 for i in row.isnan().nonzero().tolist()[0]
+    }
+    assert {0, 2, 4} <= places
+    assert (rows == INF).any()
+    assert (rows == -INF).all(-1).any()
+    assert rows.isfinite().all(-1).any()
+
+
+def test_rows_whose_first_largest_element_counts_have_several():
+    found = given(aten.argmax.default, torch.empty(4, 9), 1)
+    assert any(((x == x.amax(1, keepdim=True)).sum(1) > 1).any() for (x,) in found)
+    tied = [(x == x.amax(1, keepdim=True)).sum(1) for (x,) in given(aten.topk.default,
+            torch.empty(4, 9), 2)]  # fmt: skip
+    assert all((count <= 1).all() for count in tied)
+
+
+def test_nan_is_in_what_is_moved_and_not_in_sums_of_products():
+    x = torch.empty(6, 6)
+    assert any(t.isnan().any() for (t,) in given(aten.t.default, x))
+    assert all(t.isfinite().all() for pair in given(aten.mm.default, x, x) for t in pair)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("size", [1, 30])
+def test_integers_are_at_their_bounds_and_beyond_what_floats_hold(dtype: torch.dtype, size: int):
+    found = given(aten.mul.Tensor, *[torch.empty(size, dtype=dtype)] * 2)
+    seen = set(torch.cat([x for x, _ in found]).tolist())
+    assert set(extremes(dtype)) <= seen
+    if dtype == torch.int64:
+        assert {2**53 + 1, 2**63 - 1} <= seen
+    large = torch.iinfo(dtype).max // 3
+    assert any((x.abs() >= large).any() and (y.abs() < 8).all() for x, y in found)
+
+
+def test_positions_stay_positions():
+    table, places = torch.empty(4, 3), torch.empty(5, dtype=torch.int64)
+    for _, index in given(aten.embedding.default, table, places):
+        assert set(index.tolist()) <= {0, 1}
+
+
+def test_strides_are_those_of_the_call():
+    x = torch.empty(4, 6, 5).permute(2, 0, 1)
+    for found in given(aten.amax.default, x, [0]):
+        assert found[0].stride() == x.stride()
+
+
+def test_offsets_ascend_from_0():
+    table, places = torch.zeros(4, 3), torch.zeros(9, dtype=torch.int64)
+    offsets = torch.zeros(5, dtype=torch.int64)
+    for _, _, found in given(aten._embedding_bag_forward_only.default, table, places, offsets):
+        assert found[0] == 0
+        assert (found.diff() >= 0).all()

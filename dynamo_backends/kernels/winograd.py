@@ -4,6 +4,9 @@ oneDNN computes 3×3 and 5×5 convolutions directly. With frozen weights, transf
 a third to a half of the time (see `winograd_transforms.py`, `winograd.cpp`). Whether they do
 depends on shapes and processor, so it is measured. A bias, the addition after it, and a relu are
 part of the call.
+
+Convolutions in bfloat16 are among them only if the user asked for `precision="bf16"`: theirs are
+other rounding errors than oneDNN's, and larger ones.
 """
 
 import ctypes

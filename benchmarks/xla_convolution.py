@@ -30,8 +30,8 @@ from rich.table import Table
 from dynamo_backends.xla.lowering.convolution_dense import IM2COL
 from dynamo_backends.xla.lowering.convolution_programs import (
     PROGRAMS,
+    ConvolutionProgram,
     ConvShape,
-    Program,
     choose_rule,
 )
 from dynamo_backends.xla.lowering.convolution_rules import blocks_program
@@ -105,7 +105,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def compiled(
-    program: Program, x: jax.Array, w: jax.Array, shape: ConvShape
+    program: ConvolutionProgram, x: jax.Array, w: jax.Array, shape: ConvShape
 ) -> tuple[Callable[[], object], float]:
     """A call that waits for its result, and the seconds that compiling took."""
     prepared = jax.block_until_ready(jax.jit(lambda w: program.prepare(w, shape))(w))

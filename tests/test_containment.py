@@ -262,7 +262,7 @@ def test_a_trial_that_fails_leaves_the_call_to_eager(name: str, monkeypatch: pyt
     assert TEXT in fallback.reason
 
 
-DECISIONS = ("key_of", "candidates", "Decisions.get", "Decisions.put", "Contest.decide")
+DECISIONS = ("key_of", "candidates", "Decisions.get", "Decisions.put", "TuningSession.decide")
 
 
 @pytest.mark.parametrize("where", [*DECISIONS, "Ensemble._finish", "CostModel"])

@@ -77,7 +77,7 @@ FREEZING: dict[str, Callable[[Any], Any]] = {
     "ts_trace": vendor("ts_trace"),
     "tvm": vendor("tvm"),
 }
-FOR_FULL = {"inductor_max_autotune"}  # each change costs it a contest of kernels
+FOR_FULL = {"inductor_max_autotune"}  # each change costs it a tuning session of kernels
 
 
 @pytest.fixture(autouse=True)

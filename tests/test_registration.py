@@ -19,7 +19,8 @@ import torch
 from dynamo_backends.cli.gpu import GPU_BACKENDS
 from dynamo_backends.interface import registry
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.registry import Compiler, get_backend
+from dynamo_backends.interface.compiler import Compiler
+from dynamo_backends.interface.registry import get_backend
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dynamo_backends"

@@ -34,7 +34,7 @@ class CapturedInput:
 
 
 @dataclass(frozen=True)
-class Captured:
+class CaptureFacts:
     """What was found in the graph that Dynamo captured, before AOT Autograd made it functional.
 
     Attributes:
@@ -46,7 +46,7 @@ class Captured:
     output_aliases: tuple[str, ...]
 
 
-def inspect_captured(captured: fx.GraphModule) -> Captured:
+def inspect_captured(captured: fx.GraphModule) -> CaptureFacts:
     """Looks at names, memory and in-place calls in a graph of Dynamo's.
 
     Memory is told apart by the storages of the fake tensors with which Dynamo traced the graph.
@@ -61,10 +61,12 @@ def inspect_captured(captured: fx.GraphModule) -> Captured:
         shared = tuple(others) if storage is not None else ()
         lines = tuple(dict.fromkeys(line for s, line in writes if s == storage and s is not None))
         inputs.append(CapturedInput(name, _module_role(place), shared, lines))
-    return Captured(tuple(inputs), _output_aliases(captured, names, storages))
+    return CaptureFacts(tuple(inputs), _output_aliases(captured, names, storages))
 
 
-def describe_inputs(graph: Graph, captured: Captured, options: Options) -> tuple[InputReport, ...]:
+def describe_inputs(
+    graph: Graph, captured: CaptureFacts, options: Options
+) -> tuple[InputReport, ...]:
     """One entry per input of a functional graph made of what Dynamo captured."""
     mutated = private.updated_inputs(graph.module.graph)
     return tuple(
@@ -97,7 +99,7 @@ def _describe(
     place: fx.Node,
     given: Input,
     kind: str,
-    captured: Captured,
+    captured: CaptureFacts,
     mutated: Mapping[int, Any],
     options: Options,
 ) -> InputReport:

@@ -20,7 +20,13 @@ from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
-from dynamo_backends.autotune.session import Contest, Entrant, Outcome, Subject, failure_of
+from dynamo_backends.autotune.session import (
+    Outcome,
+    PreparedCandidate,
+    Subject,
+    TuningSession,
+    failure_of,
+)
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
@@ -122,7 +128,7 @@ class Ensemble:
     def _again(
         self, decision: Decision, competing: Sequence[Candidate]
     ) -> Callable[..., Any] | None:
-        """Compiles the winner of an earlier contest; None if that does not work any more."""
+        """Compiles the winner of an earlier session; None if that does not work any more."""
         if decision.winner != EAGER:
             (candidate,) = [c for c in competing if c.name == decision.winner]
             try:
@@ -153,7 +159,7 @@ class Ensemble:
             short_of_s=outcome.short_of_s,
         )
 
-    # The contest.
+    # The session.
 
     def _decide(self, competing: Sequence[Candidate]) -> Outcome:
         options = self.options
@@ -163,8 +169,8 @@ class Ensemble:
         with budget.spending(), apart[0], apart[1], self.grad_mode(), showing(title) as progress:
             subject = self.subject(title)
             model = CostModel(Decisions().all())
-            entrants = [self.entrant(c, subject) for c in competing]
-            return Contest(subject, entrants, options, model, budget, progress).decide()
+            prepared = [self.prepared(c, subject) for c in competing]
+            return TuningSession(subject, prepared, options, model, budget, progress).decide()
 
     def grad_mode(self) -> AbstractContextManager[Any]:
         """In which candidates run."""
@@ -189,18 +195,18 @@ class Ensemble:
         return self._mutated
 
     def adapt(self, compiled: Callable[..., Any]) -> Run:
-        """A compiled graph as the contest calls it."""
+        """A compiled graph as the session calls it."""
         return lambda args: compiled(*args)
 
-    def entrant(self, candidate: Candidate, subject: Subject) -> Entrant:
-        """A candidate as it takes part in the contest."""
+    def prepared(self, candidate: Candidate, subject: Subject) -> PreparedCandidate:
+        """A candidate as it takes part in the session."""
         name = candidate.name
 
         def rehearse() -> str:
             training = self.kind == "training"
             return rehearsed(candidate, self.captured, subject.arguments, self.options, training)
 
-        return Entrant(
+        return PreparedCandidate(
             name,
             lambda: self._build(candidate),
             candidate.reduced,

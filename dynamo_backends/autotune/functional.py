@@ -23,7 +23,13 @@ from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.session import Contest, Entrant, Outcome, Subject, failure_of
+from dynamo_backends.autotune.session import (
+    Outcome,
+    PreparedCandidate,
+    Subject,
+    TuningSession,
+    failure_of,
+)
 from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -145,7 +151,7 @@ class GraphEnsemble(Executable):
         return run
 
     def choose(self, values: list[Any]) -> Choice:
-        """Who is to run the graph: by an earlier decision, which compiles nothing, or a contest.
+        """Who is to run the graph: by an earlier decision, compiling nothing, or a tuning session.
 
         Args:
             values: The graph's inputs; not changed.
@@ -258,10 +264,10 @@ class GraphEnsemble(Executable):
                 title=title,
             )
             model = CostModel(Decisions().all())
-            entrants = [self._entrant(c) for c in competing]
-            return Contest(subject, entrants, options, model, budget, progress).decide()
+            prepared = [self._prepared(c) for c in competing]
+            return TuningSession(subject, prepared, options, model, budget, progress).decide()
 
-    def _entrant(self, candidate: Candidate) -> Entrant:
+    def _prepared(self, candidate: Candidate) -> PreparedCandidate:
         def build() -> Run:
             run = self._programs[candidate.name] = self.build(candidate)
             return run
@@ -270,7 +276,7 @@ class GraphEnsemble(Executable):
             return failure_of([self._reports[candidate.name]])
 
         early = self._graph.kind == "step" and candidate.has_own_steps
-        return Entrant(candidate.name, build, failed=failed, early=early)
+        return PreparedCandidate(candidate.name, build, failed=failed, early=early)
 
     def build(self, candidate: Candidate) -> Run:
         """The whole graph compiled by a candidate, with eager for what it does not support."""
@@ -291,7 +297,7 @@ class GraphEnsemble(Executable):
     def note(self, choice: Choice) -> None:
         """Writes the choice, and what the winner leaves to eager, into the graph's report.
 
-        What was compiled for the contest is dropped.
+        What was compiled for the session is dropped.
         """
         winner, rows = choice.winner, choice.candidates
         report, own = self._report, self._reports.get(winner)

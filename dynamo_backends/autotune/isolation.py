@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends.autotune import serialization as wire
+from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.names import SPLIT
@@ -43,8 +43,8 @@ def rehearsed(
     with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as name:
         folder = Path(name)
         try:
-            wire.write(folder, captured, arguments.values)
-        except wire.NotWritable as error:
+            serialization.write(folder, captured, arguments.values)
+        except serialization.NotWritable as error:
             return f"not tried: it needs a process of its own, and {error}"
         task = {
             "candidate": dataclasses.asdict(candidate),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dynamo_backends.autotune import serialization as wire
+from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.isolation import RESULT, TASK
@@ -46,7 +46,7 @@ class _Rebuilt(nn.Module):
 def main(folder: Path) -> None:
     """Carries out the task in a folder, and writes there what was found."""
     task = json.loads((folder / TASK).read_text(encoding="utf-8"))
-    graph, values = wire.read(folder)
+    graph, values = serialization.read(folder)
     problem = try_out(graph, values, task)
     (folder / RESULT).write_text(json.dumps({"problem": problem}), encoding="utf-8")
 

@@ -30,8 +30,8 @@ class Unsuitable(Exception):
 
 
 @dataclass
-class Entrant:
-    """A candidate as it takes part in one contest.
+class PreparedCandidate:
+    """A candidate as it takes part in one tuning session.
 
     Attributes:
         name: Unique.
@@ -111,7 +111,7 @@ class Subject:
 
 @dataclass
 class Outcome:
-    """What a contest ended with.
+    """What a tuning session ended with.
 
     Attributes:
         winner: Name of the candidate that was chosen.
@@ -124,12 +124,12 @@ class Outcome:
     short_of_s: float = 0.0
 
 
-class Contest:
-    """One contest.
+class TuningSession:
+    """One session.
 
     Args:
         subject: What for.
-        entrants: Who takes part besides eager.
+        prepared: Who takes part besides eager.
         options: Of autotune.
         model: What to expect of whom.
         budget: Time that may be spent.
@@ -139,14 +139,14 @@ class Contest:
     def __init__(
         self,
         subject: Subject,
-        entrants: Sequence[Entrant],
+        prepared: Sequence[PreparedCandidate],
         options: AutotuneOptions,
         model: CostModel,
         budget: Budget,
         progress: Progress,
     ):
         self._subject = subject
-        self._entrants = {e.name: e for e in entrants}
+        self._prepared = {e.name: e for e in prepared}
         self._options = options
         self._model = model
         self._budget = budget
@@ -162,13 +162,13 @@ class Contest:
         Raises:
             Exception: What eager raises for these inputs.
         """
-        COUNTS.contests += 1
+        COUNTS.sessions += 1
         rng = snapshot_rng()
         try:
             trials = self._subject.trials()
-            order = self._model.order(list(self._entrants), self._subject.ops)
-            for name in sorted(order, key=lambda name: not self._entrants[name].early):
-                self._admit(self._entrants[name], trials)
+            order = self._model.order(list(self._prepared), self._subject.ops)
+            for name in sorted(order, key=lambda name: not self._prepared[name].early):
+                self._admit(self._prepared[name], trials)
             self._tell_of_the_cut()
             return self._choose(self._measure())
         finally:
@@ -177,41 +177,41 @@ class Contest:
     def _say(self, what: str) -> None:
         self._progress(f"{self._subject.title}: {what}")
 
-    def _admit(self, entrant: Entrant, trials: Sequence[Trial]) -> None:
+    def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""
-        refusal = self._refusal(entrant.name)
+        refusal = self._refusal(prepared.name)
         if refusal:
-            self._rows[entrant.name] = CandidateReport(entrant.name, refusal)
+            self._rows[prepared.name] = CandidateReport(prepared.name, refusal)
             return
-        self._say(f"compiling {entrant.name}")
+        self._say(f"compiling {prepared.name}")
         start, before = time.perf_counter(), memory.resident()
         compiled: float | None = None
         verdict = Verdict("")
         try:
-            if entrant.rehearse is not None and (problem := entrant.rehearse()):
+            if prepared.rehearse is not None and (problem := prepared.rehearse()):
                 raise Unsuitable(problem)
             start = time.perf_counter()
             COUNTS.compiled += 1
-            run = entrant.build()
+            run = prepared.build()
             compiled = time.perf_counter() - start
-            self._say(f"verifying {entrant.name}")
+            self._say(f"verifying {prepared.name}")
             COUNTS.verified += 1
-            verdict = judge(trials, run, entrant.reduced)
+            verdict = judge(trials, run, prepared.reduced)
             compiled += verdict.first_s
-            problem = entrant.failed()
+            problem = prepared.failed()
             reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem
         except Unsuitable as error:
             reason = str(error)
         except Exception as error:
-            log.debug("autotune: %s failed", entrant.name, exc_info=True)
+            log.debug("autotune: %s failed", prepared.name, exc_info=True)
             at = "could not be compiled" if compiled is None else "raised when it was called"
             reason = f"{at}: {brief_error(error)}"
-        row = CandidateReport(entrant.name, reason, compiled)
+        row = CandidateReport(prepared.name, reason, compiled)
         if not reason:
-            self._runs[entrant.name] = run
-            self._memory[entrant.name] = memory.resident() - before
+            self._runs[prepared.name] = run
+            self._memory[prepared.name] = memory.resident() - before
             row = replace(row, error=verdict.error)
-        self._rows[entrant.name] = row
+        self._rows[prepared.name] = row
 
     def _refusal(self, name: str) -> str:
         """Why a candidate is not tried: the budget would not last."""
@@ -261,7 +261,7 @@ class Contest:
                 speedup=(ratio.value, ratio.low, ratio.high),
             )
             self._rows[name] = row
-            if name != EAGER and (problem := self._entrants[name].failed()):
+            if name != EAGER and (problem := self._prepared[name].failed()):
                 self._drop(name, problem)
         return measured
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.backends import compile_whole, step_backend
-from dynamo_backends.aot.step.online_comparison import Duel, eager_wins
+from dynamo_backends.aot.step.online_comparison import OnlineComparison, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.functional import (
@@ -67,7 +67,7 @@ class StepEnsemble(StepProgram):
         self._rivals: dict[str, StepProgram] = {}  # while real steps are compared
         self._lock = threading.Lock()
         self.yields = False
-        self.duel = None
+        self.comparison = None
 
     def report_to(self, report: GraphReport) -> None:
         """See `StepProgram.report_to`."""
@@ -79,8 +79,8 @@ class StepEnsemble(StepProgram):
         if self._program is None:
             with self._lock, private.disable_current_modes(), torch.no_grad():
                 self._program = self._program or self._choose(inputs)
-        elif self.duel is not None and self.duel.turn is not None:
-            self._program = list(self._rivals.values())[self.duel.turn]
+        elif self.comparison is not None and self.comparison.turn is not None:
+            self._program = list(self._rivals.values())[self.comparison.turn]
         self.launches += 1
         try:
             self._program(inputs, taken)
@@ -103,7 +103,7 @@ class StepEnsemble(StepProgram):
 
     def _choose(self, inputs: Sequence[Tensor]) -> StepProgram:
         programs: dict[str, StepProgram] = {}
-        for _ in range(2):  # if what was decided before fails, there is a contest
+        for _ in range(2):  # if what was decided before fails, there is a tuning session
             choice = self._choice = self._ensemble.choose(list(inputs))
             if choice.winner in NOT_COMPILED:
                 break
@@ -136,7 +136,7 @@ class StepEnsemble(StepProgram):
             else:
                 self._rivals[name] = program
         if self._rivals:
-            self.duel = Duel(self._settle, [[] for _ in self._rivals])
+            self.comparison = OnlineComparison(self._settle, [[] for _ in self._rivals])
         elif self._choice != choice:
             self._settle_for_eager()
         return self._rivals
@@ -183,11 +183,11 @@ class StepEnsemble(StepProgram):
     def _settle(self, compiled: Sequence[float], eager: float) -> None:
         """Notes who was fastest on real steps, also on disk."""
         assert self._choice is not None
-        assert self.duel is not None
-        COUNTS.samples += sum(map(len, (*self.duel.compiled, self.duel.eager)))
+        assert self.comparison is not None
+        COUNTS.samples += sum(map(len, (*self.comparison.compiled, self.comparison.eager)))
         seconds = dict(zip(self._rivals, compiled, strict=True))
         winner = min(seconds, key=seconds.__getitem__)
-        self.duel, self.yields = None, eager_wins(seconds[winner], eager)
+        self.comparison, self.yields = None, eager_wins(seconds[winner], eager)
         programs, self._rivals = self._rivals, {}
         seconds[FUNCTION] = eager
         if self.yields:
@@ -238,13 +238,13 @@ class StepEnsemble(StepProgram):
         """Takes in eager a step that failed; of several that take real steps the others go on."""
         names = [name for name, program in self._rivals.items() if program is self._program]
         failure = f"{[*names, choice.winner][0]} failed in a step"
-        if self.duel is not None and list(self._rivals) != [choice.winner]:
+        if self.comparison is not None and list(self._rivals) != [choice.winner]:
             reports = [] if self._report is None else [self._report]
             then = "others go on"
             switch = EagerSwitch(self._take_in_eager, reports, "step", failure=failure, then=then)
             switch.instead(error, inputs, taken)
-            self.duel.give_up(list(self._rivals).index(names[0]))
+            self.comparison.give_up(list(self._rivals).index(names[0]))
             return
         self._ensemble.switch(self._take_in_eager, "step", failure).instead(error, inputs, taken)
-        self.duel, self.yields, self._rivals = None, True, {}
+        self.comparison, self.yields, self._rivals = None, True, {}
         self._choice = choice._replace(winner=EAGER)

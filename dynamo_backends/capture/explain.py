@@ -25,7 +25,7 @@ from dynamo_backends.capture.backends import resolve
 from dynamo_backends.capture.breaks import merge
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.capture.guards import summarize
-from dynamo_backends.capture.observer import Captured, Observer
+from dynamo_backends.capture.observer import CapturedGraph, Observer
 from dynamo_backends.capture.source import function_name, start_of
 from dynamo_backends.verify.bisection import bisecting
 
@@ -187,7 +187,7 @@ class Explainer:
             tuple(notes),
         )
 
-    def _graph(self, captured: Captured) -> GraphExplanation:
+    def _graph(self, captured: CapturedGraph) -> GraphExplanation:
         reports = [r for r in self._observer.reports if r.capture in captured.captures]
         return GraphExplanation(
             function_name(captured.code),

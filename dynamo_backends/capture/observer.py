@@ -18,7 +18,7 @@ from dynamo_backends.interface.report import GraphReport
 
 
 @dataclass
-class Captured:
+class CapturedGraph:
     """One graph that Dynamo captured.
 
     Attributes:
@@ -51,7 +51,7 @@ class Observer:
     """
 
     def __init__(self, backend: Callable[..., Any], dynamic: bool | None):
-        self.graphs: list[Captured] = []
+        self.graphs: list[CapturedGraph] = []
         self.breaks: list[GraphBreak] = []
         self.guards: list[Guard] = []
         self.recompilations: list[Recompilation] = []
@@ -108,7 +108,9 @@ class Observer:
             compiled = self._backend(gm, inputs)
         seconds = time.perf_counter() - start
         captures = frozenset(r.capture for r in reports)
-        self.graphs.append(Captured(frame.code, operators, seconds, captures, bool(frame.failures)))
+        self.graphs.append(
+            CapturedGraph(frame.code, operators, seconds, captures, bool(frame.failures))
+        )
         return compiled
 
     def _take_guards(self, guards: Collection[Any]) -> None:

@@ -15,7 +15,7 @@ from dynamo_backends.capture.scopes import (
 )
 
 
-def run() -> "Run":
+def run() -> "NoCompilation":
     """Runs what is compiled and compiles nothing new: the rest runs in eager.
 
     A shape, a dtype or a branch that was not seen before costs its eager time, never a
@@ -30,7 +30,7 @@ def run() -> "Run":
         ...     compiled(images)
         >>> serve = run()(compiled)
     """
-    return Run()
+    return NoCompilation()
 
 
 def disable() -> "Disable":
@@ -52,7 +52,7 @@ def reset() -> None:
     torch.compiler.reset()
 
 
-class Run(Scope):
+class NoCompilation(Scope):
     """What `run` returns."""
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from dynamo_backends.interface.report import Kind
 CAPTURE = "capture"
 
 
-class Step(NamedTuple):
+class StageText(NamedTuple):
     """A graph after one stage.
 
     Attributes:
@@ -40,7 +40,7 @@ def normal_form(
     backend: str | None = None,
     dynamic: bool | None = None,
     **kwargs: Any,
-) -> list[Step]:
+) -> list[StageText]:
     """The graph of a function after every stage, in order.
 
     Gradients are treated as `fn(*args)` would treat them here: with `torch.no_grad()` the graphs
@@ -91,7 +91,7 @@ class _Recorder:
     """A backend for `torch.compile` that runs graphs in eager and keeps their texts."""
 
     def __init__(self, keep: frozenset[OpOverload]):
-        self.steps: list[Step] = []
+        self.steps: list[StageText] = []
         self._keep = keep
 
     def __call__(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -132,8 +132,8 @@ class _Recorder:
         return graph.module
 
     def _after(self, each: Pass, graph: Graph, changed: bool) -> None:
-        self.steps.append(Step(each.name, graph.text(), changed))
+        self.steps.append(StageText(each.name, graph.text(), changed))
 
     def _add(self, name: str, text: str) -> None:
         changed = not self.steps or self.steps[-1].text != text
-        self.steps.append(Step(name, text, changed))
+        self.steps.append(StageText(name, text, changed))

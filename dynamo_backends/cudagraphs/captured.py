@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dynamo_backends.cudagraphs.device import Order, driver, order_of
-from dynamo_backends.cudagraphs.recording import Function, Recording, Wiring
+from dynamo_backends.cudagraphs.recording import Function, RecordedInputs, Recording
 from dynamo_backends.interface.errors import CompileError
 
 MOVES = 3
@@ -27,7 +27,7 @@ class Notes(Protocol):
         """It cannot be recorded and goes on as it is; may raise instead."""
 
 
-class Captured:
+class GraphedFunction:
     """A function whose work on a CUDA device is recorded.
 
     The first calls run on a side stream, as libraries must have initialised themselves before they
@@ -66,7 +66,7 @@ class Captured:
         self._notes = notes
         self._hopeful = set(hopeful)
         self._seen: dict[int, int] = {}
-        self._wiring = Wiring(frozenset((*baked, *hopeful)), frozenset(written), reuse)
+        self._wiring = RecordedInputs(frozenset((*baked, *hopeful)), frozenset(written), reuse)
         self._recording: Recording | None = None
         self._moves = 0
         self._plain = False

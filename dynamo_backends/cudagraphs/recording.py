@@ -15,7 +15,7 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Wiring:
+class RecordedInputs:
     """How the inputs of a function reach its graph.
 
     Attributes:
@@ -43,7 +43,9 @@ class Recording:
         RuntimeError: Something was launched that cannot be recorded.
     """
 
-    def __init__(self, function: Function, inputs: Sequence[Any], wiring: Wiring, order: Order):
+    def __init__(
+        self, function: Function, inputs: Sequence[Any], wiring: RecordedInputs, order: Order
+    ):
         self._order = order
         self._wiring = wiring
         _check_devices(inputs, order.index, "an input")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.cudagraphs.captured import Captured
+from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
@@ -81,7 +81,7 @@ class CapturedExecutable(Executable):
         if self._index is None:
             self._notes.refused("it computes nothing on a CUDA device")
             return bound, copied
-        function = Captured(
+        function = GraphedFunction(
             bound,
             self._index,
             self._options.cudagraph_warmup,

@@ -19,7 +19,7 @@ _PUBLIC = {
     "check": "checker",
     "normal_form": "show",
     "show_passes": "show",
-    "Step": "show",
+    "StageText": "show",
 }
 
 __all__ = sorted(_PUBLIC)

@@ -21,7 +21,7 @@ from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import multiply_few_rows
 from dynamo_backends.kernels.small_channels import convolve_few_channels
-from dynamo_backends.kernels.winograd import filter_minimally
+from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 
@@ -60,7 +60,7 @@ class InductorExecutable(PreparedExecutable):
             multiply_few_rows(module)
             multiply_by_onednn(module)
             few = convolve_few_channels(module)
-            if filter_minimally(module, self._reduced) or few:
+            if use_winograd(module, self._reduced) or few:
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))
             size = peak_bytes(module.graph)

@@ -29,7 +29,7 @@ _SQUEEZE = torch.ops.aten.squeeze.dims  # many decompositions end with it; IREE 
 
 
 @dataclass(frozen=True)
-class Wiring:
+class IreeInputMap:
     """Which inputs of a graph go where; the others are not read.
 
     Attributes:
@@ -42,14 +42,14 @@ class Wiring:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredIree:
     """A graph as a function of a program."""
 
     function: Function
-    wiring: Wiring
+    wiring: IreeInputMap
 
 
-def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) -> Lowered:
+def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) -> LoweredIree:
     """Prepares a graph with static shapes for the importer.
 
     Args:
@@ -79,7 +79,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
             arguments.append(i)
     _tidy(module.graph)
     function = Function(name, module.graph, tuple(name for _, name in parameters))
-    return Lowered(function, Wiring(tuple(arguments), tuple(parameters)))
+    return LoweredIree(function, IreeInputMap(tuple(arguments), tuple(parameters)))
 
 
 def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:
@@ -95,7 +95,7 @@ def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:
     return graph
 
 
-def to_mlir(graph: Graph, lowered: Lowered) -> bytes:
+def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:
     """The program of one graph, as MLIR bytecode.
 
     Raises:

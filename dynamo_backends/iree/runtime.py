@@ -11,7 +11,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.iree.lowering import ENTRY, Wiring
+from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.session import Device, Loaded
 
 
@@ -30,7 +30,7 @@ class IreeExecutable(Executable):
     """
 
     def __init__(
-        self, graph: Graph, program: bytes, wiring: Wiring, device: Device, entry: str = ENTRY
+        self, graph: Graph, program: bytes, wiring: IreeInputMap, device: Device, entry: str = ENTRY
     ):
         self._wiring = wiring
         self._device = device
@@ -114,7 +114,7 @@ class IreeExecutable(Executable):
         try:
             arguments, parameters = json.loads(parts["wiring"])
             pairs = tuple((int(i), str(name)) for i, name in parameters)
-            wiring = Wiring(tuple(arguments), pairs)
+            wiring = IreeInputMap(tuple(arguments), pairs)
             return cls(graph, parts["program"], wiring, device)
         except Exception as error:
             raise CompileError(f"the cached IREE program cannot be used: {error}") from error

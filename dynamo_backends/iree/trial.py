@@ -26,7 +26,7 @@ from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.dtypes import is_supported
 from dynamo_backends.iree.importer import translate
-from dynamo_backends.iree.lowering import ENTRY, Lowered, lower, refusal
+from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
 from dynamo_backends.trials.samples import samples, without_infinities
@@ -76,7 +76,7 @@ class _Trial:
     key: str
     node: fx.Node
     graph: Graph
-    lowered: Lowered
+    lowered: LoweredIree
     expanded: bool
 
 
@@ -173,7 +173,7 @@ def _prepare(key: str, node: fx.Node, name: str, expanded: bool) -> _Trial:
     return _Trial(key, node, graph, lowered, expanded)
 
 
-def _check_inside(lowered: Lowered) -> None:
+def _check_inside(lowered: LoweredIree) -> None:
     """Raises if what a call was taken apart into has calls that are not given to IREE."""
     for inner in lowered.function.graph.nodes:
         reason = rules.why_not(inner) if isinstance(inner.target, OpOverload) else None

@@ -279,7 +279,7 @@ TRANSFORM = define(
 # The pass.
 
 
-def filter_minimally(module: fx.GraphModule, reduced: bool) -> bool:
+def use_winograd(module: fx.GraphModule, reduced: bool) -> bool:
     """Lets convolutions be computed by Winograd's filtering where that is faster here.
 
     Args:

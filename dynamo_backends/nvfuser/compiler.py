@@ -14,7 +14,7 @@ from dynamo_backends.nvfuser.descriptors import memory_order, stride_order
 from dynamo_backends.nvfuser.dtypes import is_supported
 from dynamo_backends.nvfuser.lowering.interpreter import lower, lower_call
 from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup
-from dynamo_backends.nvfuser.program import Program
+from dynamo_backends.nvfuser.program import FusionProgram
 from dynamo_backends.nvfuser.recorder import Recorder
 from dynamo_backends.nvfuser.values import Value
 from dynamo_backends.nvfuser.vendor import Frontend
@@ -24,7 +24,7 @@ MAX_DIMS = 8
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredFusion:
     """A graph's fusion, and how it is called.
 
     Attributes:
@@ -35,13 +35,13 @@ class Lowered:
             the graph's inputs, that input's position as a negative number, -1 for the first.
     """
 
-    program: Program
+    program: FusionProgram
     inputs: tuple[int, ...]
     device: torch.device
     outputs: tuple[int, ...]
 
 
-def lower_graph(graph: Graph, symbolic: bool) -> Lowered:
+def lower_graph(graph: Graph, symbolic: bool) -> LoweredFusion:
     """The program of a graph of supported calls.
 
     Args:
@@ -59,7 +59,7 @@ def lower_graph(graph: Graph, symbolic: bool) -> Lowered:
     known = {p: recorder.input(p.meta["val"]) for p in places}
     values = lower(graph.module.graph, known, recorder)
     results, outputs = _results(graph, values, recorder)
-    return Lowered(recorder.program(results), tuple(read), device, outputs)
+    return LoweredFusion(recorder.program(results), tuple(read), device, outputs)
 
 
 def _is_read(place: fx.Node) -> bool:
@@ -84,7 +84,7 @@ def _device(graph: Graph) -> torch.device:
 def _results(
     graph: Graph, values: dict[fx.Node, Any], recorder: Recorder
 ) -> tuple[list[Value], tuple[int, ...]]:
-    """What the fusion returns, each value once, and `Lowered.outputs`."""
+    """What the fusion returns, each value once, and `LoweredFusion.outputs`."""
     positions = {p: i for i, p in enumerate(graph.placeholders)}
     results: dict[fx.Node, Value] = {}
     for node in graph.outputs:

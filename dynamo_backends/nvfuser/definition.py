@@ -8,17 +8,17 @@ from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,
+    FusionProgram,
     Input,
-    Program,
+    Operation,
     Ref,
     Size,
-    Step,
     TypeName,
 )
 from dynamo_backends.nvfuser.vendor import Frontend
 
 
-def define(program: Program, frontend: Frontend) -> Any:
+def define(program: FusionProgram, frontend: Frontend) -> Any:
     """The `FusionDefinition` of a program, closed.
 
     Raises:
@@ -50,7 +50,7 @@ class _Replay:
         self._values: list[Any] = []
         self._sizes: dict[Size, Any] = {}
 
-    def run(self, program: Program) -> None:
+    def run(self, program: FusionProgram) -> None:
         self._values += [self._input(x) for x in program.inputs]
         for step in program.steps:
             try:
@@ -69,7 +69,7 @@ class _Replay:
             stride_order=list(x.stride_order),
         )
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: Operation) -> None:
         arguments = [self._argument(a) for a in step.args]
         results = getattr(self._fd.ops, step.op)(*arguments)
         self._values += [results] if step.results == 1 else list(results)
@@ -120,7 +120,7 @@ class Fusions:
         """How many are kept."""
         return len(self._fusions)
 
-    def get(self, program: Program, frontend: Frontend, limit: int) -> Any:
+    def get(self, program: FusionProgram, frontend: Frontend, limit: int) -> Any:
         """The fusion of a program, made if there is none yet.
 
         Args:

@@ -68,7 +68,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Step:
+class Operation:
     """One of nvFuser's operations.
 
     Attributes:
@@ -99,7 +99,7 @@ _MOVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Program:
+class FusionProgram:
     """A fusion.
 
     Attributes:
@@ -109,7 +109,7 @@ class Program:
     """
 
     inputs: tuple[Input, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
     outputs: tuple[int, ...]
 
     @functools.cached_property

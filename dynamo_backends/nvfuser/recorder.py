@@ -12,11 +12,11 @@ from dynamo_backends.nvfuser.dtypes import NAMES, constant_kind
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,
+    FusionProgram,
     Input,
-    Program,
+    Operation,
     Ref,
     Size,
-    Step,
     TypeName,
 )
 from dynamo_backends.nvfuser.values import Number, Operand, Scalar, Value
@@ -37,14 +37,16 @@ class Recorder:
         self.origin = ""
         self._symbolic = symbolic
         self._inputs: list[Input] = []
-        self._steps: list[Step] = []
+        self._steps: list[Operation] = []
         self._count = 0
         self._sizes: dict[int, Size] = {}
         self._permuted: dict[int, tuple[Value, tuple[int, ...]]] = {}
 
-    def program(self, outputs: Iterable[Value]) -> Program:
+    def program(self, outputs: Iterable[Value]) -> FusionProgram:
         """All that was written down, as a program that returns some values."""
-        return Program(tuple(self._inputs), tuple(self._steps), tuple(v.index for v in outputs))
+        return FusionProgram(
+            tuple(self._inputs), tuple(self._steps), tuple(v.index for v in outputs)
+        )
 
     @property
     def operations(self) -> set[str]:
@@ -81,7 +83,7 @@ class Recorder:
 
     def _step(self, op: str, args: Sequence[Any], results: int = 1) -> None:
         plain = tuple(map(_argument, args))
-        self._steps.append(Step(op, plain, results, self.origin))
+        self._steps.append(Operation(op, plain, results, self.origin))
 
     def binary(self, op: str, x: Operand, y: Operand, dtype: torch.dtype | None = None) -> Value:
         """An operation on pairs of elements of one type.

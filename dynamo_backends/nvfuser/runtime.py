@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.nvfuser.compiler import Lowered
+from dynamo_backends.nvfuser.compiler import LoweredFusion
 from dynamo_backends.runtime.results import restride
 
 
@@ -55,7 +55,7 @@ class Launch:
         fusion: A closed `FusionDefinition`.
     """
 
-    def __init__(self, graph: Graph, lowered: Lowered, fusion: Any):
+    def __init__(self, graph: Graph, lowered: LoweredFusion, fusion: Any):
         values = [p.meta["val"] for p in graph.placeholders]
         self._fusion = fusion
         self.program = lowered.program

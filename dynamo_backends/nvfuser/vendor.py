@@ -15,7 +15,7 @@ None of this was run on a GPU yet. The names and signatures are those of NVIDIA/
 | `fd.add_output` | a tensor |
 | `fd.execute` | inputs |
 | `fd.ops.size` | a tensor, a dimension |
-| `fd.ops.…` | `program.Step` of the lowerings, all positional |
+| `fd.ops.…` | `program.Operation` of the lowerings, all positional |
 | `DataType` | its members |
 """
 

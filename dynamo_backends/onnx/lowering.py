@@ -40,7 +40,7 @@ _lock = threading.RLock()  # the exporter records through a process-wide evaluat
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredOnnx:
     """An ONNX model of a graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Lowered:
     outputs: tuple[str, ...]
 
 
-def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = False) -> Lowered:
+def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = False) -> LoweredOnnx:
     """Lowers a graph with static shapes.
 
     Args:
@@ -86,7 +86,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
             raise CompileError(f"onnxscript cannot optimise the model: {_reason(error)}") from error
         _check_outputs(model, graph, dimensions)
         inputs = _settle_inputs(model, graph)
-        return Lowered(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
+        return LoweredOnnx(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
 
 
 def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModule:

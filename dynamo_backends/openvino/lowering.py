@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredOpenVino:
     """An OpenVINO model of a graph.
 
     Attributes:
@@ -38,7 +38,7 @@ class Lowered:
     inputs: tuple[int | None, ...]
 
 
-def lower(graph: Graph) -> Lowered:
+def lower(graph: Graph) -> LoweredOpenVino:
     """Lowers a graph with static shapes.
 
     Args:
@@ -62,7 +62,7 @@ def lower(graph: Graph) -> Lowered:
         _blame(graph, error)
     _check_inputs(model, graph)
     _settle_outputs(model, graph)
-    return Lowered(model, _drop_unused(model, graph))
+    return LoweredOpenVino(model, _drop_unused(model, graph))
 
 
 def _spell_out(node: fx.Node) -> None:

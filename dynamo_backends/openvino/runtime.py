@@ -14,7 +14,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, storage_of
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
-from dynamo_backends.openvino.lowering import Lowered
+from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.session import (
     Settings,
     compile_model,
@@ -46,7 +46,7 @@ class OpenVinoExecutable(Executable):
     def __init__(
         self,
         graph: Graph,
-        lowered: Lowered,
+        lowered: LoweredOpenVino,
         settings: Settings,
         compiled: CompiledModel | None = None,
     ):
@@ -210,9 +210,9 @@ class OpenVinoExecutable(Executable):
                 raise ValueError("it is of another graph")
             if "compiled" in parts:
                 compiled = import_model(parts["compiled"], settings)
-                return cls(graph, Lowered(None, places), settings, compiled)
+                return cls(graph, LoweredOpenVino(None, places), settings, compiled)
             model = deserialize(parts["model"], parts["constants"])
-            return cls(graph, Lowered(model, places), settings)
+            return cls(graph, LoweredOpenVino(model, places), settings)
         except Exception as error:
             raise CompileError(f"the cached OpenVINO model cannot be used: {error}") from error
 

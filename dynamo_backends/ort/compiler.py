@@ -8,7 +8,7 @@ from torch import fx
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.onnx.lowering import lower
-from dynamo_backends.ort.runtime import OrtExecutable, Wiring
+from dynamo_backends.ort.runtime import ModelNames, OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, plain
 
 
@@ -24,6 +24,6 @@ def compile_graph(
     lowered = lower(graph, expanded)
     model = ir.to_proto(lowered.model).SerializeToString()
     try:
-        return OrtExecutable(graph, model, Wiring(lowered.inputs, lowered.outputs), settings)
+        return OrtExecutable(graph, model, ModelNames(lowered.inputs, lowered.outputs), settings)
     except Exception as error:
         raise CompileError(f"ONNX Runtime cannot load the model: {plain(error)}") from error

@@ -36,7 +36,7 @@ _nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no
 
 
 @dataclass(frozen=True)
-class Wiring:
+class ModelNames:
     """Names in the model.
 
     Attributes:
@@ -61,7 +61,7 @@ class OrtExecutable(Executable):
         settings: How its sessions are made.
     """
 
-    def __init__(self, graph: Graph, model: bytes, wiring: Wiring, settings: SessionSettings):
+    def __init__(self, graph: Graph, model: bytes, wiring: ModelNames, settings: SessionSettings):
         self.graph = graph
         self.model = model
         self.wiring = wiring
@@ -241,7 +241,7 @@ class OrtExecutable(Executable):
         """
         try:
             names = json.loads(parts["wiring"])
-            wiring = Wiring(tuple(names["inputs"]), tuple(names["outputs"]))
+            wiring = ModelNames(tuple(names["inputs"]), tuple(names["outputs"]))
             executable = cls(graph, parts["model"], wiring, settings)
             inputs, outputs = len(executable.graph.inputs), len(graph.outputs)
             if (len(wiring.inputs), len(wiring.outputs)) != (inputs, outputs):

@@ -35,7 +35,7 @@ from dynamo_backends.pipeline.description import (
 )
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
-from dynamo_backends.runtime.program import Block, Literal, Program, Step, pick
+from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
 
 log = logging.getLogger("dynamo_backends")
 
@@ -265,7 +265,7 @@ class ProgramBuilder:
         for i, (part, executable) in enumerate(zip(split.parts, executables, strict=True)):
             dead = [registers[n] for n, at in last_use.items() if at == i and n not in kept]
             steps.append(
-                Step(
+                Instruction(
                     self._runner(part, executable),
                     pick([registers[n] for n in part.reads]),
                     tuple(registers[n] for n in part.writes),

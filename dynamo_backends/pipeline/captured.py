@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.aot.inputs import (
-    Captured,
+    CaptureFacts,
     describe_inputs,
     inspect_captured,
     subclass_inputs,
@@ -141,7 +141,7 @@ class _GraphCompiler:
 
     backend: Backend
     options: Options
-    facts: Captured
+    facts: CaptureFacts
     number: int
 
     def __call__(
@@ -178,7 +178,9 @@ class _GraphCompiler:
         return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
 
 
-def _graph_compiler(version: str, name: str, options: Options, facts: Captured) -> _GraphCompiler:
+def _graph_compiler(
+    version: str, name: str, options: Options, facts: CaptureFacts
+) -> _GraphCompiler:
     if version != source_digest():
         raise SaveError(
             "this graph was kept by another version of dynamo_backends, which may have traced it "

@@ -160,7 +160,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Step:
+class Instruction:
     """One part of a program: which registers it reads, writes, and which are dead after it."""
 
     run: Callable[[Sequence[Any]], Sequence[Any]]
@@ -181,7 +181,7 @@ class Program:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[Instruction],
         constants: Sequence[Tensor],
         registers: int,
         outputs: Sequence["int | Literal"],

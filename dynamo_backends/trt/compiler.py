@@ -15,7 +15,7 @@ from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.building import Settings, build, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
 from dynamo_backends.trt.profiles import Profile, profile
-from dynamo_backends.trt.program import Plan, Program
+from dynamo_backends.trt.program import Plan, SharedEngine
 from dynamo_backends.trt.runtime import TensorRTExecutable, owned_weights
 from dynamo_backends.trt.store import PROGRAMS, BeyondProfileError, Names
 from dynamo_backends.trt.vendor import log
@@ -58,7 +58,7 @@ def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Execu
 
 def _find(
     graph: Graph, settings: Settings, expanded: Expanded, ranged: bool
-) -> tuple[Program, bool]:
+) -> tuple[SharedEngine, bool]:
     """A program for a graph, and whether it came from disk just now."""
     written = engine_graph(graph)
 

@@ -39,7 +39,7 @@ class Lease:
         self.engine = engine
 
 
-class Program:
+class SharedEngine:
     """Shared by the executables of all shapes that it serves.
 
     Args:

@@ -15,7 +15,7 @@ from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.dtypes import to_tensorrt
 from dynamo_backends.trt.engine import Engine
-from dynamo_backends.trt.program import Lease, Program
+from dynamo_backends.trt.program import Lease, SharedEngine
 
 
 class TensorRTExecutable(Executable):
@@ -34,7 +34,7 @@ class TensorRTExecutable(Executable):
         CompileError: The program is not of this graph.
     """
 
-    def __init__(self, graph: Graph, program: Program, from_disk: bool, prologue: Prologue):
+    def __init__(self, graph: Graph, program: SharedEngine, from_disk: bool, prologue: Prologue):
         self.graph = graph
         self.program = program
         self.from_disk = from_disk

@@ -14,7 +14,7 @@ from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.trt.building import Settings
 from dynamo_backends.trt.profiles import Profile, Range, describe, holds, joined
-from dynamo_backends.trt.program import Plan, Program
+from dynamo_backends.trt.program import Plan, SharedEngine
 
 log = logging.getLogger("dynamo_backends")
 
@@ -31,7 +31,9 @@ class Store:
     """Programs by what they compute; those that no compiled graph uses any more are forgotten."""
 
     def __init__(self) -> None:
-        self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+        self._programs: weakref.WeakValueDictionary[str, SharedEngine] = (
+            weakref.WeakValueDictionary()
+        )
         self._lock = threading.RLock()
 
     def clear(self) -> None:
@@ -41,7 +43,7 @@ class Store:
 
     def find(
         self, mark: str, ranges: Ranges, settings: Settings, build: Build
-    ) -> tuple[Program, bool]:
+    ) -> tuple[SharedEngine, bool]:
         """A program that serves some shapes.
 
         Args:
@@ -72,14 +74,14 @@ class Store:
                     return program, True
             served = None if program is None else program.plan.profile
             plan = build(lambda wanted: _wider(served, wanted, settings))
-            program = Program(plan, settings)
+            program = SharedEngine(plan, settings)
             self._programs[memory_key] = program
             if settings.options.cache:
                 DiskCache(cache_folder()).put(key, encode(plan))
             return program, False
 
 
-def _serves(program: Program, ranges: Ranges) -> bool:
+def _serves(program: SharedEngine, ranges: Ranges) -> bool:
     return holds(program.plan.profile, ranges(program.plan.inputs))
 
 
@@ -96,13 +98,13 @@ def _wider(served: Profile | None, wanted: Profile, settings: Settings) -> Profi
     return joined(served, wanted)
 
 
-def _from_disk(key: str, settings: Settings) -> Program | None:
+def _from_disk(key: str, settings: Settings) -> SharedEngine | None:
     disk = DiskCache(cache_folder())
     parts = disk.get(key)
     if parts is None:
         return None
     try:
-        return Program(decode(parts), settings)
+        return SharedEngine(decode(parts), settings)
     except CompileError as error:
         log.warning("dropped an unusable TensorRT engine: %s", error)
         disk.drop(key)

@@ -8,7 +8,7 @@ class Counts:
     """Counts since the process began.
 
     Attributes:
-        contests: Graphs for which candidates were compared.
+        sessions: Graphs for which candidates were compared.
         remembered: Graphs for which a decision was found on disk.
         compiled: Candidates that were compiled, eager not among them.
         verified: Candidates that were compared with eager.
@@ -16,7 +16,7 @@ class Counts:
         replaced: Chosen candidates that failed later and were replaced.
     """
 
-    contests: int = 0
+    sessions: int = 0
     remembered: int = 0
     compiled: int = 0
     verified: int = 0

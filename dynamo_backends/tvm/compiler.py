@@ -8,8 +8,8 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, DynamoBackendsError
 from dynamo_backends.interface.logs import stderr_without
-from dynamo_backends.tvm.lowering import Lowered, lower, plain
-from dynamo_backends.tvm.program import Program, transformed
+from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain
+from dynamo_backends.tvm.program import RelaxProgram, transformed
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.schedules import schedule
 from dynamo_backends.tvm.session import CHATTER, Settings, target, vector_lanes
@@ -36,7 +36,7 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
         raise CompileError(f"TVM cannot compile the graph: {plain(error)}") from error
 
 
-def build(graph: Graph, settings: Settings) -> Program:
+def build(graph: Graph, settings: Settings) -> RelaxProgram:
     """The program of a graph."""
     with _compiling(settings):
         lowered = lower(graph)
@@ -48,7 +48,7 @@ def build(graph: Graph, settings: Settings) -> Program:
         module = schedule(found.module, settings.threads, vector_lanes())
         module = _sequential(_lowering())(module)
         compiled = tvm.compile(module, target=target(settings.threads), relax_pipeline=None)
-    return Program(
+    return RelaxProgram(
         compiled.mod, lowered.activations, lowered.weights, read, found.tuned, found.settled
     )
 
@@ -60,7 +60,7 @@ def _compiling(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _simplified(lowered: Lowered) -> Any:
+def _simplified(lowered: LoweredRelax) -> Any:
     """Relax functions in which what depends on weights alone is a function of its own."""
     transform = relax.transform
     passes = [

@@ -22,7 +22,7 @@ MAIN = "main"
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredRelax:
     """A Relax module of a graph.
 
     Attributes:
@@ -36,7 +36,7 @@ class Lowered:
     weights: tuple[int, ...]
 
 
-def lower(graph: Graph) -> Lowered:
+def lower(graph: Graph) -> LoweredRelax:
     """Lowers a graph with static shapes.
 
     Args:
@@ -73,7 +73,7 @@ def lower(graph: Graph) -> Lowered:
         builder.emit_func_output(output)
     if failure is not None:
         _blame(failure[0], graph, failure[1])
-    return Lowered(builder.get(), activations, weights)
+    return LoweredRelax(builder.get(), activations, weights)
 
 
 def _parameter(node: fx.Node) -> Any:

@@ -20,12 +20,12 @@ class Lost(Exception):
     """The process crashed or took too long; the message says which."""
 
 
-class Laboratory:
+class MeasuringProcess:
     """A process that answers requests (see `worker`).
 
     Example:
-        >>> with Laboratory() as laboratory:
-        ...     laboratory.ask({"do": "open", ...}, 60)
+        >>> with MeasuringProcess() as process:
+        ...     process.ask({"do": "open", ...}, 60)
         {'seconds': 0.001}
     """
 
@@ -33,7 +33,7 @@ class Laboratory:
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def __enter__(self) -> "Laboratory":
+    def __enter__(self) -> "MeasuringProcess":
         """The process starts with the first request."""
         return self
 

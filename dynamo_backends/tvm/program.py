@@ -11,7 +11,7 @@ PREPARE = "main_transform_params"
 
 
 @dataclass(frozen=True)
-class Program:
+class RelaxProgram:
     """A compiled program.
 
     Attributes:

@@ -16,7 +16,7 @@ from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.results import restride
-from dynamo_backends.tvm.program import Program
+from dynamo_backends.tvm.program import RelaxProgram
 from dynamo_backends.tvm.session import Machine, Settings, dump, load, use_threads
 
 
@@ -32,7 +32,7 @@ class TvmExecutable(Executable):
         settings: How it is run.
     """
 
-    def __init__(self, graph: Graph, program: Program, settings: Settings):
+    def __init__(self, graph: Graph, program: RelaxProgram, settings: Settings):
         self.program = program
         self._threads = settings.threads
         self._pid = os.getpid()
@@ -136,7 +136,7 @@ class TvmExecutable(Executable):
             fields: dict[str, Any] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in wiring.items()
             }
-            program = Program(load(parts), **fields)
+            program = RelaxProgram(load(parts), **fields)
             return cls(graph, program, settings)
         except Exception as error:
             raise CompileError(f"the cached TVM program cannot be used: {error}") from error

@@ -16,7 +16,7 @@ from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tuning.budget import Budget, budget_of
 from dynamo_backends.tuning.progress import Progress, showing
 from dynamo_backends.tvm.measuring import signature
-from dynamo_backends.tvm.measuring_process import START_S, Laboratory, Lost
+from dynamo_backends.tvm.measuring_process import START_S, Lost, MeasuringProcess
 from dynamo_backends.tvm.program import PREPARE
 from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.schedules import scheduled
@@ -234,9 +234,9 @@ class _Tuning:
 
     def run(self) -> None:
         """Tunes until all functions are, or the budget is spent, or the user stops it."""
-        with showing("tvm: tuning") as say, self._budget.spending(), Laboratory() as laboratory:
+        with showing("tvm: tuning") as say, self._budget.spending(), MeasuringProcess() as process:
             try:
-                self._run(laboratory, say)
+                self._run(process, say)
             except KeyboardInterrupt:
                 self._budget.total_s = 0
                 records = (self._records.get(f.key) for f in self._functions)
@@ -247,8 +247,8 @@ class _Tuning:
                     len(self._functions),
                 )
 
-    def _run(self, laboratory: Laboratory, say: Progress) -> None:
-        costs = self._costs(laboratory, say)
+    def _run(self, process: MeasuringProcess, say: Progress) -> None:
+        costs = self._costs(process, say)
         left = sum(costs.values())
         for each in sorted(costs, key=lambda f: -costs[f]):
             if not self._budget.left_s:
@@ -257,26 +257,26 @@ class _Tuning:
             left -= costs[each]
             trials = min(self._trials, max(1, round(self._trials * share)))
             if trials:
-                self._tune(each, trials, share, laboratory, say)
+                self._tune(each, trials, share, process, say)
             else:
                 known = self._records.get(each.key) or _DEFAULT
                 self._records.put(each.key, replace(known, goal=self._settings.tune_trials))
 
-    def _costs(self, laboratory: Laboratory, say: Progress) -> dict[Function, float]:
+    def _costs(self, process: MeasuringProcess, say: Progress) -> dict[Function, float]:
         """Seconds that functions take in a call of the graph, with their default schedules."""
         found: dict[Function, float] = {}
         for number, each in enumerate(self._functions, 1):
             if not self._budget.left_s:
                 break
             say(f"tvm: tuning: timing function {number} of {len(self._functions)}")
-            seconds = self._open(each, laboratory)
+            seconds = self._open(each, process)
             if seconds is None:
                 self._records.put(each.key, replace(_DEFAULT, goal=self._settings.tune_trials))
             else:
                 found[each] = seconds * each.calls
         return found
 
-    def _open(self, each: Function, laboratory: Laboratory) -> float | None:
+    def _open(self, each: Function, process: MeasuringProcess) -> float | None:
         """Seconds of a function with its default schedule; None if it cannot be measured."""
         self._seeds += 1
         request = {
@@ -287,10 +287,10 @@ class _Tuning:
             "threads": self._settings.threads,
             "seed": self._seeds,
         }
-        return _asked(laboratory, request, START_S).get("seconds")
+        return _asked(process, request, START_S).get("seconds")
 
     def _tune(
-        self, each: Function, trials: int, share: float, laboratory: Laboratory, say: Progress
+        self, each: Function, trials: int, share: float, process: MeasuringProcess, say: Progress
     ) -> None:
         """Measures schedules of a function, and keeps what is found.
 
@@ -298,59 +298,64 @@ class _Tuning:
             each: The function.
             trials: So many at most.
             share: Of the time that is left.
-            laboratory: Where.
+            process: Where.
             say: Shows progress.
         """
         COUNTS.functions += 1
         found = _Found(trials)
         try:
-            self._attempt(each, found, share, laboratory, say)
+            self._attempt(each, found, share, process, say)
         except KeyboardInterrupt:
             if found.best:
                 say(f"tvm: tuning {each.name}: comparing the fastest (Ctrl-C again: without)")
-                self._keep(each, found, laboratory)
+                self._keep(each, found, process)
             raise
         say(f"tvm: tuning {each.name}: comparing the fastest")
-        self._keep(each, found, laboratory)
+        self._keep(each, found, process)
 
     def _attempt(
-        self, each: Function, found: "_Found", share: float, laboratory: Laboratory, say: Progress
+        self,
+        each: Function,
+        found: "_Found",
+        share: float,
+        process: MeasuringProcess,
+        say: Progress,
     ) -> None:
         """Measures schedules of a function."""
         lost = 0
         until = self._budget.left_s * (1 - share)
-        default = self._open(each, laboratory)
+        default = self._open(each, process)
         while found.left and default is not None and self._budget.left_s > until:
             at = f"trial {found.done + 1} of {found.trials}"
             say(f"tvm: tuning {each.name}: {at}{found.gain(default)}")
             found.done += 1
             self._trials -= 1
             COUNTS.trials += 1
-            answer = _asked(laboratory, {"do": "attempt"}, TRIAL_S)
+            answer = _asked(process, {"do": "attempt"}, TRIAL_S)
             if "exhausted" in answer:
                 found.finished = True
             elif "seconds" in answer:
                 found.add(answer["seconds"], answer["trace"])
-            elif not laboratory.running:
+            elif not process.running:
                 lost += 1
                 found.finished = lost == _LOST
-                default = self._open(each, laboratory)
+                default = self._open(each, process)
         if not found.left or default is None:
             found.finished = True
 
-    def _keep(self, each: Function, found: "_Found", laboratory: Laboratory) -> None:
+    def _keep(self, each: Function, found: "_Found", process: MeasuringProcess) -> None:
         goal = self._settings.tune_trials if found.finished else 0
-        record = self._decide(each, [trace for _, trace in found.best], laboratory)
+        record = self._decide(each, [trace for _, trace in found.best], process)
         self._records.put(each.key, replace(record, trials=found.done, goal=goal))
 
-    def _decide(self, each: Function, traces: list[Any], laboratory: Laboratory) -> Record:
+    def _decide(self, each: Function, traces: list[Any], process: MeasuringProcess) -> Record:
         """The schedule that is faster than the default one, or the default one."""
         known = self._records.get(each.key) or _DEFAULT
         if known.trace is not None:
             traces = [*traces, known.trace]
-        if not traces or not (laboratory.running or self._open(each, laboratory)):
+        if not traces or not (process.running or self._open(each, process)):
             return known
-        answer = _asked(laboratory, {"do": "decide", "traces": traces}, START_S)
+        answer = _asked(process, {"do": "decide", "traces": traces}, START_S)
         if "winner" not in answer:
             return known
         if answer["winner"] is None:
@@ -359,10 +364,10 @@ class _Tuning:
         return Record(traces[answer["winner"]], answer["mark"], speedup=(value, low, high))
 
 
-def _asked(laboratory: Laboratory, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """An answer; a "problem" if the process was lost."""
     try:
-        answer = laboratory.ask(request, limit_s)
+        answer = process.ask(request, limit_s)
     except Lost as lost:
         COUNTS.lost += 1
         answer = {"problem": str(lost)}

@@ -26,7 +26,7 @@ from dynamo_backends.verify.rule import memory_of, shape_difference
 
 log = logging.getLogger("dynamo_backends")
 
-Run = Callable[[], Sequence[Any]]
+Thunk = Callable[[], Sequence[Any]]
 
 _CHECKS = ("assert", "sym_constrain")  # raise, or do nothing
 
@@ -86,7 +86,7 @@ class Comparison:
         self._promised = [_promise(x) for x in graph.outputs]
         self._is_early = self._is_small_beside_what_lies_between()
 
-    def __call__(self, run: Run, inputs: Sequence[Any]) -> Outcome:
+    def __call__(self, run: Thunk, inputs: Sequence[Any]) -> Outcome:
         """Calls the compiled block and compares.
 
         Args:

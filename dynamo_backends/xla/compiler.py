@@ -17,7 +17,7 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
-from dynamo_backends.xla.runtime import Device, Wiring, XlaExecutable
+from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
 from dynamo_backends.xla.transposes import fold_transposes
 
 
@@ -39,7 +39,7 @@ def compile_graph(
         main = _compile(parts.main, device)
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()
-    wiring = Wiring(parts.transformed, parts.untouched, parts.activations)
+    wiring = XlaInputMap(parts.transformed, parts.untouched, parts.activations)
     return XlaExecutable(device, graph, main, before, wiring, reserve)
 
 

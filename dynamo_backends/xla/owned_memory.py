@@ -1,9 +1,9 @@
 """Memory of XLA's in which tensors of torch's live, so that XLA can write over them.
 
 A donated input's memory becomes that of an output, but only if XLA owns it alone. So what a step
-updates moves, before the first step, into memory of XLA's (`Home`), and torch sees it there through
-tensors that know the address but hold no reference that XLA could count. Their address never
-changes after that, and neither side copies.
+updates moves, before the first step, into memory of XLA's (`OwnedBuffer`), and torch sees it there
+through tensors that know the address but hold no reference that XLA could count. Their address
+never changes after that, and neither side copies.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ from dynamo_backends.xla.arrays import to_numpy
 from dynamo_backends.xla.runtime import Device
 
 
-class Home:
+class OwnedBuffer:
     """Memory of XLA's in which a tensor of torch's lives.
 
-    When a step has run, another buffer owns the memory. The home is told before the run where that
+    When a step has run, another buffer owns the memory. The owner is told before the run where that
     buffer will be, and looks there: nothing has to be done afterwards that could be interrupted.
 
     Args:
@@ -80,21 +80,21 @@ class Home:
     def tensor(self) -> Tensor:
         """A tensor on this memory, which is valid for as long as any tensor on it exists."""
         memory = (ctypes.c_char * self._size).from_address(self.pointer)
-        memory.home = self  # type: ignore[attr-defined]
+        memory.owner = self  # type: ignore[attr-defined]
         flat = torch.frombuffer(memory, dtype=self._dtype)
         return flat.as_strided(self._shape, self._stride)
 
 
-_homes: weakref.WeakValueDictionary[int, Home] = weakref.WeakValueDictionary()
+_owned: weakref.WeakValueDictionary[int, OwnedBuffer] = weakref.WeakValueDictionary()
 
 
-def find_home(tensor: Tensor) -> Home | None:
+def find_owned(tensor: Tensor) -> OwnedBuffer | None:
     """The memory of XLA's that a tensor fills, if it does."""
-    home = _homes.get(tensor.data_ptr())
-    return home if home is not None and home.is_filled_by(tensor) else None
+    owner = _owned.get(tensor.data_ptr())
+    return owner if owner is not None and owner.is_filled_by(tensor) else None
 
 
-def move_in(tensor: Tensor, importer: Importer, device: Device) -> Home | None:
+def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuffer | None:
     """Moves a tensor, with its contents, into memory of XLA's, if nobody else would notice.
 
     Args:
@@ -104,10 +104,10 @@ def move_in(tensor: Tensor, importer: Importer, device: Device) -> Home | None:
     """
     if not is_movable(tensor):
         return None
-    home = Home(_jaxlib.copied(device.handle, to_numpy(importer(tensor))), tensor)
-    _homes[home.pointer] = home
-    tensor.data = home.tensor()
-    return home
+    owner = OwnedBuffer(_jaxlib.copied(device.handle, to_numpy(importer(tensor))), tensor)
+    _owned[owner.pointer] = owner
+    tensor.data = owner.tensor()
+    return owner
 
 
 def is_movable(tensor: Tensor) -> bool:

@@ -164,7 +164,7 @@ class Staging:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class XlaInputMap:
     """Which inputs of a graph go where (see `prologue.SplitProgram`)."""
 
     transformed: tuple[int, ...]
@@ -191,7 +191,7 @@ class XlaExecutable(Executable):
         graph: Graph,
         main: Any,
         prologue: Any | None,
-        wiring: Wiring,
+        wiring: XlaInputMap,
         reserve: bool = True,
     ):
         self._device = device
@@ -339,7 +339,7 @@ class XlaExecutable(Executable):
             CompileError: The parts are incomplete, or XLA refuses them.
         """
         try:
-            wiring = Wiring(**{k: tuple(v) for k, v in json.loads(parts["wiring"]).items()})
+            wiring = XlaInputMap(**{k: tuple(v) for k, v in json.loads(parts["wiring"]).items()})
             main, *prologue = [
                 _jaxlib.deserialize(device.client, device.handle, parts[name])
                 for name in ("main", "prologue")

@@ -26,7 +26,7 @@ from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.owned_memory import Home, find_home, move_in
+from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
 from dynamo_backends.xla.runtime import Device, check_process
 
 
@@ -106,23 +106,25 @@ class XlaStep(StepProgram):
         """See `StepProgram.__call__`."""
         check_process(self._device.pid)
         interface = self._interface
-        homes = [find_home(x) for x in inputs]
+        owned = [find_owned(x) for x in inputs]
         for i in interface.updated:
-            if homes[i] is None:
-                homes[i] = move_in(inputs[i], interface.importers[i], self._device)
+            if owned[i] is None:
+                owned[i] = move_to_xla(inputs[i], interface.importers[i], self._device)
         buffers = [
-            home.buffer if home is not None else interface.take_in(i, inputs[i])
-            for i, home in enumerate(homes)
+            owner.buffer if owner is not None else interface.take_in(i, inputs[i])
+            for i, owner in enumerate(owned)
         ]
-        updated = [homes[i] for i in interface.updated]
+        updated = [owned[i] for i in interface.updated]
         for i in interface.others:  # nothing is given away and read under another name
-            if homes[i] is not None and homes[i] in updated:
+            if owned[i] is not None and owned[i] in updated:
                 buffers[i] = interface.take_in(i, inputs[i].clone())
-        guests = [interface.importers[i].view(inputs[i]) for i in interface.updated if not homes[i]]
+        copied_inputs = [
+            interface.importers[i].view(inputs[i]) for i in interface.updated if not owned[i]
+        ]
         tensors = [inputs[i] for i in interface.updated]
         self.launches += 1
         with self._kept_memory:
-            _Launch(tensors, updated, guests, taken).run(self._execute(buffers))
+            _Launch(tensors, updated, copied_inputs, taken).run(self._execute(buffers))
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
@@ -165,25 +167,25 @@ class _Launch:
 
     Args:
         tensors: What is updated; the first results are their new contents.
-        homes: Where each lives, if in memory of XLA's.
-        guests: The memory of the others, in the order of dimensions of the results.
+        owned: Where each lives, if in memory of XLA's.
+        copied_inputs: The memory of the others, in the order of dimensions of the results.
         taken: Gets the results when all contents are new.
     """
 
     def __init__(
         self,
         tensors: Sequence[Tensor],
-        homes: Sequence[Home | None],
-        guests: list[Tensor],
+        owned: Sequence[OwnedBuffer | None],
+        copied_inputs: list[Tensor],
         taken: list[Any],
     ):
         self._residents = [
-            (place, home, tensor)
-            for place, (home, tensor) in enumerate(zip(homes, tensors, strict=True))
-            if home is not None
+            (place, owner, tensor)
+            for place, (owner, tensor) in enumerate(zip(owned, tensors, strict=True))
+            if owner is not None
         ]
-        self._is_guest = [home is None for home in homes]
-        self._guests = guests
+        self._is_copied = [owner is None for owner in owned]
+        self._guests = copied_inputs
         self._taken = taken
 
     def run(self, results: Iterator[list[Any]]) -> None:
@@ -199,11 +201,11 @@ class _Launch:
         found: list[list[Any]] = []
         contents: list[Tensor] = []
         torch.autograd.graph.increment_version([tensor for _, _, tensor in self._residents])
-        for place, home, _ in self._residents:
-            home.expect(found, place)
+        for place, owner, _ in self._residents:
+            owner.expect(found, place)
         actions: list[Callable[[], Any]] = [partial(found.extend, results)]
         if self._guests:
-            arrived = compress(chain.from_iterable(found), self._is_guest)
+            arrived = compress(chain.from_iterable(found), self._is_copied)
             exported = map(from_dlpack, map(_jaxlib.export_dlpack, arrived))
             shaped = map(Tensor.view, exported, [guest.shape for guest in self._guests])
             actions.append(partial(contents.extend, shaped))
@@ -221,16 +223,16 @@ class _Launch:
     def _settle(self, found: list[list[Any]]) -> None:
         """Does what is left to do, if anything is; may be repeated."""
         if not self._taken:
-            arrived = compress(found[0], self._is_guest)
+            arrived = compress(found[0], self._is_copied)
             for guest, result in zip(self._guests, arrived, strict=True):
                 guest.copy_(from_dlpack(_jaxlib.export_dlpack(result)).view(guest.shape))
             self._taken.extend(found)
-        for _, home, _ in self._residents:
-            home.settle()
+        for _, owner, _ in self._residents:
+            owner.settle()
 
     def _check_survival(self, error: BaseException) -> None:
         """After a failed execution: memory that XLA has given up must not be read any more."""
-        lost = [tensor for _, home, tensor in self._residents if home.buffer.is_deleted()]
+        lost = [tensor for _, owner, tensor in self._residents if owner.buffer.is_deleted()]
         if lost:
             until_done(partial(give_up, lost))
             raise StepCaptureError(

@@ -65,10 +65,10 @@ def test_a_second_process_measures_nothing_and_compiles_the_winner_alone(planted
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout.splitlines()[-1]))
     (first, chosen, names), (second, chosen_again, names_again) = found
-    assert first["contests"] == 1
+    assert first["sessions"] == 1
     assert first["compiled"] == 2
     assert first["samples"] > 0
-    nothing = {"contests": 0, "verified": 0, "samples": 0, "replaced": 0}
+    nothing = {"sessions": 0, "verified": 0, "samples": 0, "replaced": 0}
     assert second == {"remembered": 1, "compiled": 1, **nothing}
     assert chosen == chosen_again == "good"
     assert sorted(names) == sorted(names_again) == ["eager", "good", "ts_trace"]
@@ -129,9 +129,9 @@ def test_a_graph_with_a_damaged_decision_is_tuned_anew(
     _shorten(path)
     assert tune() == "good"
     assert "ignored an unusable decision" in caplog.text
-    assert counts.contests == 2
+    assert counts.sessions == 2
     assert tune() == "good"
-    assert counts.contests == 2, "it was not written anew"
+    assert counts.sessions == 2, "it was not written anew"
 
 
 def test_a_vendors_version_counts_for_its_own_candidates(monkeypatch: pytest.MonkeyPatch):
@@ -148,14 +148,14 @@ def test_a_vendors_version_counts_for_its_own_candidates(monkeypatch: pytest.Mon
 def test_what_the_decision_depends_on(counts: Counts, monkeypatch: pytest.MonkeyPatch):
     tune()
     tune()
-    assert counts.contests == 1
+    assert counts.sessions == 1
     tune(objective="throughput")
     tune(candidates=["good", "wrong_alias"])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     tune()
-    assert counts.contests == 4
+    assert counts.sessions == 4
     tune(cache=False)
-    assert counts.contests == 5
+    assert counts.sessions == 5
     assert counts.remembered == 1
 
 
@@ -167,7 +167,7 @@ def test_the_fingerprint_tells_graphs_apart_and_not_weights(counts: Counts):
         options = {"candidates": ["eager"]}
         with torch.no_grad():
             torch.compile(model, backend="autotune", options=options)(torch.ones(2, 4))
-    assert (counts.contests, counts.remembered) == (2, 1)
+    assert (counts.sessions, counts.remembered) == (2, 1)
 
 
 def test_a_decision_survives_json():

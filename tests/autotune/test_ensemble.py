@@ -52,7 +52,7 @@ def test_one_choice_for_all_batch_sizes(counts: Counts):
         for batch in (2, 3, 5):
             x = torch.randn(batch, 8)
             torch.testing.assert_close(compiled(x), module(x))
-    assert counts.contests == 1
+    assert counts.sessions == 1
     assert [r.chosen for r in reports] == ["ts_trace"]
 
 
@@ -134,16 +134,16 @@ def test_the_budget_leaves_out_whom_it_cannot_pay_for(
         left_out = dict.fromkeys(("ts_trace", "ofi"), "not tried: the budget of 0.001 s is spent")
         assert tune(1e-3) == left_out, "the most promising one is tried in any case"
         assert tune(1e-3) == left_out
-    assert counts.contests == 1
+    assert counts.sessions == 1
     (message,) = (m for m in caplog.messages if "budget" in m)
     assert message.startswith("autotune's budget of 0.001 s, which is for all graphs")
     assert "ofi, ts_trace not tried (inference graph " in message
     assert "options={'budget_s': ...}" in message
     for _ in range(2):
         assert tune(600.0) == {}, "with more time than before all are tried"
-    assert counts.contests == 2
+    assert counts.sessions == 2
     assert tune(60.0) == {}
-    assert counts.contests == 2
+    assert counts.sessions == 2
 
 
 def test_what_eager_raises_reaches_the_user(caplog: pytest.LogCaptureFixture):
@@ -170,7 +170,7 @@ def test_inference_mode(counts: Counts):
     assert [r.chosen for r in reports] == ["ts_trace"]
     for ours, theirs in zip(module.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert counts.contests == 1
+    assert counts.sessions == 1
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch):

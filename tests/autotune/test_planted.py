@@ -136,7 +136,7 @@ def test_one_that_fails_later_is_replaced_at_that_call(
     torch._dynamo.reset()
     plant.state["broken"] = False
     tune(model, x, candidates=["good"], isolate="off")
-    assert counts.contests == 2, "a decision for a candidate that failed is not kept"
+    assert counts.sessions == 2, "a decision for a candidate that failed is not kept"
 
 
 def test_a_mistake_of_the_user_is_not_the_candidates_fault(plant: ModuleType, counts: Counts):

@@ -8,7 +8,7 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.online_comparison import RUN, RUNS, STEPS, Duel
+from dynamo_backends.aot.step.online_comparison import RUN, RUNS, STEPS, OnlineComparison
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
@@ -76,9 +76,9 @@ def test_onednns_lstm_is_trained(candidate: str):
 @pytest.mark.usefixtures("eager_seems_slow")
 def test_a_decision_is_found_again(counts: Counts):
     train("openxla")
-    assert (counts.contests, counts.remembered) == (1, 0)
+    assert (counts.sessions, counts.remembered) == (1, 0)
     step, report = train("openxla")
-    assert (counts.contests, counts.remembered) == (1, 1)
+    assert (counts.sessions, counts.remembered) == (1, 1)
     assert isinstance(program_of(step), XlaStep)
     assert report.chosen == "openxla"
 
@@ -98,7 +98,7 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
 
     monkeypatch.setattr(StepEnsemble, "_compile", fails_once)
     _, report = train("openxla")
-    assert (counts.contests, counts.remembered) == (2, 1)
+    assert (counts.sessions, counts.remembered) == (2, 1)
     assert report.chosen == "openxla"
 
 
@@ -146,10 +146,12 @@ def test_eager_can_win():
 def test_the_function_itself_is_compared_on_real_steps(
     eager: str, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    note = Duel.note
+    note = OnlineComparison.note
     seconds = {"slow": 2.0, "fast": 0.5}[eager]
     monkeypatch.setattr(
-        Duel, "note", lambda self, turn, _: note(self, turn, seconds if turn is None else 1.0)
+        OnlineComparison,
+        "note",
+        lambda self, turn, _: note(self, turn, seconds if turn is None else 1.0),
     )
     step, report = train("openxla", steps=1 + 2 * STEPS + 3, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
@@ -168,12 +170,14 @@ def test_the_function_itself_is_compared_on_real_steps(
 
 def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
     settled: list[Any] = []
-    duel = Duel(lambda compiled, eager: settled.append((compiled, eager)), [[], []])
+    comparison = OnlineComparison(
+        lambda compiled, eager: settled.append((compiled, eager)), [[], []]
+    )
     turns = []
     for _ in range(3 * STEPS):
-        turn = duel.turn
+        turn = comparison.turn
         fresh = turns[-1:] != [turn]  # as slow as what has just taken over
-        duel.note(
+        comparison.note(
             turn, 100.0 if fresh or len(turns) < 3 * RUN else {0: 2.0, 1: 1.0, None: 3.0}[turn]
         )
         turns.append(turn)
@@ -184,8 +188,8 @@ def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ts_trace wins the contest, and on real steps openxla is faster than that, eager slower."""
-    original, note = Race._sample, Duel.note
+    """ts_trace wins the session, and on real steps openxla is faster than that, eager slower."""
+    original, note = Race._sample, OnlineComparison.note
     factors = {"eager": 1e6, "openxla": 1e3}
 
     def biased(self: Race, run: Run, repeat: int) -> float:
@@ -195,7 +199,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {None: 3.0, 0: 2.0, 1: 1.0}
     monkeypatch.setattr(Race, "_sample", biased)
     monkeypatch.setattr("dynamo_backends.autotune.steps.NEAR", 1e9)
-    monkeypatch.setattr(Duel, "note", lambda self, turn, _: note(self, turn, seconds[turn]))
+    monkeypatch.setattr(
+        OnlineComparison, "note", lambda self, turn, _: note(self, turn, seconds[turn])
+    )
 
 
 TURNS = 1 + 3 * STEPS

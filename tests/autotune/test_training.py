@@ -52,7 +52,7 @@ def test_no_grad_is_written_and_no_state_changed_while_tuning(counts: Counts):
     x = torch.randn(5, 6)
     compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))
     result = torch.compile(model, backend=compiler)(x)
-    assert counts.contests >= 1
+    assert counts.sessions >= 1
     assert all(p.grad is None for p in model.parameters())
     twin(x)
     for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
@@ -72,17 +72,17 @@ def test_forward_and_backward_are_chosen_for_apart(counts: Counts):
         assert not report.runtime_fallbacks
     whole = [row for row in reports[0].candidates if row.graph == "training"]
     assert {row.name: row.chosen for row in whole} == {"split": True, "eager": False}
-    assert counts.contests == 3
+    assert counts.sessions == 3
 
 
 @pytest.mark.usefixtures("eager_seems_slow")
 def test_the_decisions_are_found_again(counts: Counts):
     compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))
     agrees(compiler)
-    contests, samples = counts.contests, counts.samples
+    sessions, samples = counts.sessions, counts.samples
     torch._dynamo.reset()
     reports = agrees(compiler)
-    assert (counts.contests, counts.samples) == (contests, samples)
+    assert (counts.sessions, counts.samples) == (sessions, samples)
     assert counts.remembered == 3
     assert [r.chosen for r in reports] == ["ts_trace", "ts_trace"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from dynamo_backends.autotune import serialization as wire
+from dynamo_backends.autotune import serialization
 
 
 def _layers(x: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def captured(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, lis
 @pytest.mark.parametrize("fn", [_layers, _odds])
 def test_a_graph_and_its_inputs_are_read_as_written(fn: Callable[..., Any], tmp_path: Path):
     graph, values = captured(fn, torch.rand(2, 3, 4, 4))
-    wire.write(tmp_path, graph, values)
-    again, read = wire.read(tmp_path)
+    serialization.write(tmp_path, graph, values)
+    again, read = serialization.read(tmp_path)
     assert torch.equal(read[0], values[0])
     for ours, theirs in zip(again(*read), graph(*values), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
@@ -54,8 +54,8 @@ def test_shared_memory_and_gradients_are_kept(tmp_path: Path):
     model = nn.Linear(6, 2)
     graph, _ = captured(lambda a, b: model(a + b), x, x[:2].repeat(2, 1))
     values = [x, x[1:], model.weight, 3]
-    wire.write(tmp_path, graph, values)
-    _, (a, b, weight, number) = wire.read(tmp_path)
+    serialization.write(tmp_path, graph, values)
+    _, (a, b, weight, number) = serialization.read(tmp_path)
     assert b.data_ptr() == a[1:].data_ptr()
     assert weight.requires_grad
     assert number == 3
@@ -66,12 +66,12 @@ def test_what_cannot_be_written_is_told(tmp_path: Path):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
     graph, values = captured(fn, torch.rand(3))
-    with pytest.raises(wire.NotWritable, match=r"contains another graph|calls cond"):
-        wire.write(tmp_path, graph, values)
+    with pytest.raises(serialization.NotWritable, match=r"contains another graph|calls cond"):
+        serialization.write(tmp_path, graph, values)
 
 
 def test_nothing_is_pickled(tmp_path: Path):
     graph, values = captured(_odds, torch.rand(2, 3, 4, 4))
-    wire.write(tmp_path, graph, values)
+    serialization.write(tmp_path, graph, values)
     torch.load(tmp_path / "tensors.pt", weights_only=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["graph.json", "tensors.pt"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynamo_backends.cudagraphs import device
-from dynamo_backends.cudagraphs.captured import Captured
+from dynamo_backends.cudagraphs.captured import GraphedFunction
 from tests.cudagraphs.double import DoubleCuda
 
 KINDS = ["double", "cuda"] if torch.cuda.is_available() else ["double"]
@@ -42,16 +42,16 @@ class Machine:
 def install(monkeypatch: pytest.MonkeyPatch) -> DoubleCuda:
     """Puts the double in CUDA's place, which then sees all that captured functions do."""
     double = DoubleCuda()
-    call = Captured.__call__
+    call = GraphedFunction.__call__
 
-    def watched(self: Captured, inputs: list[Any]) -> Any:
+    def watched(self: GraphedFunction, inputs: list[Any]) -> Any:
         if double.mode.active:
             return call(self, inputs)
         with double.mode:
             return call(self, inputs)
 
     monkeypatch.setattr(device, "_driver", double)
-    monkeypatch.setattr(Captured, "__call__", watched)
+    monkeypatch.setattr(GraphedFunction, "__call__", watched)
     return double
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.cudagraphs import captured, device, recording
-from dynamo_backends.cudagraphs.captured import Captured
+from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.slots import Slots
 from tests.cudagraphs.conftest import Machine
 from tests.cudagraphs.double import DoubleCuda, Race
@@ -29,9 +29,9 @@ class Counts:
         self.reasons.append(reason)
 
 
-def wrap(function: Callable[[list[Any]], Any], **how: Any) -> tuple[Captured, Counts]:
+def wrap(function: Callable[[list[Any]], Any], **how: Any) -> tuple[GraphedFunction, Counts]:
     counts = Counts()
-    return Captured(function, 0, how.pop("warmup", 2), counts, **how), counts
+    return GraphedFunction(function, 0, how.pop("warmup", 2), counts, **how), counts
 
 
 def polynomial(inputs: list[Tensor]) -> list[Tensor]:
@@ -40,7 +40,9 @@ def polynomial(inputs: list[Tensor]) -> list[Tensor]:
     return [y * 2 + x.sum(), y.t(), (y > 0).sum(1)]
 
 
-def agree(function: Captured, plain: Callable[[list[Any]], Any], inputs: list[Tensor]) -> list:
+def agree(
+    function: GraphedFunction, plain: Callable[[list[Any]], Any], inputs: list[Tensor]
+) -> list:
     expected = plain([x.clone() for x in inputs])
     results = function(inputs)
     for e, r in zip(expected, results, strict=True):

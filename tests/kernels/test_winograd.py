@@ -176,15 +176,15 @@ class Net(nn.Module):
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Arguments of the calls that take a convolution's place; filtering always wins."""
     found: list[Any] = []
-    filter_minimally = runtime.filter_minimally
+    use_winograd = runtime.use_winograd
 
     def spy(module: Any, reduced: bool) -> bool:
-        changed = filter_minimally(module, reduced)
+        changed = use_winograd(module, reduced)
         nodes = module.graph.find_nodes(op="call_function", target=CONVOLVE)
         found.extend(node.args for node in nodes)
         return changed
 
-    monkeypatch.setattr(runtime, "filter_minimally", spy)
+    monkeypatch.setattr(runtime, "use_winograd", spy)
     monkeypatch.setattr(measured, "_known", {})
     monkeypatch.setattr(measured, "_race", lambda *_: request.param)
     return found

@@ -14,7 +14,7 @@ from dynamo_backends.nvfuser import definition, vendor
 from dynamo_backends.nvfuser.compiler import lower_graph
 from dynamo_backends.nvfuser.definition import FUSIONS, Fusions
 from dynamo_backends.nvfuser.descriptors import describe
-from dynamo_backends.nvfuser.program import Constant, Input, Program, Ref, Step
+from dynamo_backends.nvfuser.program import Constant, FusionProgram, Input, Operation, Ref
 from dynamo_backends.nvfuser.runtime import Reader
 from tests import backend_checks as checks
 from tests.checking import check
@@ -145,10 +145,10 @@ def test_instances_of_a_module_share_a_fusion(preferred: str):
     assert (FUSIONS.made, FUSIONS.found) == (1, 1)
 
 
-def constant_program(number: float) -> Program:
+def constant_program(number: float) -> FusionProgram:
     x = Input((-1,), (True,), "Float", (0,))
-    step = Step("mul", (Ref(0), Constant(number, "Float")))
-    return Program((x,), (step,), (1,))
+    step = Operation("mul", (Ref(0), Constant(number, "Float")))
+    return FusionProgram((x,), (step,), (1,))
 
 
 def test_the_least_recently_used_fusion_goes_first(preferred: str):
@@ -204,7 +204,7 @@ def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
 ):
     replay = definition._Replay._step
 
-    def refuse(self: Any, step: Step) -> None:
+    def refuse(self: Any, step: Operation) -> None:
         if step.op == "exp":
             raise RuntimeError("INTERNAL ASSERT FAILED\nand more")
         replay(self, step)
@@ -223,28 +223,28 @@ def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
 def test_a_definition_that_nvfuser_refuses(preferred: str):
     frontend = vendor.open_frontend("auto")
     with pytest.raises(CompileError, match="nvFuser refuses the fusion"):
-        definition.define(Program(constant_program(1.0).inputs, (), (0,)), frontend)
-    step = Step("flip", (Ref(0),), origin="flip_1")
+        definition.define(FusionProgram(constant_program(1.0).inputs, (), (0,)), frontend)
+    step = Operation("flip", (Ref(0),), origin="flip_1")
     with pytest.raises(LoweringError, match="nvFuser refuses its flip"):
-        definition.define(Program(constant_program(1.0).inputs, (step,), (1,)), frontend)
+        definition.define(FusionProgram(constant_program(1.0).inputs, (step,), (1,)), frontend)
 
 
 def test_a_long_fusion(frontend: str):
     """nvFuser's older frontend takes 1024 operations, unless it is told that more will come."""
     first = constant_program(0.5)
-    steps = [Step("add", (Ref(i), Constant(1.0, "Float"))) for i in range(1500)]
-    program = Program(first.inputs, tuple(steps), (len(steps),))
+    steps = [Operation("add", (Ref(i), Constant(1.0, "Float"))) for i in range(1500)]
+    program = FusionProgram(first.inputs, tuple(steps), (len(steps),))
     fusion = definition.define(program, vendor.open_frontend("auto"))
     (result,) = fusion.execute([torch.zeros(3)])
     assert result.tolist() == [1500.0] * 3
 
 
-def program_of(model: nn.Module, x: Tensor) -> Program:
+def program_of(model: nn.Module, x: Tensor) -> FusionProgram:
     """The fusion that a model becomes."""
     with torch.no_grad(), dynamo_backends.record() as reports:
         compiled(model)(x)
     (block,) = reports[0].executable.static_program.blocks
-    program: Program = block.executable.run.program
+    program: FusionProgram = block.executable.run.program
     return program
 
 

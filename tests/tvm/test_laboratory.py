@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from dynamo_backends.tvm import measuring_process as laboratory
-from dynamo_backends.tvm.measuring_process import Laboratory, Lost
+from dynamo_backends.tvm import measuring_process as process
+from dynamo_backends.tvm.measuring_process import Lost, MeasuringProcess
 
 CHILD = textwrap.dedent("""
     import json, os, sys, time
@@ -24,11 +24,11 @@ CHILD = textwrap.dedent("""
 
 @pytest.fixture(autouse=True)
 def _child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laboratory, "_COMMAND", ("-S", "-c", CHILD))
+    monkeypatch.setattr(process, "_COMMAND", ("-S", "-c", CHILD))
 
 
 def test_a_crash_and_a_hang_cost_the_process_alone():
-    with Laboratory() as lab:
+    with MeasuringProcess() as lab:
         assert not lab.running
         assert [lab.ask({"do": "count"}, 60)["count"] for _ in range(2)] == [1, 2]
         with pytest.raises(Lost, match="its process ended with status -6"):
@@ -45,13 +45,13 @@ def test_a_crash_and_a_hang_cost_the_process_alone():
 
 
 def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(laboratory, "_COMMAND", ("-c", "raise SystemExit(3)"))
-    with Laboratory() as lab, pytest.raises(Lost, match="its process ended with status 3"):
+    monkeypatch.setattr(process, "_COMMAND", ("-c", "raise SystemExit(3)"))
+    with MeasuringProcess() as lab, pytest.raises(Lost, match="its process ended with status 3"):
         lab.ask({"do": "count", "long": "x" * (1 << 20)}, 60)
 
 
 def test_an_interrupted_request_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch):
-    with Laboratory() as lab:
+    with MeasuringProcess() as lab:
         lab.ask({"do": "count"}, 60)
 
         class Interrupted:

@@ -17,10 +17,10 @@ from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.tvm.tuning import records_of
 from tests.checking import check
-from tests.tvm.tuning_checks import FakeLaboratory, isolated, laboratory
+from tests.tvm.tuning_checks import FakeLaboratory, isolated, process
 
-__all__ = ["isolated", "laboratory"]
-Laboratory = type[FakeLaboratory]
+__all__ = ["isolated", "process"]
+MeasuringProcess = type[FakeLaboratory]
 
 
 class Net(nn.Module):
@@ -73,7 +73,7 @@ def test_the_real_process(isolated: None, monkeypatch: pytest.MonkeyPatch):
         def __init__(self) -> None:
             raise AssertionError("nothing is left to be tuned")
 
-    monkeypatch.setattr(tuning, "Laboratory", Forbidden)
+    monkeypatch.setattr(tuning, "MeasuringProcess", Forbidden)
     again = compiled(tune_trials=3)
     assert (again.cache_hits, again.tuned) == (0, report.tuned)
     assert compiled(tune_trials=3).cache_hits == 1
@@ -82,9 +82,9 @@ def test_the_real_process(isolated: None, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("kind", ["tile", "rules"])
 def test_what_is_known_is_used_without_tuning_and_a_second_time_nothing_is_measured(
-    laboratory: Laboratory, kind: str
+    process: MeasuringProcess, kind: str
 ):
-    laboratory.kind = kind
+    process.kind = kind
     before = compiled()
     assert before.tuned == 0
     assert compiled().cache_hits == 1
@@ -101,7 +101,7 @@ def test_what_is_known_is_used_without_tuning_and_a_second_time_nothing_is_measu
     assert tuning.COUNTS.trials == trials
 
 
-def test_the_report_tells(laboratory: Laboratory):
+def test_the_report_tells(process: MeasuringProcess):
     compiled(tune_trials=6)
     torch._dynamo.reset()
     compiler = dynamo_backends.compiler("tvm", num_threads=1)
@@ -110,16 +110,16 @@ def test_the_report_tells(laboratory: Laboratory):
     assert "3 fused functions with a tuned schedule" in str(explanation)
 
 
-def test_the_costliest_function_comes_first_and_gets_most_trials(laboratory: Laboratory):
-    laboratory.seconds = staticmethod(seconds_by_kind)
+def test_the_costliest_function_comes_first_and_gets_most_trials(process: MeasuringProcess):
+    process.seconds = staticmethod(seconds_by_kind)
     compiled(tune_trials=9)
-    attempts = [mark for do, mark in laboratory.asked if do == "attempt"]
+    attempts = [mark for do, mark in process.asked if do == "attempt"]
     order = list(dict.fromkeys(attempts))
     assert [attempts.count(mark) for mark in order] == [6, 2, 1]
     assert tuning.COUNTS.trials == 9
 
 
-def test_trials_are_at_most_as_many_as_wanted(laboratory: Laboratory):
+def test_trials_are_at_most_as_many_as_wanted(process: MeasuringProcess):
     compiled(tune_trials=2)
     assert tuning.COUNTS.trials == 2
     assert sorted(r.trials for r in kept()) == [0, 1, 1]
@@ -127,17 +127,17 @@ def test_trials_are_at_most_as_many_as_wanted(laboratory: Laboratory):
     assert tuning.COUNTS.trials == 2
 
 
-def test_time_is_shared_and_ends(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch):
+def test_time_is_shared_and_ends(process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(budget, "time", clock)
-    laboratory.seconds = staticmethod(seconds_by_kind)
+    process.seconds = staticmethod(seconds_by_kind)
 
     def on_attempt(number: int) -> None:
         clock.now += 10
 
-    laboratory.on_attempt = staticmethod(on_attempt)
+    process.on_attempt = staticmethod(on_attempt)
     compiled(tune_trials=1000, tune_budget_s=90)
-    attempts = [mark for do, mark in laboratory.asked if do == "attempt"]
+    attempts = [mark for do, mark in process.asked if do == "attempt"]
     assert [attempts.count(mark) for mark in dict.fromkeys(attempts)] == [6, 2, 1]
     assert {r.goal for r in kept()} == {0}  # all were cut short
     compiled(tune_trials=1000, tune_budget_s=90)
@@ -145,14 +145,14 @@ def test_time_is_shared_and_ends(laboratory: Laboratory, monkeypatch: pytest.Mon
 
 
 def test_ctrl_c_ends_tuning_and_keeps_what_was_found(
-    laboratory: Laboratory, caplog: pytest.LogCaptureFixture
+    process: MeasuringProcess, caplog: pytest.LogCaptureFixture
 ):
     def on_attempt(number: int) -> None:
         if number == 5:
             raise KeyboardInterrupt
 
-    laboratory.on_attempt = staticmethod(on_attempt)
-    laboratory.seconds = staticmethod(seconds_by_kind)
+    process.on_attempt = staticmethod(on_attempt)
+    process.seconds = staticmethod(seconds_by_kind)
     report = compiled(tune_trials=6)
     assert report.tuned == 1
     assert len(kept()) == 1
@@ -161,12 +161,12 @@ def test_ctrl_c_ends_tuning_and_keeps_what_was_found(
     assert tuning.COUNTS.trials == 5
 
 
-def test_ctrl_c_keeps_what_was_found_for_the_function_at_hand(laboratory: Laboratory):
+def test_ctrl_c_keeps_what_was_found_for_the_function_at_hand(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         if number == 3:
             raise KeyboardInterrupt
 
-    laboratory.on_attempt = staticmethod(on_attempt)
+    process.on_attempt = staticmethod(on_attempt)
     assert compiled(tune_trials=12).tuned == 1
     (record,) = kept()
     assert (record.trials, record.goal) == (3, 0)
@@ -174,7 +174,7 @@ def test_ctrl_c_keeps_what_was_found_for_the_function_at_hand(laboratory: Labora
 
 
 def test_a_second_ctrl_c_ends_tuning_at_once(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupt(*_: object) -> Any:
         raise KeyboardInterrupt
@@ -183,35 +183,35 @@ def test_a_second_ctrl_c_ends_tuning_at_once(
         if number == 3:
             interrupt()
 
-    laboratory.on_attempt = staticmethod(on_attempt)
-    monkeypatch.setattr(laboratory, "_decide", interrupt)
+    process.on_attempt = staticmethod(on_attempt)
+    monkeypatch.setattr(process, "_decide", interrupt)
     assert compiled(tune_trials=12).tuned == 0
     assert kept() == []
 
 
-def test_a_crash_costs_a_trial(laboratory: Laboratory):
+def test_a_crash_costs_a_trial(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         if number == 2:
             raise Lost("its process ended with status -11")
 
-    laboratory.on_attempt = staticmethod(on_attempt)
+    process.on_attempt = staticmethod(on_attempt)
     assert compiled(tune_trials=9).tuned == 3
     assert (tuning.COUNTS.trials, tuning.COUNTS.lost) == (9, 1)
 
 
-def test_a_function_whose_trials_always_crash_keeps_its_default(laboratory: Laboratory):
+def test_a_function_whose_trials_always_crash_keeps_its_default(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         raise Lost("it took more than 30 s")
 
-    laboratory.on_attempt = staticmethod(on_attempt)
+    process.on_attempt = staticmethod(on_attempt)
     assert compiled(tune_trials=30).tuned == 0
     assert tuning.COUNTS.trials == 3 * tuning._LOST
     assert compiled(tune_trials=30).tuned == 0
     assert tuning.COUNTS.trials == 3 * tuning._LOST
 
 
-def test_the_default_schedule_stays_where_none_is_faster(laboratory: Laboratory):
-    laboratory.faster = False
+def test_the_default_schedule_stays_where_none_is_faster(process: MeasuringProcess):
+    process.faster = False
     assert compiled(tune_trials=6).tuned == 0
     assert [r.trace for r in kept()] == [None] * 3
     trials = tuning.COUNTS.trials
@@ -220,18 +220,18 @@ def test_the_default_schedule_stays_where_none_is_faster(laboratory: Laboratory)
 
 
 def test_more_trials_than_before_tune_again(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ):
     compiled(tune_trials=6)
     traces = {str(r.trace) for r in kept()}
     finalists: list[Any] = []
-    decide = laboratory._decide
+    decide = process._decide
 
     def watch(self: FakeLaboratory, request: dict[str, Any]) -> dict[str, Any]:
         finalists.extend(map(str, request["traces"]))
         return decide(self, request)
 
-    monkeypatch.setattr(laboratory, "_decide", watch)
+    monkeypatch.setattr(process, "_decide", watch)
     compiled(tune_trials=3)
     assert finalists == []
     compiled(tune_trials=7)
@@ -239,7 +239,7 @@ def test_more_trials_than_before_tune_again(
 
 
 def test_a_record_that_leads_to_another_program_is_dropped(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     compiled(tune_trials=6)
     original = Records.get
@@ -254,7 +254,7 @@ def test_a_record_that_leads_to_another_program_is_dropped(
     monkeypatch.undo()
 
 
-def test_integers_and_views_are_not_tuned(laboratory: Laboratory):
+def test_integers_and_views_are_not_tuned(process: MeasuringProcess):
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -264,10 +264,10 @@ def test_integers_and_views_are_not_tuned(laboratory: Laboratory):
             return self.table((x > 0).long()).flatten(1)
 
     compiled(Tokens().eval(), tune_trials=6)
-    assert [do for do, _ in laboratory.asked if do == "attempt"] == []
+    assert [do for do, _ in process.asked if do == "attempt"] == []
 
 
-def test_trials_of_single_calls_use_no_records(laboratory: Laboratory):
+def test_trials_of_single_calls_use_no_records(process: MeasuringProcess):
     compiled(tune_trials=6)
     module: Any = object()
     outcome = tuning.tuned(module, Settings(num_threads=1, known=False))
@@ -275,7 +275,7 @@ def test_trials_of_single_calls_use_no_records(laboratory: Laboratory):
 
 
 def test_progress_and_the_outcome_are_told(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "dynamo_backends")
     said: list[str] = []

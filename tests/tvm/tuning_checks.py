@@ -1,4 +1,4 @@
-"""What tests of tuning share: functions, and a laboratory without a process of its own."""
+"""What tests of tuning share: functions, and a process without a process of its own."""
 
 import sys
 import types
@@ -137,7 +137,7 @@ class FakeLaboratory:
 
 
 @pytest.fixture
-def laboratory(isolated: None, monkeypatch: pytest.MonkeyPatch) -> type[FakeLaboratory]:
+def process(isolated: None, monkeypatch: pytest.MonkeyPatch) -> type[FakeLaboratory]:
     """The fake one in the place of the real one; a class, whose attributes may be set."""
 
     class Fake(FakeLaboratory):
@@ -153,5 +153,5 @@ def laboratory(isolated: None, monkeypatch: pytest.MonkeyPatch) -> type[FakeLabo
         def on_attempt(number: int) -> None:
             pass
 
-    monkeypatch.setattr(tuning, "Laboratory", Fake)
+    monkeypatch.setattr(tuning, "MeasuringProcess", Fake)
     return Fake

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
-from dynamo_backends.aot.step.capture import Definition, Strangers, numbers_of
+from dynamo_backends.aot.step.capture import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.inventory import Inventory
-from dynamo_backends.aot.step.microbatches import Run
+from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
@@ -196,13 +196,13 @@ class Step:
         program = variant.program
         if program.yields:
             return self._in_eager(args, kwargs)
-        duel = program.duel
-        if duel is None:
+        comparison = program.comparison
+        if comparison is None:
             return variant(tensors, numbers, batch)
-        turn, start = duel.turn, time.perf_counter()
+        turn, start = comparison.turn, time.perf_counter()
         result = self._in_eager(args, kwargs) if turn is None else variant(tensors, numbers, batch)
         self._synchronize()
-        duel.note(turn, time.perf_counter() - start)
+        comparison.note(turn, time.perf_counter() - start)
         return result
 
     def _synchronize(self) -> None:
@@ -232,7 +232,7 @@ class Step:
 
     def _in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         definition = self._definition
-        run = Run(
+        run = StepCall(
             definition.optimizers,
             definition.models,
             definition.accumulate,
@@ -325,7 +325,7 @@ class Step:
             try:
                 with TRACING:
                     return Variant(definition, self._backend, inventory, batch, spec, promoted)
-            except Strangers as found:
+            except UndeclaredTensors as found:
                 others += found.places
             except StandInRefused as refused:
                 fixed.add(refused.place.identity)

@@ -19,11 +19,11 @@ from dynamo_backends.aot.step.hooks import carry_over
 from dynamo_backends.aot.step.hyperparameters import group_constants, group_numbers, read_number
 from dynamo_backends.aot.step.inventory import Inventory, Slot
 from dynamo_backends.aot.step.loss_scaling import LossScaling
-from dynamo_backends.aot.step.microbatches import Run
+from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.modules import modules_for_graphs
 from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.outside import refuse_outside_effects
-from dynamo_backends.aot.step.provenance import Notes
+from dynamo_backends.aot.step.provenance import Provenance
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.effects import Effect
 from dynamo_backends.aot.step.python_state.following import Conditions, Following
@@ -125,7 +125,7 @@ class Recording:
     aliases: Aliases
 
 
-class Strangers(Exception):
+class UndeclaredTensors(Exception):
     """The step used tensors that are neither given to it nor of its models and optimizers.
 
     Args:
@@ -154,7 +154,7 @@ def record(
         promoted: Places in Python whose numbers are inputs, too.
 
     Raises:
-        Strangers: Other tensors were used; record again with an inventory that has them.
+        UndeclaredTensors: Other tensors were used; record again with an inventory that has them.
         StandInRefused: A promoted number has to be a number; record again without it.
         StepCaptureError: It cannot be one graph.
     """
@@ -162,7 +162,7 @@ def record(
     recorder = _Recorder(definition, inventory, batch, batch_spec, promoted)
     try:
         return recorder.record()
-    except (StepCaptureError, Strangers, StandInRefused):
+    except (StepCaptureError, UndeclaredTensors, StandInRefused):
         raise
     except Exception as error:
         raise StepCaptureError(
@@ -206,7 +206,7 @@ class _Recorder:
         self._scalars = Scalars(numbers, values)
         self._scaling = LossScaling(definition.optimizers)
         self._substitution = Substitution(self._mode, self._scalars, self._scaling)
-        self._run = Run(
+        self._run = StepCall(
             definition.optimizers,
             definition.models,
             definition.accumulate,
@@ -240,8 +240,8 @@ class _Recorder:
             _check_leaks(bindings, kept)
         finally:
             _put_back(bindings, kept)
-        if self._substitution.strangers:
-            raise Strangers(self._places_of(self._substitution.strangers))
+        if self._substitution.undeclared:
+            raise UndeclaredTensors(self._places_of(self._substitution.undeclared))
         if group_constants(self._definition.optimizers) != constants:
             raise StepCaptureError(
                 "the step changes a setting or a number in an optimizer's param_groups or state "
@@ -318,11 +318,11 @@ class _Recorder:
             yield formula
         self._python.after_step_of(optimizer)
 
-    def _places_of(self, strangers: Sequence[Tensor]) -> list[Place]:
-        found = self._python.places_of(strangers)
+    def _places_of(self, undeclared: Sequence[Tensor]) -> list[Place]:
+        found = self._python.places_of(undeclared)
         return [
             place or Place([tensor], 0, "a tensor", "an unknown line")
-            for place, tensor in zip(found, strangers, strict=True)
+            for place, tensor in zip(found, undeclared, strict=True)
         ]
 
     def _fake(self, tensor: Tensor) -> Tensor:
@@ -384,7 +384,7 @@ class _Recorder:
         modules = modules_for_graphs(self._definition.models)
         stand_ins = scalars[len(scalars) - promoted :]
         with settings, self._python.set_up(stand_ins):
-            tracing = (self._scaling, modules, transforms, self._substitution, Notes())
+            tracing = (self._scaling, modules, transforms, self._substitution, Provenance())
             with contextlib.ExitStack() as stack:
                 for each in (*tracing, self._python.follow()):
                     stack.enter_context(each)

@@ -21,7 +21,7 @@ class _EndOfPart(BaseException):
     """`optimizer.step()` was reached in a part that is not the last."""
 
 
-class Run:
+class StepCall:
     """One call of a step function, and what it does to the gradients.
 
     Args:
@@ -187,7 +187,7 @@ def _method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
 class _Backward(TorchFunctionMode):
     """Weighs the gradients of each part."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: StepCall):
         super().__init__()
         self._run = run
 

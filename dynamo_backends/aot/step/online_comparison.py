@@ -12,7 +12,7 @@ WORTH = 0.98  # eager must take at most this part of the compiled step's time
 
 
 @dataclass
-class Duel:
+class OnlineComparison:
     """Who takes the next step, until it is known who is fastest.
 
     All take the same step, so none is lost by comparing.
@@ -35,7 +35,7 @@ class Duel:
         return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
 
     def note(self, turn: int | None, seconds: float) -> None:
-        """Notes how long the step took of one whose turn it was."""
+        """Provenance how long the step took of one whose turn it was."""
         (self.eager if turn is None else self.compiled[turn]).append(seconds)
         if len(self.eager) == STEPS:
             self.settle([_typical(steps) for steps in self.compiled], _typical(self.eager))

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends.aot.step.atomic import write
-from dynamo_backends.aot.step.online_comparison import Duel
+from dynamo_backends.aot.step.online_comparison import OnlineComparison
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.report import GraphReport
@@ -21,13 +21,13 @@ class StepProgram(ABC):
             count.
         from_disk: Whether it was loaded instead of compiled.
         yields: Whether the function itself is to take the steps from now on, in eager.
-        duel: While it is open whether that is faster: whose turn it is.
+        comparison: While it is open whether that is faster: whose turn it is.
     """
 
     launches: int = 0
     from_disk: bool = False
     yields: bool = False
-    duel: Duel | None = None
+    comparison: OnlineComparison | None = None
 
     @abstractmethod
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:

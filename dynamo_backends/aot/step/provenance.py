@@ -16,8 +16,8 @@ from dynamo_backends.aot.step.substitution import line_of_code, nodes_of, user_f
 from dynamo_backends.interface.errors import StepCaptureError
 
 
-class Notes(TorchDispatchMode):
-    """Notes on each node the user's line, and on draws what eager's generator would draw from.
+class Provenance(TorchDispatchMode):
+    """Provenance on each node the user's line, and on draws what eager's generator would draw from.
 
     Nothing is drawn while tracing. The generator is moved on all the same, and put back in the
     end, so that a checkpoint that puts it back to draw again is seen to do so. It has a seed of
@@ -26,7 +26,7 @@ class Notes(TorchDispatchMode):
 
     _SEED = 0x5EED_0F_7A11  # that nobody else takes
 
-    def __enter__(self) -> "Notes":
+    def __enter__(self) -> "Provenance":
         """Keeps the state of torch's generator."""
         self._before = torch.get_rng_state()
         torch.default_generator.manual_seed(self._SEED)

@@ -59,7 +59,7 @@ class Substitution(TorchFunctionMode):
         scaling: What scalers of losses do.
 
     Attributes:
-        strangers: Real tensors that nobody announced, in the order in which they were met.
+        undeclared: Real tensors that nobody announced, in the order in which they were met.
         gradients_read: Ids of tensors of the trace whose gradients were asked for.
         in_optimizer: An optimizer's step is running: numbers that it reads stay tensors.
     """
@@ -72,7 +72,7 @@ class Substitution(TorchFunctionMode):
         self._reals: dict[int, Tensor] = {}
         self._passes = itertools.count()
         self._scaling = scaling
-        self.strangers: list[Tensor] = []
+        self.undeclared: list[Tensor] = []
         self.gradients_read: set[int] = set()
         self.in_optimizer = False
         self._reads_state = False
@@ -88,7 +88,7 @@ class Substitution(TorchFunctionMode):
             return real
         fake = self._fakes.get(id(real))
         if fake is None:
-            self.strangers.append(real)
+            self.undeclared.append(real)
             fake = self._mode.from_tensor(real, static_shapes=True)
             self.add(real, fake)
         return fake

@@ -52,7 +52,7 @@ class Variant:
 
     Raises:
         StepCaptureError: It cannot be one graph, or the backend cannot run all of it.
-        Strangers: It uses tensors that the inventory does not have.
+        UndeclaredTensors: It uses tensors that the inventory does not have.
     """
 
     def __init__(

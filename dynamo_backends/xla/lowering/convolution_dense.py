@@ -30,7 +30,7 @@ Prepared = Any  # a pytree of arrays
 
 
 @dataclass(frozen=True)
-class Program:
+class ConvolutionProgram:
     """One way to compute a convolution.
 
     Attributes:
@@ -82,7 +82,7 @@ def _lax_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
     ).astype(x.dtype)
 
 
-LAX = Program("lax", lambda s: True, lambda w, s: _spatial_last_two(w), _lax_apply)
+LAX = ConvolutionProgram("lax", lambda s: True, lambda w, s: _spatial_last_two(w), _lax_apply)
 
 
 # --- dot: a kernel with one tap is a matrix product ---------------------------------------------
@@ -106,7 +106,7 @@ def _dot_apply(x: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Array:
     return _matmul(rows, matrix, shape).astype(x.dtype)
 
 
-DOT = Program(
+DOT = ConvolutionProgram(
     "dot",
     lambda s: s.pointwise and s.groups == 1,
     lambda w, s: w.reshape(w.shape[:2]).T,
@@ -131,7 +131,7 @@ def _patches_apply(x: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Arr
     return _matmul(x, matrix, shape).astype(x.dtype)
 
 
-PATCHES = Program(
+PATCHES = ConvolutionProgram(
     "patches",
     lambda s: (
         s.groups == 1 and s.kernel == s.stride and not any(s.padding) and set(s.dilation) == {1}
@@ -170,7 +170,7 @@ def columns(x: jax.Array, shape: ConvShape) -> jax.Array:
     return x
 
 
-IM2COL = Program(
+IM2COL = ConvolutionProgram(
     "im2col",
     lambda s: s.groups == 1,
     lambda w, s: _spatial_last_two(w).reshape(-1, s.out_channels),
@@ -216,7 +216,7 @@ def _shifts_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
 # Every multiply-add is written out, which bounds what can be compiled in reasonable time.
 _MAX_TERMS = 1024
 
-SHIFTS = Program(
+SHIFTS = ConvolutionProgram(
     "shifts",
     lambda s: s.taps * s.in_per_group * s.out_per_group <= _MAX_TERMS,
     _shifts_prepare,

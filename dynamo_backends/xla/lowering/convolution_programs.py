@@ -5,7 +5,7 @@
 Inputs are ``(N, *spatial, C)``, weights have torch's layout, any number of spatial dimensions.
 """
 
-from dynamo_backends.xla.lowering.convolution_dense import Program
+from dynamo_backends.xla.lowering.convolution_dense import ConvolutionProgram
 from dynamo_backends.xla.lowering.convolution_rules import (
     PROGRAMS,
     RULES,
@@ -22,7 +22,7 @@ __all__ = [
     "PROGRAMS",
     "RULES",
     "ConvShape",
-    "Program",
+    "ConvolutionProgram",
     "Rule",
     "choose",
     "choose_rule",

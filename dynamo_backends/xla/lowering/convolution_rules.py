@@ -20,8 +20,8 @@ from dynamo_backends.xla.lowering.convolution_dense import (
     LAX,
     PATCHES,
     SHIFTS,
+    ConvolutionProgram,
     Prepared,
-    Program,
 )
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
@@ -47,8 +47,8 @@ def groups_per_block(shape: ConvShape, channels: int = 16) -> int:
 
 
 def blocks_program(
-    name: str, channels: int, inner: Callable[[ConvShape], Program] | None = None
-) -> Program:
+    name: str, channels: int, inner: Callable[[ConvShape], ConvolutionProgram] | None = None
+) -> ConvolutionProgram:
     """The program that computes a grouped convolution as dense ones on blocks of its groups.
 
     Merged groups get a block-diagonal weight, so a non-finite input of one group reaches the
@@ -83,10 +83,10 @@ def blocks_program(
         results = [program.apply(part, p, dense) for part, p in zip(parts, prepared, strict=True)]
         return results[0] if len(results) == 1 else jnp.concatenate(results, axis=-1)
 
-    return Program(name, lambda s: s.groups > 1, prepare, apply)
+    return ConvolutionProgram(name, lambda s: s.groups > 1, prepare, apply)
 
 
-def choose(shape: ConvShape) -> Program:
+def choose(shape: ConvShape) -> ConvolutionProgram:
     """The program that computes a convolution of this shape fastest."""
     return choose_rule(shape).program
 
@@ -98,7 +98,7 @@ def choose_rule(shape: ConvShape) -> Rule:
 
 BLOCKS = blocks_program("blocks", channels=16)
 
-PROGRAMS: tuple[Program, ...] = (
+PROGRAMS: tuple[ConvolutionProgram, ...] = (
     LAX,
     DOT,
     PATCHES,
@@ -117,7 +117,7 @@ PROGRAMS: tuple[Program, ...] = (
 class Rule:
     """Use ``program`` where it applies and ``when`` holds, because of ``reason``."""
 
-    program: Program
+    program: ConvolutionProgram
     when: Callable[[ConvShape], bool]
     reason: str
 

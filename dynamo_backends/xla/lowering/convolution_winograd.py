@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from dynamo_backends.kernels.winograd_transforms import F2, F4, Transforms
-from dynamo_backends.xla.lowering.convolution_dense import Program
+from dynamo_backends.xla.lowering.convolution_dense import ConvolutionProgram
 from dynamo_backends.xla.lowering.convolution_shape import ConvShape, pad_spatial, window
 
 
@@ -84,13 +84,13 @@ def _applies(shape: ConvShape) -> bool:
     )
 
 
-WINOGRAD_F2 = Program(
+WINOGRAD_F2 = ConvolutionProgram(
     "winograd_f2",
     _applies,
     lambda w, s: _prepare(w, s, F2),
     lambda x, u, s: _apply(x, u, s, F2),
 )
-WINOGRAD_F4 = Program(
+WINOGRAD_F4 = ConvolutionProgram(
     "winograd_f4",
     _applies,
     lambda w, s: _prepare(w, s, F4),

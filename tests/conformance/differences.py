@@ -54,13 +54,52 @@ class Difference(NamedTuple):
     operators: tuple[str, ...]
 
 
+_ACTIVATIONS = "NaN through activations and maximum pools."
+_CONVOLUTIONS = "Infinities in convolutions."
+_MEANS = "Infinities in means."
+_SOFTMAX = "Infinities in gradients of softmax."
+_ZEROS = "Signs of zeros on `onnxrt` and `ov`."
+
 DECLARED: tuple[Difference, ...] = (
     Difference(
         "onnxrt",
         LOSES_NAN,
-        "NaN through activations and maximum pools.",
-        ("nn.functional.max_pool2d", "nn.functional.max_pool3d"),
+        _ACTIVATIONS,
+        (
+            "nn.functional.adaptive_max_pool1d",
+            "nn.functional.adaptive_max_pool2d",
+            "nn.functional.adaptive_max_pool3d",
+            "nn.functional.max_pool1d",
+            "nn.functional.max_pool2d",
+            "nn.functional.max_pool3d",
+        ),
     ),
+    Difference("onnxrt", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
+    Difference("onnxrt", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
+    Difference("onnxrt", ZERO_SIGNS, _ZEROS, ("frac", "heaviside", "nn.functional.celu", "trunc")),
+    Difference(
+        "ov",
+        LOSES_NAN,
+        _ACTIVATIONS,
+        (
+            "nn.functional.adaptive_max_pool1d",
+            "nn.functional.adaptive_max_pool2d",
+            "nn.functional.adaptive_max_pool3d",
+            "nn.functional.cross_entropy",
+            "nn.functional.hardtanh",
+            "nn.functional.linear_cross_entropy",
+            "nn.functional.margin_ranking_loss",
+            "nn.functional.max_pool2d",
+            "nn.functional.max_pool3d",
+            "nn.functional.normalize",
+            "nn.functional.relu",
+            "nn.functional.softmin",
+            "softmax",
+        ),
+    ),
+    Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
+    Difference("ov", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
+    Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
 )
 
 

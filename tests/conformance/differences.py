@@ -16,11 +16,11 @@ class Kind(NamedTuple):
 
     Attributes:
         excuses: The elements, of eager's result and the backend's.
-        not_finite: Only in samples that hold NaN or an infinity.
+        needs: Only in samples that hold such elements.
     """
 
     excuses: Callable[[Tensor, Tensor], Tensor]
-    not_finite: bool = True
+    needs: Callable[[Tensor], Tensor] | None = lambda x: ~x.isfinite()
 
 
 LOSES_NAN = Kind(lambda eager, result: eager.isnan() & ~result.isnan())
@@ -30,7 +30,9 @@ ENDS_AT_LARGEST = Kind(
         eager.isinf() & (result == eager.clamp(*_bounds(eager)))  # infinities are never in between
     )
 )
-ZERO_SIGNS = Kind(lambda eager, result: (eager == 0) & (result == 0), not_finite=False)
+ZERO_SIGNS = Kind(lambda eager, result: (eager == 0) & (result == 0), needs=None)
+FOLLOWS_NAN = Kind(lambda eager, result: torch.ones_like(eager, dtype=torch.bool), torch.isnan)
+"""What is put to the places of maxima, which are open where there is NaN."""
 
 
 def _bounds(tensor: Tensor) -> tuple[float, float]:
@@ -74,6 +76,7 @@ DECLARED: tuple[Difference, ...] = (
             "nn.functional.max_pool3d",
         ),
     ),
+    Difference("onnxrt", FOLLOWS_NAN, _ACTIVATIONS, ("max_pool2d_with_indices_backward",)),
     Difference("onnxrt", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
     Difference("onnxrt", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
     Difference("onnxrt", ZERO_SIGNS, _ZEROS, ("frac", "heaviside", "nn.functional.celu", "trunc")),
@@ -86,6 +89,7 @@ DECLARED: tuple[Difference, ...] = (
             "nn.functional.adaptive_max_pool2d",
             "nn.functional.adaptive_max_pool3d",
             "nn.functional.cross_entropy",
+            "nn.functional.hardsigmoid",
             "nn.functional.hardtanh",
             "nn.functional.linear_cross_entropy",
             "nn.functional.margin_ranking_loss",
@@ -95,6 +99,7 @@ DECLARED: tuple[Difference, ...] = (
             "nn.functional.relu",
             "nn.functional.softmin",
             "softmax",
+            "torch.ops.aten._safe_softmax.default",
         ),
     ),
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
@@ -105,13 +110,17 @@ DECLARED: tuple[Difference, ...] = (
 
 def declared(backend: str, operator: str, inputs: Sequence[Any]) -> list[Difference]:
     """What is declared of an operator on these inputs."""
-    finite = all(
-        bool(x.isfinite().all())
+    floats = [
+        x
         for x in inputs
         if isinstance(x, Tensor) and x.is_floating_point() and x.layout is torch.strided
-    )
+    ]
     rows = [d for d in DECLARED if d.backend == backend and operator in d.operators]
-    return [d for d in rows if not (finite and d.kind.not_finite)]
+    return [d for d in rows if _has(floats, d.kind.needs)]
+
+
+def _has(tensors: Sequence[Tensor], needs: Callable[[Tensor], Tensor] | None) -> bool:
+    return needs is None or any(bool(needs(x).any()) for x in tensors)
 
 
 def excused(

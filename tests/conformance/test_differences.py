@@ -72,6 +72,9 @@ def test_nothing_is_excused_without_an_extreme_or_elsewhere():
     assert differences.declared("onnxrt", pool, [extreme, 2]) != []
     assert differences.declared("openxla", pool, [extreme, 2]) == []
     assert differences.declared("onnxrt", "sin", [extreme, 2]) == []
+    backward = "max_pool2d_with_indices_backward"
+    assert differences.declared("onnxrt", backward, [torch.tensor([INF])]) == []
+    assert differences.declared("onnxrt", backward, [extreme]) != []
 
 
 def test_a_declared_difference_is_counted_and_another_one_found(monkeypatch: pytest.MonkeyPatch):

@@ -86,6 +86,18 @@ def test_integer_arithmetic(dtype: torch.dtype):
     reasons(fn, x, y)
 
 
+@pytest.mark.parametrize("op", ["minimum", "maximum"])
+def test_integers_whose_lower_half_is_negative(op: str):
+    x = torch.tensor([2**31 + 5, 4, 2**40 + 1, -8] * 10)
+    found = reasons(getattr(torch, op), x, x.roll(1))
+    assert "differs from eager" in found[f"aten.{op}.default"]
+
+
+def test_diagonals_beside_nan():
+    found = reasons(torch.diagonal_copy, torch.tensor([[1.0, float("nan")], [3.0, 4.0]]))
+    assert "aten.diagonal_copy.default" in found
+
+
 def test_large_calls_that_split_their_rows():
     found = reasons(lambda x: [t * 2 for t in x.unbind(0)], torch.randn(3, 400_000))
     assert found == {}

@@ -72,7 +72,8 @@ def test_rows_whose_first_largest_element_counts_have_several():
 
 def test_nan_is_in_what_is_moved_and_not_in_sums_of_products():
     x = torch.empty(6, 6)
-    assert any(t.isnan().any() for (t,) in given(aten.t.default, x))
+    for moves in (aten.t.default, aten.diagonal_copy.default):
+        assert any(t.isnan().any() for (t,) in given(moves, x))
     assert all(t.isfinite().all() for pair in given(aten.mm.default, x, x) for t in pair)
 
 
@@ -86,6 +87,22 @@ def test_integers_are_at_their_bounds_and_beyond_what_floats_hold(dtype: torch.d
         assert {2**53 + 1, 2**63 - 1} <= seen
     large = torch.iinfo(dtype).max // 3
     assert any((x.abs() >= large).any() and (y.abs() < 8).all() for x, y in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_at_bounds_meet_each_other_and_small_ones(dtype: torch.dtype):
+    pairs = set()
+    for x, y in given(aten.minimum.default, *[torch.empty(40, dtype=dtype)] * 2):
+        pairs |= set(zip(x.tolist(), y.tolist(), strict=True))
+    for large in extremes(dtype):
+        assert {(3, large), (large, 3), (large, torch.iinfo(dtype).max)} <= pairs
+
+
+def test_each_integer_input_is_at_its_bounds_alone():
+    x = torch.empty(4, 5, dtype=torch.int64)
+    found = given(aten.clamp.Tensor, x, torch.empty(5, dtype=torch.int64), x)
+    alone = [tuple(bool((t.abs() > 8).any()) for t in three) for three in found]
+    assert {(True, False, False), (False, True, False), (False, False, True)} <= set(alone)
 
 
 def test_positions_stay_positions():

@@ -49,6 +49,9 @@ CHOICES = {"clamp", "clamp_max", "clamp_min", "fmax", "fmin", "maximum", "minimu
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
                  "new_empty_strided", "resize_", "resize_as_"}  # fmt: skip
 
+# Eager does not look whether their indices are within the dimension; if not, anything may happen.
+UNCHECKED = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
+
 # Eager itself differs from call to call or is undefined on these samples.
 UNDEFINED = {
     "jiterator_unary": "runs on CUDA only",
@@ -169,7 +172,14 @@ def divides(op: OpInfo) -> bool:
 
 
 def _is_accepted(op: OpInfo, sample: Any) -> bool:
+    if op.name in UNCHECKED and not _is_within(sample.args[1], sample.input):
+        return False
     return bool(_Call(op, [sample]).samples)
+
+
+def _is_within(indices: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> bool:
+    pairs = zip(indices, tensor.shape, strict=False)
+    return all(i is None or bool(((i >= 0) & (i < size)).all()) for i, size in pairs)
 
 
 def group_size(op: OpInfo) -> int:

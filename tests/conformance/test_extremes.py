@@ -40,8 +40,9 @@ def test_a_number_is_right_within_its_last_place():
         assert (found is not None) == wrong
 
 
-def test_extremes_are_planted_where_eager_takes_them():
-    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == "gather"]
+@pytest.mark.parametrize("name", ["gather", "_unsafe_masked_index"])
+def test_extremes_are_planted_where_eager_takes_them(name: str):
+    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == name]
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:2]
 
     def accepted(sample: object) -> bool:
@@ -52,6 +53,8 @@ def test_extremes_are_planted_where_eager_takes_them():
     held = torch.cat([s.input.reshape(-1) for s in planted])
     assert held.isnan().any()
     assert held.isinf().any()
+    if name == "_unsafe_masked_index":
+        assert all(0 <= i.min() <= i.max() < 5 for s in planted for i in s.args[1])
 
 
 def test_integers_have_bounds_and_what_no_float_holds():

@@ -40,6 +40,7 @@ _BY_ROWS = frozenset(
         "avg_pool1d",
         "avg_pool2d",
         "avg_pool3d",
+        "bucketize",
         "cummax",
         "cummin",
         "cumprod",
@@ -51,11 +52,12 @@ _BY_ROWS = frozenset(
         "mean",
         "native_group_norm",
         "native_layer_norm",
+        "searchsorted",
         "sort",
         "topk",
     }
 )
-"""Operators that reduce or order rows, and are not tagged as reductions."""
+"""Operators that reduce, order or search rows, and are not tagged as reductions."""
 
 _MOVES = frozenset(
     {

@@ -142,6 +142,7 @@ def run(
         samples = choose(list(op.sample_inputs("cpu", dtype, requires_grad=False)), limit)
         if extremes:
             samples = list(variants(samples, functools.partial(_is_accepted, op), divides(op)))
+            samples = [_with_ascending_bounds(op, sample) for sample in samples]
         size = group_size(op)
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
@@ -180,6 +181,19 @@ def _is_accepted(op: OpInfo, sample: Any) -> bool:
 def _is_within(indices: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> bool:
     pairs = zip(indices, tensor.shape, strict=False)
     return all(i is None or bool(((i >= 0) & (i < size)).all()) for i, size in pairs)
+
+
+def _with_ascending_bounds(op: OpInfo, sample: Any) -> Any:
+    """A sample with what is searched in order, as operators that search need it."""
+    if op.name == "bucketize":
+        bounds, *others = sample.args
+        sample.args = (bounds.sort().values, *others)
+    elif op.name == "searchsorted":
+        if sample.kwargs.get("sorter") is None:
+            sample.input = sample.input.sort().values
+        else:
+            sample.kwargs = {**sample.kwargs, "sorter": sample.input.argsort()}
+    return sample
 
 
 def group_size(op: OpInfo) -> int:

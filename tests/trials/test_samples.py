@@ -117,6 +117,13 @@ def test_strides_are_those_of_the_call():
         assert found[0].stride() == x.stride()
 
 
+def test_nan_is_searched_for_and_among_what_is_searched():
+    found = given(aten.bucketize.Tensor, torch.empty(4, 5), torch.empty(7))
+    assert any(x.isnan().any() for x, _ in found)
+    assert any(bounds.isnan().any() for _, bounds in found)
+    assert all(torch.equal(b.sort().values.isnan(), b.isnan()) for _, b in found)
+
+
 def test_offsets_ascend_from_0():
     table, places = torch.zeros(4, 3), torch.zeros(9, dtype=torch.int64)
     offsets = torch.zeros(5, dtype=torch.int64)

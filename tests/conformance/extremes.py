@@ -40,7 +40,10 @@ def integers(dtype: torch.dtype, divides: bool = False) -> tuple[int, ...]:
 
 
 def variants(
-    samples: Sequence[Any], accepted: Callable[[Any], bool], divides: bool = False
+    samples: Sequence[Any],
+    accepted: Callable[[Any], bool],
+    divides: bool = False,
+    checks: bool = True,
 ) -> Iterator[Any]:
     """Each sample as often as there are kinds of extremes, with these in its tensors.
 
@@ -49,11 +52,13 @@ def variants(
         accepted: Whether eager takes a sample. If it does not take extremes in all tensors of one,
             such as those that hold positions, they are put into its floats or its input only.
         divides: The operator divides (see `integers`).
+        checks: Eager looks at positions before it uses them; else they stay as they are.
     """
+    choices = (_all, _floats, _first) if checks else (_floats_and_first,)
     for sample in samples:
         turns = len(FLOATS) if _holds(sample, torch.is_floating_point) else 2
         for turn in range(turns):
-            for chosen in (_all, _floats, _first):
+            for chosen in choices:
                 planted = _planted(sample, turn, chosen, divides)
                 if accepted(planted):
                     yield planted
@@ -73,6 +78,10 @@ def _floats(place: int, tensor: Tensor) -> bool:
 
 def _first(place: int, tensor: Tensor) -> bool:
     return place == 0
+
+
+def _floats_and_first(place: int, tensor: Tensor) -> bool:
+    return _floats(place, tensor) or _first(place, tensor)
 
 
 def _holds(sample: Any, wanted: Callable[[Tensor], bool]) -> bool:

@@ -49,8 +49,8 @@ CHOICES = {"clamp", "clamp_max", "clamp_min", "fmax", "fmin", "maximum", "minimu
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
                  "new_empty_strided", "resize_", "resize_as_"}  # fmt: skip
 
-# Eager does not look whether their indices are within the dimension; if not, anything may happen.
-UNCHECKED = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
+# Eager does not look whether positions are within the dimension; if not, anything may happen.
+UNCHECKED = {"_segment_reduce", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 
 # Eager itself differs from call to call or is undefined on these samples.
 UNDEFINED = {
@@ -141,8 +141,9 @@ def run(
         warnings.simplefilter("ignore")
         samples = choose(list(op.sample_inputs("cpu", dtype, requires_grad=False)), limit)
         if extremes:
-            samples = list(variants(samples, functools.partial(_is_accepted, op), divides(op)))
-            samples = [_with_ascending_bounds(op, sample) for sample in samples]
+            accepted = functools.partial(_is_accepted, op)
+            planted = variants(samples, accepted, divides(op), op.name not in UNCHECKED)
+            samples = [_with_ascending_bounds(op, sample) for sample in planted]
         size = group_size(op)
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
@@ -173,14 +174,7 @@ def divides(op: OpInfo) -> bool:
 
 
 def _is_accepted(op: OpInfo, sample: Any) -> bool:
-    if op.name in UNCHECKED and not _is_within(sample.args[1], sample.input):
-        return False
     return bool(_Call(op, [sample]).samples)
-
-
-def _is_within(indices: Sequence[torch.Tensor | None], tensor: torch.Tensor) -> bool:
-    pairs = zip(indices, tensor.shape, strict=False)
-    return all(i is None or bool(((i >= 0) & (i < size)).all()) for i, size in pairs)
 
 
 def _with_ascending_bounds(op: OpInfo, sample: Any) -> Any:

@@ -13,12 +13,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.tvm.dtypes import NARROW
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
 from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax
 
 Convert = Callable[[fx.Node], Any]
-
-_NARROW = ("float16", "bfloat16")
 
 
 class Importer(ExportedProgramImporter):
@@ -51,7 +50,7 @@ class Importer(ExportedProgramImporter):
     def _matmul(self, a: Any, b: Any) -> Any:
         """A product that is summed in float32 at least, as eager's is."""
         dtype = str(a.ty.dtype)
-        if dtype not in _NARROW:
+        if dtype not in NARROW:
             return self.emit(relax.op.matmul(a, b))
         wide = self.emit(relax.op.matmul(a, b, out_dtype="float32"))
         return self.emit(relax.op.astype(wide, dtype))
@@ -79,7 +78,7 @@ class Importer(ExportedProgramImporter):
         With frozen weights they are reordered once; vectors of the schedules are output channels.
         """
         x, weight, bias, stride, padding, dilation, transposed, _, groups = self.retrieve_args(node)
-        if transposed or groups != 1 or weight.ty.ndim != 4 or str(x.ty.dtype) in _NARROW:
+        if transposed or groups != 1 or weight.ty.ndim != 4 or str(x.ty.dtype) in NARROW:
             return table["convolution.default"](node)
         filters = self.emit(relax.op.permute_dims(weight, [2, 3, 1, 0]))
         result = self.emit(

@@ -2,6 +2,9 @@
 
 import torch
 
+NARROW = ("float16", "bfloat16")
+"""Floating-point types in which TVM is not to sum, and the C library does not compute."""
+
 _FROM_TORCH = {
     torch.bool: "bool",
     torch.uint8: "uint8",

@@ -2,7 +2,7 @@
 
 TVM's maximum and minimum give one of the numbers where the other operand is NaN, and its comparison
 `!=` of NaN with itself is false. Functions of the C library replace differences of nearly equal
-numbers, such as exp(x) - 1.
+numbers, such as exp(x) - 1, and keep the sign of a zero.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends.tvm.dtypes import to_tvm
+from dynamo_backends.tvm.dtypes import NARROW, to_tvm
 from dynamo_backends.tvm.vendor import relax, tvm
 
 op = relax.op
@@ -125,13 +125,16 @@ def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
     def convert(importer: Any, node: fx.Node) -> Any:
         (x,) = importer.retrieve_args(node)
         dtype = to_tvm(node.meta["val"].dtype)
+        wide = "float32" if dtype in NARROW else dtype
         names = {"float32": f"{function}f", "float64": function}
-        if dtype not in names or str(x.ty.dtype) != dtype:
+        if wide not in names or str(x.ty.dtype) != dtype:
             raise ValueError(f"the C library has no {function} for {dtype}")
 
         def each(tensor: Any) -> Any:
             def element(*index: Any) -> Any:
-                return tvm.tirx.call_pure_extern(dtype, names[dtype], tensor(*index))
+                given = tensor(*index).astype(wide)
+                result = tvm.tirx.call_pure_extern(wide, names[wide], given)
+                return result.astype(dtype)
 
             return tvm.te.compute(tensor.shape, element, name=function)
 
@@ -143,6 +146,7 @@ def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
 ELEMENTWISE: dict[str, Callable[[Any, fx.Node], Any]] = {
     "amax.default": _reduced_extremum(op.max),
     "amin.default": _reduced_extremum(op.min),
+    "atanh.default": _from_c("atanh"),
     "clamp.Tensor": _clamp,  # also what type promotion makes of the other
     "clamp.default": _clamp,
     "clamp_max.default": _clamp_max,

@@ -53,6 +53,12 @@ def test_what_replaces_tvms_own_conversions_keeps_nan_and_digits(fn: Any):
     assert reasons(fn, x) == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_functions_of_the_c_library_keep_the_sign_of_zero(dtype: torch.dtype):
+    x = torch.tensor([-0.0, 0.0, 0.5, -0.25, 1.0, NAN], dtype=dtype)
+    assert reasons(lambda x: (1 / x.atanh(), 1 / x.expm1(), 1 / x.log1p()), x) == {}
+
+
 def test_every_operator_that_is_taken_whole_exists():
     assert len(whole()) == len(WHOLE)
 

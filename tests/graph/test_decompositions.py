@@ -1,0 +1,28 @@
+"""Operators that are taken apart by rules of our own."""
+
+import pytest
+import torch
+
+from dynamo_backends.graph.softmax import softmax_backward
+from dynamo_backends.verify import difference, widen
+
+backward = torch.ops.aten._softmax_backward_data.default
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_gradient_of_softmax_is_eagers(dtype: torch.dtype, dim: int):
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(5, 7, generator=generator).to(dtype)
+    output = torch.randn(5, 7, generator=generator).softmax(dim).to(dtype)
+    precise = backward(widen(grad), widen(output), dim, torch.float64)
+    found = softmax_backward(grad, output, dim, dtype)
+    assert difference([backward(grad, output, dim, dtype)], [found], [precise]) is None
+
+
+def test_an_infinite_result_of_softmax_has_an_infinite_gradient():
+    grad = torch.tensor([0.5, 1.0, -2.0])
+    output = torch.tensor([float("inf"), 0.1, 0.2])
+    expected = backward(grad, output, 0, torch.float32)
+    assert torch.equal(softmax_backward(grad, output, 0, torch.float32).isnan(), expected.isnan())
+    assert not expected.isnan().all()

@@ -106,6 +106,11 @@ def test_what_is_spelled_differently_is_exact():
         assert error.nan_to_num(0).max() < 5e-5
 
 
+def test_what_is_spelled_differently_keeps_the_sign_of_zero():
+    x = torch.tensor([-0.0, 0.0, 0.01, -0.01])
+    assert refusals(lambda x: (1 / x.sin(), 1 / x.erf()), x) == ""
+
+
 def test_a_refused_operator_is_an_error_if_nothing_may_fall_back():
     def fn(x: Tensor) -> Tensor:
         return torch.sinh(x.sigmoid()).tanh()

@@ -112,6 +112,20 @@ def _differs(importer: Any, node: fx.Node) -> Any:
     return result
 
 
+def _negated(importer: Any, node: fx.Node) -> Any:
+    """Of a comparison in the same loop, TVM's own makes the opposite one, which NaN fails, too."""
+    (x,) = importer.retrieve_args(node)
+    x = x if str(x.ty.dtype) == "bool" else importer.emit(op.astype(x, "bool"))
+    return importer.emit(op.bitwise_not(x))
+
+
+def _tanh(importer: Any, node: fx.Node) -> Any:
+    """With the sign of a zero, which TVM's own drops."""
+    (x,) = importer.retrieve_args(node)
+    is_zero = importer.emit(op.equal(x, relax.const(0, str(x.ty.dtype))))
+    return importer.emit(op.where(is_zero, x, importer.emit(op.tanh(x))))
+
+
 def _divided(importer: Any, node: fx.Node) -> Any:
     x, y = importer.retrieve_args(node)[:2]
     if node.kwargs.get("rounding_mode") != "floor" or isinstance(y, relax.Expr):
@@ -157,11 +171,13 @@ ELEMENTWISE: dict[str, Callable[[Any, fx.Node], Any]] = {
     "hardtanh.default": _hardtanh,
     "lgamma.default": _from_c("lgamma"),
     "log1p.default": _from_c("log1p"),
+    "logical_not.default": _negated,
     "maximum.default": _extremum(op.greater),
     "minimum.default": _extremum(op.less),
     "ne.Scalar": _differs,
     "ne.Tensor": _differs,
     "pow.Tensor_Scalar": _power,
     "relu.default": _relu,
+    "tanh.default": _tanh,
 }
 """By the operators' names; each takes the importer and the call."""

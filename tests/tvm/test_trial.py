@@ -59,6 +59,18 @@ def test_functions_of_the_c_library_keep_the_sign_of_zero(dtype: torch.dtype):
     assert reasons(lambda x: (1 / x.atanh(), 1 / x.expm1(), 1 / x.log1p()), x) == {}
 
 
+def test_tanh_keeps_the_sign_of_zero():
+    assert reasons(lambda x: 1 / x.tanh(), torch.tensor([-0.0, 0.0, 0.5, NAN])) == {}
+
+
+def test_nan_fails_a_comparison_that_is_negated_in_the_same_loop():
+    x = torch.tensor([[NAN, 1.0], [NAN, 2.0], [3.0, 4.0]])
+    assert (
+        reasons(lambda x: ((x == 3).logical_not(), (x < 3).logical_not(), x.logical_not()), x) == {}
+    )
+    assert reasons(lambda x: (x == 3).all(0), x) == {}
+
+
 def test_every_operator_that_is_taken_whole_exists():
     assert len(whole()) == len(WHOLE)
 

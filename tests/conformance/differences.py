@@ -61,6 +61,7 @@ _CONVOLUTIONS = "Infinities in convolutions."
 _MEANS = "Infinities in means."
 _SOFTMAX = "Infinities in gradients of softmax."
 _ZEROS = "Signs of zeros on `onnxrt` and `ov`."
+_TRANSPOSED = tuple(f"nn.functional.conv_transpose{n}d" for n in (1, 2, 3))
 
 DECLARED: tuple[Difference, ...] = (
     Difference(
@@ -108,6 +109,10 @@ DECLARED: tuple[Difference, ...] = (
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
     Difference("ov", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
+    *(
+        Difference(backend, SPREADS_NAN, "Infinities in convolutions.", _TRANSPOSED)
+        for backend in ("tvm", "iree")
+    ),
 )
 
 

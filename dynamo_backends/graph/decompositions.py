@@ -20,6 +20,12 @@ _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._softmax_backward_data.default: softmax_backward,
 }
 
+# Simple operators that a vendor may compute wrong, such as on integers.
+_OF_COMPARISONS: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.maximum.default: lambda x, y: torch.where((x > y) | (x != x), x, y),
+    torch.ops.aten.minimum.default: lambda x, y: torch.where((x < y) | (x != x), x, y),
+}
+
 
 @functools.cache
 def _core() -> dict[OpOverload, Callable[..., Any]]:
@@ -43,4 +49,4 @@ def has_decomposition(op: Any) -> bool:
 @functools.cache
 def every_rule() -> dict[OpOverload, Callable[..., Any]]:
     """How every operator is taken apart that can be, the composite ones among them."""
-    return all_decompositions() | _INSTEAD
+    return all_decompositions() | _INSTEAD | _OF_COMPARISONS

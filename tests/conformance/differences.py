@@ -59,7 +59,6 @@ class Difference(NamedTuple):
 _ACTIVATIONS = "NaN through activations and maximum pools."
 _CONVOLUTIONS = "Infinities in convolutions."
 _MEANS = "Infinities in means."
-_SOFTMAX = "Infinities in gradients of softmax."
 _ZEROS = "Signs of zeros on `onnxrt` and `ov`."
 _TRANSPOSED = tuple(f"nn.functional.conv_transpose{n}d" for n in (1, 2, 3))
 
@@ -79,7 +78,6 @@ DECLARED: tuple[Difference, ...] = (
     ),
     Difference("onnxrt", FOLLOWS_NAN, _ACTIVATIONS, ("max_pool2d_with_indices_backward",)),
     Difference("onnxrt", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
-    Difference("onnxrt", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
     Difference("onnxrt", ZERO_SIGNS, _ZEROS, ("frac", "heaviside", "nn.functional.celu", "trunc")),
     Difference(
         "ov",
@@ -107,7 +105,6 @@ DECLARED: tuple[Difference, ...] = (
         ),
     ),
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
-    Difference("ov", SPREADS_NAN, _SOFTMAX, ("_softmax_backward_data",)),
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
     *(
         Difference(backend, SPREADS_NAN, "Infinities in convolutions.", _TRANSPOSED)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.graph.softmax import softmax_backward
 from dynamo_backends.verify import difference, widen
 
@@ -26,3 +28,14 @@ def test_an_infinite_result_of_softmax_has_an_infinite_gradient():
     expected = backward(grad, output, 0, torch.float32)
     assert torch.equal(softmax_backward(grad, output, 0, torch.float32).isnan(), expected.isnan())
     assert not expected.isnan().all()
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.minimum.default, torch.ops.aten.maximum.default])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_the_smaller_and_the_larger_of_two(op: OpOverload, dtype: torch.dtype):
+    values = [1.0, -2.0, 3.0, 0.0]
+    if dtype.is_floating_point:
+        values += [float("nan"), float("inf"), -float("inf")]
+    x = torch.tensor(values, dtype=dtype)
+    found = every_rule()[op](x.unsqueeze(1), x)
+    torch.testing.assert_close(found, op(x.unsqueeze(1), x), equal_nan=True, rtol=0, atol=0)

@@ -89,8 +89,7 @@ def test_integer_arithmetic(dtype: torch.dtype):
 @pytest.mark.parametrize("op", ["minimum", "maximum"])
 def test_integers_whose_lower_half_is_negative(op: str):
     x = torch.tensor([2**31 + 5, 4, 2**40 + 1, -8] * 10)
-    found = reasons(getattr(torch, op), x, x.roll(1))
-    assert "differs from eager" in found[f"aten.{op}.default"]
+    assert reasons(getattr(torch, op), x, x.roll(1)) == {}
 
 
 def test_diagonals_beside_nan():

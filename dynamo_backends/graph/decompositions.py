@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private import OpOverload, all_decompositions, core_decompositions
+from dynamo_backends.graph.as_eager import frac, softmax_backward
 from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.random import dropout
-from dynamo_backends.graph.softmax import softmax_backward
 
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
@@ -17,6 +17,7 @@ _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.def
 # In the place of torch's rules.
 _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention_for_cpu,
+    torch.ops.aten.frac.default: frac,
     torch.ops.aten._softmax_backward_data.default: softmax_backward,
 }
 

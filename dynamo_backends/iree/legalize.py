@@ -3,7 +3,7 @@
 Measured in float32 with IREE 3.13: `erf` and `tanh` stay 6e-8 short of 1, which `gelu` multiplies
 by its argument; `gelu` with "tanh" is off by 5e-5; `sin` and `cos` lose their digits from 1e3 on,
 and `sin` is off by 1e-7 next to 0; `log10` is not linked.
-`erf` drops the sign of zero, `clamp` turns NaN into a bound, and `eq` holds for it.
+`erf` and `trunc` drop the sign of zero, `clamp` turns NaN into a bound, and `eq` holds for it.
 """
 
 import math
@@ -64,6 +64,10 @@ def _erf(x: Tensor) -> Tensor:
     return torch.where(x == 0, x, torch.erf(x))
 
 
+def _trunc(x: Tensor) -> Tensor:
+    return torch.where(x < 0, x.ceil(), x.floor())
+
+
 def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     for bound, beyond in ((min, torch.lt), (max, torch.gt)):
         if bound is not None:
@@ -89,17 +93,25 @@ _SPELLINGS: dict[Any, Callable[..., Tensor]] = {
     aten.gelu.default: _gelu,
     aten.log10.default: _log10,
     aten.sin.default: _reduced(_sin),
+    aten.trunc.default: _trunc,
 }
+
+_FOR_FLOAT32 = frozenset(
+    {aten.cos.default, aten.gelu.default, aten.log10.default, aten.sin.default}
+)
+"""Those whose numbers are those of float32; what is narrower is computed in it."""
 
 
 def spell(graph: fx.Graph) -> None:
     """Rewrites such calls on floating-point numbers, in place."""
     for node in list(graph.nodes):
         spelling = _SPELLINGS.get(node.target)
-        if spelling is not None and _is_of_float32_or_less(node):
+        if spelling is not None and _is_spelled(node):
             replace(node, spelling)
 
 
-def _is_of_float32_or_less(node: fx.Node) -> bool:
+def _is_spelled(node: fx.Node) -> bool:
     dtypes = [n.meta["val"].dtype for n in node.all_input_nodes]
-    return all(dtype.is_floating_point and dtype != torch.float64 for dtype in dtypes)
+    if node.target in _FOR_FLOAT32 and torch.float64 in dtypes:
+        return False
+    return all(dtype.is_floating_point for dtype in dtypes)

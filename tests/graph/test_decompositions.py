@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.as_eager import frac, softmax_backward
 from dynamo_backends.graph.decompositions import every_rule
-from dynamo_backends.graph.softmax import softmax_backward
 from dynamo_backends.verify import difference, widen
 
 backward = torch.ops.aten._softmax_backward_data.default
@@ -39,3 +39,9 @@ def test_the_smaller_and_the_larger_of_two(op: OpOverload, dtype: torch.dtype):
     x = torch.tensor(values, dtype=dtype)
     found = every_rule()[op](x.unsqueeze(1), x)
     torch.testing.assert_close(found, op(x.unsqueeze(1), x), equal_nan=True, rtol=0, atol=0)
+
+
+def test_the_sign_of_a_zero_of_frac_is_eagers():
+    x = torch.tensor([-0.0, 0.0, -2.0, 2.5, -2.5, float("inf"), float("nan")])
+    torch.testing.assert_close(frac(x), x.frac(), equal_nan=True)
+    assert torch.equal(frac(x)[:5].signbit(), x.frac()[:5].signbit())

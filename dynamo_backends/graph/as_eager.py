@@ -1,10 +1,16 @@
-"""Taking the gradient of softmax apart, in the order in which eager computes.
+"""Taking operators apart into what eager computes, in its order.
 
-torch's own rule multiplies both terms of a difference, and has NaN where eager has an infinity.
+torch's own rule for the gradient of softmax multiplies both terms of a difference, and has NaN
+where eager has an infinity; that for `frac` gives -0.0 for -0.0, where eager gives 0.0.
 """
 
 import torch
 from torch import Tensor
+
+
+def frac(x: Tensor) -> Tensor:
+    """`aten.frac` in simpler operators."""
+    return x - x.trunc()
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:

@@ -63,5 +63,5 @@ bench: $(STAMP) ## Run the benchmarks, one after the other
 	$(BIN)/python benchmarks/call_overhead.py
 
 clean: ## Remove caches and build products; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name '.venv*' -prune -o -name .git -prune -o -type d -name __pycache__ -exec rm -rf {} +

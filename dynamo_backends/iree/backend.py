@@ -105,7 +105,7 @@ class IREE(Backend):
         from dynamo_backends.iree.compiler import compile_program
         from dynamo_backends.iree.lowering import lower, to_mlir
 
-        lowered = lower(graph, lambda node: self._verdict(node, options).expanded)
+        lowered = lower(graph, lambda node: self._verdict(node, options).decomposed)
         return compile_program(to_mlir(graph, lowered), _settings(options)), lowered.wiring
 
     def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
@@ -144,7 +144,7 @@ class IREE(Backend):
     def _verdict(self, node: fx.Node, options: IreeOptions) -> Any:
         from dynamo_backends.iree.trial import verdict
 
-        return verdict(node, _settings(options))
+        return verdict(node, _settings(options), options.cache)
 
 
 def _settings(options: IreeOptions) -> Any:

@@ -3,7 +3,7 @@
 Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and run
 on samples (`trials/samples.py`). So a missing lowering, one that the compiler breaks down on and
 one that means something else are found before a graph depends on them, and each answer has a
-reason. Answers are remembered for the process.
+reason. Verdicts are kept (`runtime/verdicts.py`).
 
 Starting the compiler takes longer than compiling a function. So when one call of a graph is asked
 about, all calls of that graph are tried, many functions in one program.
@@ -11,7 +11,7 @@ about, all calls of that graph are tried, many functions in one program.
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Support
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
@@ -29,6 +28,7 @@ from dynamo_backends.iree.importer import translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.samples import samples, without_infinities
 from dynamo_backends.trials.trials import (
     alone,
@@ -44,20 +44,7 @@ TOGETHER = 24
 """So many functions are compiled in one program."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a call is to be lowered.
-
-    Attributes:
-        support: Whether it can be.
-        expanded: It has to be taken apart first.
-    """
-
-    support: Support
-    expanded: bool = False
-
-
-_answers: dict[str, Verdict] = {}
+_verdicts = Verdicts("iree")
 _lock = threading.RLock()
 
 
@@ -66,44 +53,50 @@ class _Trial:
     """A call to be tried.
 
     Attributes:
-        key: What an answer depends on.
+        kind: What the verdict depends on.
         node: The call.
         graph: The call alone.
         lowered: As a function.
-        expanded: It was taken apart.
+        decomposed: It was decomposed.
     """
 
-    key: str
+    kind: str
     node: fx.Node
     graph: Graph
     lowered: LoweredIree
-    expanded: bool
+    decomposed: bool
 
 
-def verdict(node: fx.Node, settings: Settings) -> Verdict:
-    """What is known about a call, after trials if need be."""
+def verdict(node: fx.Node, settings: Settings, keep: bool) -> Verdict:
+    """What is known about a call, after trials if need be; `keep`: verdicts are kept on disk."""
     reason = _untriable(node)
     if reason is not None:
-        return Verdict(Support(False, reason))
-    key = _key(node, settings)
+        return Verdict(reason)
+    kind = _kind(node, settings)
     with _lock:
-        if key not in _answers:
+        known = _verdicts.get(kind, keep)
+        if known is None:
+            calls = dict(_undecided(node, settings, keep))
             with disable_current_modes(), torch.no_grad():
-                _try_all(list(_unanswered(node, settings)), settings)
-        return _answers[key]
+                found = _try_all(calls, settings)
+            for each, outcome in found.items():
+                _verdicts.put(each, outcome, keep)
+            known = found[kind]
+        return known
 
 
-def _unanswered(node: fx.Node, settings: Settings) -> Iterator[tuple[str, fx.Node]]:
-    """A call and the others of its graph that nothing is known about, one of each kind."""
-    seen = set(_answers)
+def _undecided(node: fx.Node, settings: Settings, keep: bool) -> Iterator[tuple[str, fx.Node]]:
+    """A call and the others of its graph on which there is no verdict, one of each kind."""
+    seen: set[str] = set()
     for call in (node, *node.graph.nodes):
-        if _untriable(call) is None and (key := _key(call, settings)) not in seen:
-            seen.add(key)
-            yield key, smaller(call)
+        if _untriable(call) is None and (kind := _kind(call, settings)) not in seen:
+            seen.add(kind)
+            if _verdicts.get(kind, keep) is None:
+                yield kind, smaller(call)
 
 
-def _key(node: fx.Node, settings: Settings) -> str:
-    """What an answer depends on."""
+def _kind(node: fx.Node, settings: Settings) -> str:
+    """What a verdict depends on."""
     return f"{settings} {kind_of(node)}"
 
 
@@ -134,43 +127,53 @@ def _untriable(node: fx.Node) -> str | None:
     return None
 
 
-def _try_all(calls: Sequence[tuple[str, fx.Node]], settings: Settings) -> None:
-    """Finds answers for calls: as they are, and those that fail so, taken apart."""
-    _try_as(calls, settings, expanded=False)
-    again = [
-        (key, node)
-        for key, node in calls
-        if not _answers[key].support and has_decomposition(node.target)
-    ]
-    _try_as(again, settings, expanded=True)
+Found = dict[str, Verdict]
+"""Verdicts by kind."""
 
 
-def _try_as(calls: Sequence[tuple[str, fx.Node]], settings: Settings, expanded: bool) -> None:
+def _try_all(calls: Mapping[str, fx.Node], settings: Settings) -> Found:
+    """Finds verdicts on calls: as they are, and on those that fail so, decomposed."""
+    found: Found = {}
+    _try_as(calls, settings, False, found)
+    again = {
+        kind: node
+        for kind, node in calls.items()
+        if found[kind].reason and has_decomposition(node.target)
+    }
+    _try_as(again, settings, True, found)
+    return found
+
+
+def _try_as(
+    calls: Mapping[str, fx.Node], settings: Settings, decomposed: bool, found: Found
+) -> None:
     trials = []
-    for i, (key, node) in enumerate(calls):
-        reason = rules.why_not(node) if not expanded else None
+    for i, (kind, node) in enumerate(calls.items()):
+        reason = rules.why_not(node) if not decomposed else None
         try:
             if reason is None:
                 name = ENTRY if len(calls) == 1 else f"trial{i}"
-                trials.append(_prepare(key, node, name, expanded))
+                trials.append(_prepare(kind, node, name, decomposed))
         except LoweringError as error:
             reason = error.reason
+        except MemoryError:  # says nothing about the call
+            raise
         except Exception as error:  # of the importer; none may reach the user
             reason = refusal(error)
         if reason is not None:
-            _answer(key, reason, expanded)
+            _decide(kind, reason, decomposed, found)
     for start in range(0, len(trials), TOGETHER):
-        _try_together(trials[start : start + TOGETHER], settings)
+        _try_together(trials[start : start + TOGETHER], settings, found)
 
 
-def _prepare(key: str, node: fx.Node, name: str, expanded: bool) -> _Trial:
+def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
     """A call as a function that the importer can translate; raises if it cannot."""
     graph = alone(node)
-    lowered = lower(graph, lambda n: expanded and n.target is node.target, name)
-    if expanded:
+    lowered = lower(graph, lambda n: decomposed and n.target is node.target, name)
+    if decomposed:
         _check_inside(lowered)
     translate([lowered.function])
-    return _Trial(key, node, graph, lowered, expanded)
+    return _Trial(kind, node, graph, lowered, decomposed)
 
 
 def _check_inside(lowered: LoweredIree) -> None:
@@ -181,29 +184,29 @@ def _check_inside(lowered: LoweredIree) -> None:
             raise LoweringError(inner.name, str(inner.target), f"{inner.target}: {reason}")
 
 
-def _answer(key: str, reason: str | None, expanded: bool) -> None:
-    """Keeps an answer; of two refusals the first."""
+def _decide(kind: str, reason: str | None, decomposed: bool, found: Found) -> None:
+    """Notes a verdict; of two refusals the first."""
     if reason is None:
-        _answers[key] = Verdict(SUPPORTED, expanded)
-    elif not expanded:
-        _answers[key] = Verdict(Support(False, reason))
+        found[kind] = Verdict(decomposed=decomposed)
+    elif not decomposed:
+        found[kind] = Verdict(reason)
 
 
-def _try_together(trials: Sequence[_Trial], settings: Settings) -> None:
+def _try_together(trials: Sequence[_Trial], settings: Settings, found: Found) -> None:
     """Compiles calls in one program, or, if that fails, in two halves."""
     try:
         module = translate([t.lowered.function for t in trials])
         program = compile_program(module, settings)
     except CompileError as error:
         if len(trials) == 1:
-            _answer(trials[0].key, str(error), trials[0].expanded)
+            _decide(trials[0].kind, str(error), trials[0].decomposed, found)
             return
         middle = len(trials) // 2
         for half in (trials[:middle], trials[middle:]):
-            _try_together(half, settings)
+            _try_together(half, settings, found)
         return
     for trial in trials:
-        _answer(trial.key, _run(trial, program), trial.expanded)
+        _decide(trial.kind, _run(trial, program), trial.decomposed, found)
 
 
 def _run(trial: _Trial, program: bytes) -> str | None:
@@ -214,6 +217,8 @@ def _run(trial: _Trial, program: bytes) -> str | None:
             trial.graph, program, lowered.wiring, open_device(1), lowered.function.name
         )
         run = executable.bind(())[0]
+    except MemoryError:
+        raise
     except Exception as error:
         return f"IREE cannot load it: {_plain(error)}"
     if not is_run(trial.node):

@@ -87,7 +87,7 @@ class OpenVINO(Backend):
 
         # One thread: trials are small. In float32: a lower precision is no mistake of a conversion.
         settings = replace(_settings(options), threads=1, precision="float32")
-        return supports(node, settings)
+        return supports(node, settings, options.cache)
 
     def compile(self, graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.compile`."""

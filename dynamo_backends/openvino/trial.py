@@ -2,12 +2,11 @@
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
 run on samples (`trials/samples.py`). So a missing rule, a kernel that fails and one that means
-something else are found before a graph depends on them, and each answer has a reason. Answers are
-remembered for the process.
+something else are found before a graph depends on them, and each answer has a reason. Verdicts
+are kept (`runtime/verdicts.py`).
 """
 
 import hashlib
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -16,13 +15,14 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.session import Settings
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.samples import samples
 from dynamo_backends.trials.trials import (
     alone,
@@ -33,23 +33,19 @@ from dynamo_backends.trials.trials import (
     why_wrong,
 )
 
-_answers: dict[str, Support] = {}
-_lock = threading.RLock()
+_verdicts = Verdicts("ov")
 
 
-def supports(node: fx.Node, settings: Settings) -> Support:
-    """What is known about a call, after a trial if need be."""
+def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
+    """What is known about a call, after a trial if need be; `keep`: verdicts are kept on disk."""
     with disable_current_modes(), torch.no_grad():
         known = _known_inputs(node)
         reason = _untriable(node, known)
         if reason is not None:
             return Support(False, reason)
-        key = f"{settings} {kind_of(node)} {_digest(known)}"
-        with _lock:
-            if key not in _answers:
-                reason = _try(node, settings, known)
-                _answers[key] = SUPPORTED if reason is None else Support(False, reason)
-            return _answers[key]
+        kind = f"{settings} {kind_of(node)} {_digest(known)}"
+        find = lambda: Verdict(_try(node, settings, known) or "")  # noqa: E731
+        return _verdicts(kind, find, keep).support
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
@@ -122,6 +118,8 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
         return error.reason
     except CompileError as error:
         return str(error)
+    except MemoryError:  # says nothing about the call
+        raise
     except Exception as error:  # of the frontend's Python half; none may reach the user
         return f"its conversion to OpenVINO failed: {plain(error)}"
     if floats and not is_run(node):

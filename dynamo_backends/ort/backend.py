@@ -121,7 +121,7 @@ class OnnxRuntime(Backend):
         from dynamo_backends.ort.compiler import compile_graph
 
         settings = self._settings(graph, options)
-        return compile_graph(graph, settings, lambda n: self._verdict(n, options).expanded)
+        return compile_graph(graph, settings, lambda n: self._verdict(n, options).decomposed)
 
     def cache_key(self, options: OrtOptions) -> str:
         """See `Backend.cache_key`."""
@@ -141,7 +141,7 @@ class OnnxRuntime(Backend):
 
         alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
         settings = _of_trials(self._settings_of_node(node, alone))
-        return verdict(node, lambda g, e: compile_graph(g, settings, e), settings)
+        return verdict(node, lambda g, e: compile_graph(g, settings, e), settings, options.cache)
 
     def _settings_of_node(self, node: fx.Node, options: OrtOptions) -> Any:
         values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]

@@ -2,24 +2,22 @@
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
 run on samples (`trials/samples.py`). So a missing kernel, a lowering that fails and one that means
-something else are found before a graph depends on them, and each answer has a reason. Answers are
-remembered for the process.
+something else are found before a graph depends on them, and each answer has a reason. Verdicts
+are kept (`runtime/verdicts.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Support
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.trials import (
-    Answers,
     attempt,
     kind_of,
     not_plain,
@@ -32,34 +30,23 @@ _VENDOR = "ONNX Runtime"
 Compile = Callable[[Graph, Callable[[fx.Node], bool]], Any]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a call is to be lowered.
-
-    Attributes:
-        support: Whether it can be.
-        expanded: It has to be taken apart first.
-    """
-
-    support: Support
-    expanded: bool = False
+_verdicts = Verdicts("onnxrt")
 
 
-_verdicts: Answers[Verdict] = Answers()
-
-
-def verdict(node: fx.Node, compile_graph: Compile, settings: object) -> Verdict:
+def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool) -> Verdict:
     """What is known about a call, after a trial if need be.
 
     Args:
         node: The call.
         compile_graph: Makes an executable of a graph.
         settings: What `compile_graph` depends on.
+        keep: Whether verdicts are kept on disk.
     """
     reason = _untriable(node)
     if reason is not None:
-        return Verdict(Support(False, reason))
-    return _verdicts(f"{settings} {kind_of(node)}", lambda: _try(smaller(node), compile_graph))
+        return Verdict(reason)
+    kind = f"{settings} {kind_of(node)}"
+    return _verdicts(kind, lambda: _try(smaller(node), compile_graph), keep)
 
 
 def _untriable(node: fx.Node) -> str | None:
@@ -78,10 +65,10 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
     if reason is None:
         reason = _run(node, compile_graph, expanded=False)
         if reason is None:
-            return Verdict(SUPPORTED)
+            return Verdict()
     if has_decomposition(node.target) and _run(node, compile_graph, expanded=True) is None:
-        return Verdict(SUPPORTED, expanded=True)
-    return Verdict(Support(False, reason))
+        return Verdict(decomposed=True)
+    return Verdict(reason)
 
 
 def _run(node: fx.Node, compile_graph: Compile, expanded: bool) -> str | None:

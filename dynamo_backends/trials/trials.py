@@ -6,9 +6,8 @@ it than torch does.
 
 import math
 import operator
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -27,8 +26,6 @@ from dynamo_backends.interface.logs import silenced
 from dynamo_backends.trials.samples import samples
 from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.rule import aliases, shape_difference
-
-T = TypeVar("T")
 
 LARGE = 1 << 20
 """Calls with more elements than this, inputs and outputs together, are tried on fewer."""
@@ -345,24 +342,8 @@ def _imprecise(
     return None
 
 
-class Answers(Generic[T]):
-    """What a vendor has said about kinds of calls, remembered for the process."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, T] = {}
-        self._lock = threading.RLock()
-
-    def __call__(self, kind: str, find: Callable[[], T]) -> T:
-        """The answer about a kind of call, which `find` gives the first time."""
-        with self._lock:
-            if kind not in self._known:
-                with disable_current_modes(), torch.no_grad():
-                    self._known[kind] = find()
-            return self._known[kind]
-
-
 def kind_of(node: fx.Node) -> str:
-    """What an answer depends on: operator, arguments, and which results are used.
+    """What a verdict depends on: operator, arguments, and which results are used.
 
     Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
     and large enough for vectors.
@@ -416,6 +397,8 @@ def attempt(
         return error.reason
     except CompileError as error:
         return str(error)
+    except MemoryError:  # says nothing about the call
+        raise
     except Exception as error:  # of the vendor's Python half; none may reach the user
         return f"{vendor} cannot lower it: {plain(error)}"
     if not is_run(node):
@@ -452,6 +435,8 @@ def why_wrong(
             if wrong is not None:
                 return f"in a trial {vendor}'s {wrong}"
             judged += 1
+    except MemoryError:  # says nothing about the call
+        raise
     except Exception as error:
         return f"{vendor} cannot run it: {plain(error)}"
     finally:

@@ -70,7 +70,7 @@ class TVM(Backend):
         """See `Backend.supports`."""
         from dynamo_backends.tvm.trial import supports
 
-        return supports(node)
+        return supports(node, options.cache)
 
     def compile(self, graph: Graph, options: TvmOptions) -> Any:
         """See `Backend.compile`."""

@@ -8,9 +8,9 @@ reason.
 
 from torch import fx
 
-from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.backend import Support
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.trials import (
-    Answers,
     attempt,
     kind_of,
     not_plain,
@@ -26,15 +26,15 @@ from dynamo_backends.tvm.session import Settings
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, known=False)  # trials are small
-_answers: Answers[Support] = Answers()
+_verdicts = Verdicts("tvm")
 
 
-def supports(node: fx.Node) -> Support:
-    """What is known about a call, after a trial if need be."""
+def supports(node: fx.Node, keep: bool) -> Support:
+    """What is known about a call, after a trial if need be; `keep`: verdicts are kept on disk."""
     reason = _untriable(node)
     if reason is not None:
         return Support(False, reason)
-    return _answers(kind_of(node), lambda: _try(smaller(node)))
+    return _verdicts(kind_of(node), lambda: _try(smaller(node)), keep).support
 
 
 def _untriable(node: fx.Node) -> str | None:
@@ -52,7 +52,6 @@ def _untriable(node: fx.Node) -> str | None:
     return None
 
 
-def _try(node: fx.Node) -> Support:
+def _try(node: fx.Node) -> Verdict:
     make = lambda graph: compile_graph(graph, _SETTINGS).bind(())[0]  # noqa: E731
-    reason = attempt(node, make, _VENDOR, plain, rules.spared)
-    return SUPPORTED if reason is None else Support(False, reason)
+    return Verdict(attempt(node, make, _VENDOR, plain, rules.spared) or "")

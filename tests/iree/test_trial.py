@@ -12,6 +12,7 @@ from dynamo_backends import CompileError, FallbackRefusedError
 from dynamo_backends.iree import legalize as spelling
 from dynamo_backends.iree import trial
 from dynamo_backends.iree.compiler import BrokenDown, Settings, compile_program, plain
+from dynamo_backends.runtime.verdicts import Verdicts
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ def refusals(fn: Callable[..., Any], *inputs: Tensor) -> str:
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_answers", {})
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("iree"))
 
 
 def test_every_refusal_has_its_reason():

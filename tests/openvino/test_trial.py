@@ -13,6 +13,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino import rules, trial
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.session import Settings
+from dynamo_backends.runtime.verdicts import Verdicts
 
 
 def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
@@ -79,7 +80,7 @@ def test_every_operator_that_is_taken_whole_exists():
 def test_a_late_failure_names_its_node(monkeypatch: pytest.MonkeyPatch):
     """A call that a trial let pass by mistake."""
     monkeypatch.setattr(trial, "_try", lambda node, settings, known: None)
-    monkeypatch.setattr(trial, "_answers", {})
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("ov"))
 
     def fn(x: Tensor) -> Tensor:
         return torch.lgamma(x.sigmoid()).tanh()

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends.onnx import rules
 from dynamo_backends.ort import trial
-from dynamo_backends.trials.trials import Answers
+from dynamo_backends.runtime.verdicts import Verdicts
 from tests.checking import check
 
 aten = torch.ops.aten
@@ -112,7 +112,7 @@ def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch):
     (meta,) = rules.registry().get_decomps(aten.cos.default)
     (other,) = rules.registry().get_decomps(aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
-    monkeypatch.setattr(trial, "_verdicts", Answers())
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt"))
     monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
     found = reasons(lambda x: x.cos(), torch.randn(30))
     assert "in a trial ONNX Runtime's output 0 " in found["aten.cos.default"]
@@ -124,7 +124,7 @@ def test_what_has_no_lowering_is_taken_apart():
     assert not rules.is_lowered(aten.hardswish_backward.default)
     verdict = backend._verdict(node, backend.Options())
     assert verdict.support.yes
-    assert verdict.expanded
+    assert verdict.decomposed
     x = torch.randn(40, requires_grad=True)
     y = torch.compile(torch.nn.functional.hardswish, backend="onnxrt")(x)
     (ours,) = torch.autograd.grad(y.sum(), x)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.trials.trials import Answers
+from dynamo_backends.runtime.verdicts import Verdicts
 from dynamo_backends.tvm import trial
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
 from dynamo_backends.tvm.rules import WHOLE, whole
@@ -83,5 +83,5 @@ def test_a_wrong_conversion_is_noticed(monkeypatch: pytest.MonkeyPatch):
         return importer.emit(relax.op.multiply(x, x))
 
     monkeypatch.setitem(ELEMENTWISE, "relu.default", squared)
-    monkeypatch.setattr(trial, "_answers", Answers())
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm"))
     assert "in a trial TVM's output 0" in reasons(torch.relu, torch.randn(30))["aten.relu.default"]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.interface.backend import SUPPORTED
-from dynamo_backends.trials.trials import Answers
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.tuning import budget
 from dynamo_backends.tvm import records, search, trial, tuning
 from dynamo_backends.tvm.measuring_process import Lost
@@ -65,8 +64,8 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_budgets", {})
     monkeypatch.setattr(records, "_unwritten", {})
     monkeypatch.setattr(tuning, "COUNTS", tuning.Counts())
-    monkeypatch.setattr(trial, "_answers", Answers())
-    monkeypatch.setattr(trial, "_try", lambda node: SUPPORTED)
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm"))
+    monkeypatch.setattr(trial, "_try", lambda node: Verdict())
     monkeypatch.setitem(sys.modules, search._INTRINSICS, types.ModuleType(search._INTRINSICS))
 
 

@@ -65,7 +65,8 @@ class Project:
 def read() -> Project:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     rows = {name: where.split(".")[1] for name, where in registry._OURS.items()}
-    folders = frozenset(path.parent.name for path in PACKAGE.glob("*/backend.py"))
+    every = {path.parent.name for path in PACKAGE.glob("*/backend.py")}
+    folders = frozenset(every - {"interface"})
     return Project(
         folders=folders,
         classes={name: folder for folder in folders for name in classes_of(folder)},

@@ -1,13 +1,12 @@
 """Results of a long comparison, saved after every step and continued by the next run."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dynamo_backends.runtime.cache import write_whole
 from harness.cells import Cell, Row
 
 
@@ -89,11 +88,7 @@ class Ledger:
             ],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.replace(temporary, self.path)
+        write_whole(self.path, (json.dumps(content, indent=1) + "\n").encode())
 
     def _read(self) -> None:
         try:

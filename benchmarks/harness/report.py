@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.tuning.statistics import Ratio
 from harness.runner import Result
 from harness.statistics import geometric_mean
@@ -153,15 +153,7 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"kind": kind, "environment": environment(), **more, "results": list(records)}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _processor() -> str:

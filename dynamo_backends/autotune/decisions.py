@@ -8,9 +8,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import re
-import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -121,34 +119,20 @@ class Decisions:
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder if folder is not None else cache_folder() / "decisions"
+        self._disk = DiskCache(self.folder, what="autotune's decisions")
 
     def get(self, key: str) -> Decision | None:
         """The decision with that key; None if there is no intact one."""
         path = self.folder / f"{key}.json"
-        if not path.is_file() or not DiskCache(self.folder).is_private():
+        if not path.is_file() or not self._disk.is_private():
             return None
         decision = _read(path)
         return decision if decision is not None and decision.key == key else None
 
     def put(self, decision: Decision) -> bool:
         """Writes a decision; False, with a warning, where the folder cannot be used."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not DiskCache(self.folder).is_private():
-                return False
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(decision.to_dict(), file, indent=1)
-                os.replace(name, self.folder / f"{decision.key}.json")
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
-        except OSError as error:
-            log.warning("autotune's decisions are not kept on disk: %s", error)
-            return False
-        return True
+        text = json.dumps(decision.to_dict(), indent=1)
+        return self._disk.write(f"{decision.key}.json", text.encode())
 
     def drop(self, key: str) -> None:
         """Removes a decision, if it is there and can be removed."""

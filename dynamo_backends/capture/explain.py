@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -127,15 +126,10 @@ class Explainer:
         self._compiled = region(self._fn)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Ends, and removes what was compiled."""
         self._compiled = None
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiled, and returns its result."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.device import Order, driver, order_of
 from dynamo_backends.cudagraphs.recording import Function, RecordedInputs, Recording
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, first_line
 
 MOVES = 3
 """A function some of whose baked inputs have moved so often is recorded with none of them baked."""
@@ -136,6 +136,5 @@ class GraphedFunction:
         )
 
     def _refuse(self, error: Exception) -> None:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        self._notes.refused(lines[0] if lines else type(error).__name__)
+        self._notes.refused(first_line(error))
         self._plain = True

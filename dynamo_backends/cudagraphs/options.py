@@ -1,11 +1,10 @@
 """The options of backends that can be run as CUDA graphs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Executable, Options
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.backend import Executable, Options, Ranges
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,15 @@ class CudaGraphOptions(Options):
             all of it at once from then on.
         cudagraph_outputs: "fresh" gives every call results of its own; "reused" returns the
             graph's own memory, which the next call of the same graph overwrites.
-        cudagraph_warmup: How many calls run before the one that is recorded.
+        cudagraph_warmup: How many calls run before the one that is recorded, at least 1: in their
+            first call libraries initialise themselves, which cannot be recorded.
     """
 
     cudagraphs: bool = False
     cudagraph_outputs: Literal["fresh", "reused"] = "fresh"
     cudagraph_warmup: int = 2
+
+    RANGES: ClassVar[Ranges] = {"cudagraph_warmup": (1, None)}
 
     def check(self, graph: Graph, backend: str) -> None:
         """See `Options.check`: CUDA graphs need tensors on a CUDA device."""
@@ -41,13 +43,3 @@ class CudaGraphOptions(Options):
         from dynamo_backends.cudagraphs.wrapper import CapturedExecutable
 
         return CapturedExecutable(executable, graph, self, backend)
-
-    def validate(self, backend: str) -> None:
-        """See `Options.validate`."""
-        super().validate(backend)
-        if self.cudagraph_warmup < 1:
-            raise OptionError(
-                f"option 'cudagraph_warmup' of {backend} must be at least 1, not "
-                f"{self.cudagraph_warmup}: libraries initialise themselves in their first call, "
-                "which cannot be recorded."
-            )

@@ -6,6 +6,7 @@ is row-major, and the program is told so; a tensor that is not dense (a slice, a
 is copied.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,21 @@ class Storage:
 def row_major(ndim: int) -> Storage:
     """The plain layout."""
     return Storage(tuple(range(ndim)))
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a row-major tensor; torch's differ if it is empty."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def in_row_major(tensor: Tensor) -> Tensor:
+    """The tensor without its history, or a copy if it is not row-major or a lazy conjugate."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The same tensor, or a copy in memory that begins where vector instructions can read it."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def storage_of(value: Tensor) -> Storage:

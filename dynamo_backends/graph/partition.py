@@ -67,7 +67,7 @@ def partition(
             reasons[node] = support.reason
     levels = _levels(graph, reasons)
     if any(reason not in expected for reason in reasons.values()):
-        _drop_small_blocks(graph, levels, reasons, min_block_size)
+        _drop_small_blocks(levels, reasons, min_block_size)
         levels = _levels(graph, reasons)
     by_level: dict[int, list[fx.Node]] = {}
     for node in graph.calls:
@@ -101,7 +101,7 @@ def _levels(graph: Graph, eager: Mapping[fx.Node, str]) -> dict[fx.Node, int]:
 
 
 def _drop_small_blocks(
-    graph: Graph, levels: Mapping[fx.Node, int], reasons: dict[fx.Node, str], minimum: int
+    levels: Mapping[fx.Node, int], reasons: dict[fx.Node, str], minimum: int
 ) -> None:
     blocks: dict[int, list[fx.Node]] = {}
     for node, level in levels.items():

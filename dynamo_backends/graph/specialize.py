@@ -21,7 +21,7 @@ def is_dynamic(graph: Graph) -> bool:
     return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
 
 
-def shape_key(graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
+def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
     """The concrete sizes of a call: what an executable for static shapes depends on."""
     return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
 

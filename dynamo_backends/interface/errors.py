@@ -86,9 +86,22 @@ class ForkedProcessError(DynamoBackendsError):
 def brief_error(error: BaseException) -> str:
     """An exception in one line; for Dynamo's "backend failed", what the backend raised."""
     inner = getattr(error, "inner_exception", None) or error
-    lines = [line.strip() for line in text_of(inner).splitlines() if line.strip()]
     notes = "".join(f", {note}" for note in getattr(inner, "__notes__", ()))
-    return f"{type(inner).__name__}: {' '.join(lines[:2])}{notes}"
+    return f"{type(inner).__name__}: {' '.join(_lines(inner)[:2])}{notes}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its class if it says nothing."""
+    return lines_of(error)[0][:200]
+
+
+def lines_of(error: BaseException) -> list[str]:
+    """What an exception says, without empty lines; its class if that is nothing."""
+    return _lines(error) or [type(error).__name__]
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in text_of(error).splitlines() if line.strip()]
 
 
 def text_of(error: BaseException) -> str:

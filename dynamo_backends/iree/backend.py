@@ -33,16 +33,11 @@ class IreeOptions(Options):
     compiler_flags: tuple[str, ...] = ()
     compile_seconds: int = 1800
 
-    RANGES: ClassVar[Ranges] = {"compile_seconds": (1, None)}
+    RANGES: ClassVar[Ranges] = {"num_threads": (0, None), "compile_seconds": (1, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        if self.num_threads < 0:
-            raise OptionError(
-                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
-                f"not {self.num_threads}."
-            )
         for flag in self.compiler_flags:
             if not flag.startswith("--"):
                 raise OptionError(

@@ -17,7 +17,7 @@ from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions, every_rule
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
 from dynamo_backends.iree.indices import keep_within
@@ -114,9 +114,7 @@ def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:
 
 def refusal(error: Exception) -> str:
     """What an exception of the importer says, in one line."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return f"IREE's importer cannot translate it: {text[:160]}"
+    return f"IREE's importer cannot translate it: {first_line(error)}"
 
 
 def _is_worth_preparing(value: Tensor) -> bool:

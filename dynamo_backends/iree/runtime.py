@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.graph.layouts import Exporter, Importer, aligned, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
@@ -54,9 +54,9 @@ class IreeExecutable(Executable):
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
         self._device.check_process()
-        fixed = {p: _aligned(_row_major(weights[at])) for p, at in self._fixed}
+        fixed = {p: aligned(in_row_major(weights[at])) for p, at in self._fixed}
         moved = [at for p, at in self._fixed if fixed[p].data_ptr() != weights[at].data_ptr()]
-        parameters = {name: _row_major(weights[at]) for at, name in self._parameters}
+        parameters = {name: in_row_major(weights[at]) for at, name in self._parameters}
         bound = self._bound(self._loaded.start(parameters, self._entry), fixed)
         return bound, sorted({*moved, *(at for at, _ in self._parameters)})
 
@@ -75,7 +75,7 @@ class IreeExecutable(Executable):
                 device.check_process()
             arguments, taken = views.copy(), owned.copy()
             for place, at, check in moving:
-                tensor = _aligned(check(activations[at]))
+                tensor = aligned(check(activations[at]))
                 arguments[place] = wrap(tensor)
                 taken.append(_range(tensor))
             results = _separate(run(arguments, count), taken)
@@ -92,10 +92,10 @@ class IreeExecutable(Executable):
             weights: As for `bind`.
             activations: As for a bound function.
         """
-        parameters = {name: _row_major(weights[at]) for at, name in self._parameters}
+        parameters = {name: in_row_major(weights[at]) for at, name in self._parameters}
         started = self._loaded.start(parameters, self._entry)
-        tensors = {p: _aligned(_row_major(weights[at])) for p, at in self._fixed}
-        tensors |= {p: _aligned(check(activations[at])) for p, at, check in self._moving}
+        tensors = {p: aligned(in_row_major(weights[at])) for p, at in self._fixed}
+        tensors |= {p: aligned(check(activations[at])) for p, at, check in self._moving}
         views = [self._device.wrap(tensors[p]) for p in sorted(tensors)]
         return lambda: started(views, len(self._exporters))
 
@@ -118,15 +118,6 @@ class IreeExecutable(Executable):
             return cls(graph, parts["program"], wiring, device)
         except Exception as error:
             raise CompileError(f"the cached IREE program cannot be used: {error}") from error
-
-
-def _row_major(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """The same tensor, or a copy in memory that begins where IREE can read it."""
-    return tensor if not tensor.data_ptr() % ALIGNMENT else tensor.clone()
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:

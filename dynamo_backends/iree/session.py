@@ -12,7 +12,7 @@ from iree import runtime
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
-from dynamo_backends.interface.errors import ForkedProcessError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.iree.compiler import STACK_BYTES
 from dynamo_backends.iree.importer import SCOPE
 from dynamo_backends.iree.vendor import expect_immortal_objects, make_driver
@@ -49,11 +49,8 @@ class Device:
 
     def check_process(self) -> None:
         """Raises `ForkedProcessError` in a forked child, if the device has threads."""
-        if self.has_threads and os.getpid() != self._pid:
-            raise ForkedProcessError(
-                "IREE was started before os.fork(), and its threads do not survive a fork. "
-                "Compile in the child, or start processes with 'spawn'."
-            )
+        if self.has_threads:
+            check_process(self._pid, "IREE")
 
     def wrap(self, tensor: Tensor) -> Any:
         """A row-major CPU tensor as a buffer view that shares its memory and keeps it alive."""

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.dtypes import is_supported
@@ -243,6 +243,4 @@ def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
 
 def _plain(error: BaseException) -> str:
     """The first line of one of the runtime's messages, without places in its source."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return re.sub(r"^.*?\.c:\d+: ", "", text)[:200]
+    return re.sub(r"^.*?\.c:\d+: ", "", first_line(error))

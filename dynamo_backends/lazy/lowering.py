@@ -18,7 +18,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, first_line
 
 DEVICE = torch.device("lazy")
 _lock = threading.RLock()  # recording changes state that all lazy tensors share
@@ -250,7 +250,7 @@ def _try(node: fx.Node, function: Callable[..., Any]) -> str | None:
     try:
         results, fallen = _watched(lambda: function(*args, **kwargs))
     except Exception as error:
-        return f"Lazy Tensor Core fails: {str(error).splitlines()[0]}"
+        return f"Lazy Tensor Core fails: {first_line(error)}"
     if fallen:
         return f"Lazy Tensor Core has no node for {', '.join(fallen)}"
     return _unlike(_list(results), _list(node.meta["val"]))

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,
@@ -32,7 +32,7 @@ def define(program: FusionProgram, frontend: Frontend) -> Any:
     except LoweringError:
         raise
     except Exception as error:
-        raise CompileError(f"nvFuser refuses the fusion: {_headline(error)}") from error
+        raise CompileError(f"nvFuser refuses the fusion: {first_line(error)}") from error
     return fd
 
 
@@ -56,7 +56,7 @@ class _Replay:
             try:
                 self._step(step)
             except Exception as error:
-                reason = f"nvFuser refuses its {step.op}: {_headline(error)}"
+                reason = f"nvFuser refuses its {step.op}: {first_line(error)}"
                 raise LoweringError(step.origin, step.op, reason) from error
         for value in program.outputs:
             self._fd.add_output(self._values[value])
@@ -92,11 +92,6 @@ class _Replay:
         if size not in self._sizes:
             self._sizes[size] = self._fd.ops.size(self._values[size.value], size.dim)
         return self._sizes[size]
-
-
-def _headline(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:200]
 
 
 class Fusions:

@@ -21,7 +21,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.legalize import promote
 from dynamo_backends.graph.masked_attention import guard_hidden_queries
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import to_onnx
 from dynamo_backends.onnx.expansion import expand
@@ -167,8 +167,7 @@ def _reason(error: BaseException) -> str:
     """The innermost message of an exporter's error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]
+    return first_line(error)
 
 
 def _check_outputs(model: ir.Model, graph: Graph, dimensions: Dimensions | None) -> None:

@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Options, Support
+from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 
 
@@ -37,14 +37,11 @@ class OpenVinoOptions(Options):
     num_threads: int = 0
     config: dict[str, Any] | None = None
 
+    RANGES: ClassVar[Ranges] = {"num_threads": (0, None)}
+
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        if self.num_threads < 0:
-            raise OptionError(
-                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
-                f"not {self.num_threads}."
-            )
         for key, value in (self.config or {}).items():
             if not isinstance(key, str) or not isinstance(value, str | bool | int | float):
                 raise OptionError(

@@ -6,6 +6,8 @@ from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch import Tensor, fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
+from dynamo_backends.interface.errors import lines_of
+
 
 def convert(module: fx.GraphModule) -> Model:
     """Converts a graph by OpenVINO's own frontend.
@@ -70,6 +72,6 @@ def plain(error: BaseException) -> str:
     """What one of OpenVINO's messages says, in one line and without places in its source."""
     if "No conversion rule found" in str(error):
         return "it has no rule for it"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines_of(error)
     told = [line for line in lines if not line.startswith(_NOISE)]
-    return (told or lines or [type(error).__name__])[-1][:200]
+    return (told or lines)[-1][:200]

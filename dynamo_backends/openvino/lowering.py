@@ -62,7 +62,7 @@ def lower(graph: Graph) -> LoweredOpenVino:
         _blame(graph, error)
     _check_inputs(model, graph)
     _settle_outputs(model, graph)
-    return LoweredOpenVino(model, _drop_unused(model, graph))
+    return LoweredOpenVino(model, _drop_unused(model))
 
 
 def _spell_out(node: fx.Node) -> None:
@@ -143,7 +143,7 @@ def _settle_outputs(model: Model, graph: Graph) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _drop_unused(model: Model, graph: Graph) -> tuple[int | None, ...]:
+def _drop_unused(model: Model) -> tuple[int | None, ...]:
     """Removes inputs that nothing reads; returns where the others are."""
     places: list[int | None] = []
     count = 0

@@ -11,9 +11,10 @@ from openvino import CompiledModel, Model
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, storage_of
+from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError, ForkedProcessError
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.session import (
     Settings,
@@ -74,7 +75,7 @@ class OpenVinoExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        self._check_process()
+        check_process(self._pid, "OpenVINO")
         if self._fixed is not None:
             return self._run(self._fixed, ()), ()
         prepared = self._dense(weights)
@@ -83,7 +84,7 @@ class OpenVinoExecutable(Executable):
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
-        self._check_process()
+        check_process(self._pid, "OpenVINO")
         given = self._dense(weights)
         copied = [a for a, place in self._weights
                   if given[place].data_ptr() != weights[a].data_ptr()]  # fmt: skip
@@ -96,7 +97,7 @@ class OpenVinoExecutable(Executable):
 
     def _dense(self, weights: Sequence[Tensor]) -> dict[int, Tensor]:
         """The weights that the model has, by their places in it."""
-        return {place: _row_major(weights[at].detach()) for at, place in self._weights}
+        return {place: in_row_major(weights[at]) for at, place in self._weights}
 
     def _run(
         self,
@@ -118,12 +119,11 @@ class OpenVinoExecutable(Executable):
         copies = passed_through(compiled)
         requests: list[_Request] = []  # those that no thread is using
         kept = weights  # constants share their memory
-        pid, getpid = self._pid, os.getpid
+        pid = self._pid
         all_plain = all(y.export.is_plain for y in outputs)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            if getpid() != pid:
-                self._check_process()
+            check_process(pid, "OpenVINO")
             try:
                 request = requests.pop()
             except IndexError:
@@ -179,13 +179,6 @@ class OpenVinoExecutable(Executable):
             return list(kept[2])
 
         return execute
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                "this graph was compiled before os.fork(); the threads of OpenVINO do not survive "
-                "a fork. Compile in the child, or start processes with 'spawn'."
-            )
 
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
@@ -294,7 +287,3 @@ def _renumber(count: int, removed: Collection[int]) -> dict[int, int]:
     """Places of a model's inputs after some were removed."""
     left = [place for place in range(count) if place not in removed]
     return {place: i for i, place in enumerate(left)}
-
-
-def _row_major(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous()

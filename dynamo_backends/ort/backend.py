@@ -10,7 +10,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Options, Support
+from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
@@ -45,14 +45,11 @@ class OrtOptions(Options):
     provider: Literal["cuda", "tensorrt"] = "cuda"
     cudagraphs: bool = False
 
+    RANGES: ClassVar[Ranges] = {"intra_op_threads": (0, None)}
+
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        if self.intra_op_threads < 0:
-            raise OptionError(
-                f"option 'intra_op_threads' of {backend} must be 0 (as many as torch has) or more, "
-                f"not {self.intra_op_threads}."
-            )
         for name in ("provider_options", "session_config"):
             for key, value in (getattr(self, name) or {}).items():
                 if not isinstance(key, str) or not isinstance(value, str):

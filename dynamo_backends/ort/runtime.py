@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.slots import Results, Slots
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, storage_of
+from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError, ForkedProcessError
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.onnx.dtypes import to_onnx
 from dynamo_backends.ort import cuda
 from dynamo_backends.ort.session import (
@@ -82,7 +83,7 @@ class OrtExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        self._check_process()
+        check_process(self._pid, "ONNX Runtime")
         if self._fixed is not None:
             return self._run(self._fixed), ()
         self.last_weights = [weakref.ref(w) for w in weights]
@@ -91,7 +92,7 @@ class OrtExecutable(Executable):
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
-        self._check_process()
+        check_process(self._pid, "ONNX Runtime")
         self.last_weights = [weakref.ref(w) for w in weights]
         given = self.model_weights(weights)
         names = [str(self.wiring.inputs[i]) for i in self.graph.weights]
@@ -111,9 +112,7 @@ class OrtExecutable(Executable):
             weights: As for `bind`.
         """
         by_place = dict(zip(self.graph.weights, weights, strict=True))
-        return {
-            str(self.wiring.inputs[i]): _row_major(by_place[i].detach()) for i in self.weight_places
-        }
+        return {str(self.wiring.inputs[i]): in_row_major(by_place[i]) for i in self.weight_places}
 
     def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
         device = ort_device(self.settings.device)
@@ -121,7 +120,7 @@ class OrtExecutable(Executable):
         bindings: list[_Binding] = []  # those that no thread is using
         options = run_options(self.settings)
         where = torch.device(*self.settings.device) if self.settings.device[0] != "cpu" else None
-        pid, getpid = self._pid, os.getpid
+        pid = self._pid
         launch = _launcher(session, options, self.settings)
         all_plain = all(y.export.is_plain for y in outputs)
 
@@ -132,8 +131,7 @@ class OrtExecutable(Executable):
             return native
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            if getpid() != pid:
-                self._check_process()
+            check_process(pid, "ONNX Runtime")
             try:
                 binding = bindings.pop()
             except IndexError:
@@ -178,7 +176,7 @@ class OrtExecutable(Executable):
             return slots, Results(made)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            self._check_process()
+            check_process(self._pid, "ONNX Runtime")
             given = [x.check(values[x.place]) for x in inputs]
             with lock:
                 if not static:
@@ -217,13 +215,6 @@ class OrtExecutable(Executable):
             return results
 
         return execute
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                "this graph was compiled before os.fork(); the threads of ONNX Runtime do not "
-                "survive a fork. Compile in the child, or start processes with 'spawn'."
-            )
 
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
@@ -350,7 +341,3 @@ def _no_address(_: Tensor) -> int:
 def _bind(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor) -> None:
     address = (_address if tensor.numel() else _no_address)(tensor)
     bind(name, device, int(to_onnx(tensor.dtype)), tuple(tensor.shape), address)
-
-
-def _row_major(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous()

@@ -12,6 +12,7 @@ from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
+from dynamo_backends.interface.errors import first_line
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.memory import return_free_memory
 
@@ -141,6 +142,4 @@ def available_providers() -> Sequence[str]:
 
 def plain(error: BaseException) -> str:
     """The first line of one of ONNX Runtime's messages, without its codes."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ([A-Z_]+) : ", r"\1: ", text)[:200]
+    return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ([A-Z_]+) : ", r"\1: ", first_line(error))

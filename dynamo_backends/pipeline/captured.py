@@ -250,7 +250,7 @@ class CompiledGraph:
         return self._static
 
     def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-        key = shape_key(self._graph, args)
+        key = shape_key(args)
         program = self._programs.get(key)
         if program is None and compiles_nothing():
             return self._eager

@@ -20,7 +20,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from dynamo_backends.runtime.memory import return_free_memory
@@ -207,12 +206,7 @@ class Reserve:
             for pointer in held:
                 _glibc().free(pointer)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Takes the block again, or what there is around what stayed in it."""
         with self._lock:
             if self.size and not self._held and threading.get_ident() == self._thread:

@@ -67,19 +67,15 @@ class DiskCache:
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
         """Stores parts under a key; False, with one warning, where the folder cannot be used."""
+        return self.write(self._path(key).name, _encode(parts))
+
+    def write(self, name: str, data: bytes) -> bool:
+        """Writes a file of another form into the folder; returns what `put` does."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not self.is_private():
                 return False
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_encode(parts))
-                os.replace(name, self._path(key))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
+            write_whole(self.folder / name, data)
             self._trim()
         except OSError as error:
             _warn_once(f"{self._what} are not kept on disk: {error}")
@@ -130,6 +126,19 @@ class DiskCache:
             f"run: chmod go-w {self.folder} (or set DYNAMO_BACKENDS_CACHE to a folder of yours)"
         )
         return False
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file; readers see all of it, or what was there before."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from dynamo_backends.interface.backend import (
     Ranges,
     Support,
 )
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, first_line
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.runtime.tf32 import allowed_tf32
 from dynamo_backends.trials.trials import not_plain
@@ -77,11 +77,8 @@ class Fx2TRT(Backend):
                 )
             version = _vendor().__version__
         except Exception as error:  # it loads TensorRT's libraries
-            text = str(error).strip().splitlines()
-            reason = text[0] if text else type(error).__name__
-            return Availability(
-                False, f"torch_tensorrt cannot be imported ({reason})", self.install
-            )
+            reason = f"torch_tensorrt cannot be imported ({first_line(error)})"
+            return Availability(False, reason, self.install)
         missing = driver().why_not()
         if missing is not None:
             return Availability(False, missing, driver().remedy())
@@ -129,9 +126,9 @@ class _Converted(PreparedExecutable):
                 module, ir="dynamo", inputs=examples, **_settings(self._options, self._device)
             )
         except Exception as error:
-            text = str(error).strip().splitlines()
-            reason = text[0] if text else type(error).__name__
-            raise CompileError(f"{_VENDOR} cannot compile the block: {reason[:300]}") from error
+            raise CompileError(
+                f"{_VENDOR} cannot compile the block: {first_line(error)}"
+            ) from error
         return _calling(compiled, reads)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.report import GraphReport
@@ -85,10 +85,7 @@ class TensorRTExecutable(Executable):
         Args:
             weights: Those that the prologue has made.
         """
-        return {
-            name: weights[k].detach().resolve_conj().resolve_neg().contiguous()
-            for k, name in self._owned
-        }
+        return {name: in_row_major(weights[k]) for k, name in self._owned}
 
     def _run(self, lease: Lease, shared: Sequence[tuple[str, Tensor]]) -> Bound:
         inputs, outputs, device = self._inputs, self._outputs, self._device

@@ -10,7 +10,6 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
-from dynamo_backends.interface.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,11 @@ class TvmOptions(Options):
     tune_trials: int = 0
     tune_budget_s: float | int = 300
 
-    RANGES: ClassVar[Ranges] = {"tune_trials": (0, None), "tune_budget_s": (1, None)}
-
-    def validate(self, backend: str) -> None:
-        """See `Options.validate`."""
-        super().validate(backend)
-        if self.num_threads < 0:
-            raise OptionError(
-                f"option 'num_threads' of {backend} must be 0 (as many as torch has) or more, "
-                f"not {self.num_threads}."
-            )
+    RANGES: ClassVar[Ranges] = {
+        "num_threads": (0, None),
+        "tune_trials": (0, None),
+        "tune_budget_s": (1, None),
+    }
 
 
 class TVM(Backend):

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, lines_of
 from dynamo_backends.tvm.converters import Importer
 from dynamo_backends.tvm.dtypes import to_tvm
 from dynamo_backends.tvm.vendor import relax, tvm
@@ -157,7 +157,6 @@ def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
 
 def plain(error: BaseException) -> str:
     """What one of TVM's messages says, in one line."""
-    text = str(error).strip() or type(error).__name__
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = lines_of(error)
     told = [line for line in lines if not line.startswith(("File ", "Traceback", "^", "[bt]"))]
     return (told or lines)[-1][:200]

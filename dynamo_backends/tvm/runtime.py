@@ -11,9 +11,10 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
+from dynamo_backends.graph.layouts import Exporter, Importer, aligned, dense_strides, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError, ForkedProcessError
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.tvm.program import RelaxProgram
@@ -48,7 +49,7 @@ class TvmExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        self._check_process()
+        check_process(self._pid, "TVM")
         given = [weights[i].detach() for i in self._weights]
         shared = [_row_major(w) for w in given]
         if shared:
@@ -77,11 +78,10 @@ class TvmExecutable(Executable):
     def _run(self, prepared: list[Tensor], shared: list[Tensor]) -> Bound:
         inputs, outputs, machines = self._inputs, self._outputs, self._machines
         known = {t.data_ptr() for t in prepared}
-        threads, pid, getpid = self._threads, self._pid, os.getpid
+        threads, pid = self._threads, self._pid
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            if getpid() != pid:
-                self._check_process()
+            check_process(pid, "TVM")
             use_threads(threads)
             machine = self._take()
             given = [x(values[x.at]) for x in inputs]
@@ -106,13 +106,6 @@ class TvmExecutable(Executable):
         prepared = list(machine.prepare(shared)) if shared else []
         given = [x(activations[x.at]) for x in self._inputs]
         return lambda: machine.main(*given, *prepared)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                "this graph was compiled before os.fork(); the threads of TVM do not survive a "
-                "fork. Compile in the child, or start processes with 'spawn'."
-            )
 
     def report_to(self, report: GraphReport) -> None:
         """See `Executable.report_to`."""
@@ -154,7 +147,7 @@ class _Input:
         self.at = at
         self._check = Importer(value)
         order = self._check.storage.order
-        self._stride = strides([value.shape[d] for d in order])
+        self._stride = dense_strides([value.shape[d] for d in order])
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """What the program is given."""
@@ -178,15 +171,6 @@ class _Output:
         return result if result.stride() == self._stride else restride(result, self._stride)
 
 
-def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a row-major tensor as TVM has them; torch's differ if it is empty."""
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= size
-    return tuple(reversed(found))
-
-
 def _tensor(value: Any) -> Tensor:
     """A result as torch's tensor; TVM makes it one if an input was."""
     return value if type(value) is Tensor else torch.from_dlpack(value)
@@ -202,8 +186,7 @@ def _own(result: Tensor, taken: set[int]) -> Tensor:
 
 
 def _row_major(tensor: Tensor) -> Tensor:
-    dense = tensor.resolve_conj().resolve_neg().contiguous()
-    return _acceptable(dense, strides(dense.shape))
+    return _acceptable(in_row_major(tensor), dense_strides(tensor.shape))
 
 
 def _acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
@@ -211,6 +194,5 @@ def _acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 
     The address suits vector instructions, and strides are as expected where they do not matter too.
     """
-    if tensor.data_ptr() % ALIGNMENT:
-        tensor = tensor.clone()
+    tensor = aligned(tensor)
     return tensor if tensor.stride() == stride else tensor.as_strided(tensor.shape, stride)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
+from dynamo_backends.interface.errors import lines_of
 from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tuning.budget import Budget, budget_of
 from dynamo_backends.tuning.progress import Progress, showing
@@ -177,8 +178,7 @@ def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
         if made.mark != record.mark:
             raise ValueError("it leads to another program")
     except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        records.drop(each.key, lines[-1])
+        records.drop(each.key, lines_of(error)[-1])
         return False
     module[each.name] = made.function
     return True

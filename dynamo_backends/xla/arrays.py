@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.layouts import in_row_major
 from dynamo_backends.xla.dtypes import to_jax
 
 # Types that numpy itself lacks (ml_dtypes adds them), and what torch hands their bits over as.
@@ -16,7 +17,7 @@ _CARRIERS = {
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """Elements as a numpy array on the host, any dtype that XLA has; shared if possible."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    tensor = in_row_major(tensor.cpu())
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
         return tensor.numpy()

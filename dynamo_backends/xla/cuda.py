@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.graph.layouts import ALIGNMENT
+from dynamo_backends.graph.layouts import aligned
 from dynamo_backends.xla import _jaxlib
 
 
@@ -30,10 +30,10 @@ def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[A
     """
     if not tensors:
         return []
-    aligned = [t.clone() if t.data_ptr() % ALIGNMENT else t for t in tensors]
+    tensors = [aligned(t) for t in tensors]
     stream = handle.get_stream_for_external_ready_events()
     driver().wait_outside(stream, index)
-    return [_jaxlib.import_dlpack(to_dlpack(t), handle, stream) for t in aligned]
+    return [_jaxlib.import_dlpack(to_dlpack(t), handle, stream) for t in tensors]
 
 
 def export_buffers(buffers: Sequence[Any], index: int) -> list[Tensor]:

@@ -18,7 +18,8 @@ from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError, DeviceError, ForkedProcessError
+from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
@@ -115,17 +116,8 @@ def open_device(platform: str, index: int = 0) -> Device:
     """
     with _lock:
         device = _open(platform, index)
-    check_process(device.pid)
+    check_process(device.pid, "XLA")
     return device
-
-
-def check_process(pid: int) -> None:
-    """Raises `ForkedProcessError` in a child of the process `pid`: XLA would hang there."""
-    if os.getpid() != pid:
-        raise ForkedProcessError(
-            "XLA was started in the parent process and cannot run in a forked child; "
-            "use the multiprocessing start method 'spawn'"
-        )
 
 
 @contextlib.contextmanager
@@ -224,7 +216,7 @@ class XlaExecutable(Executable):
 
     def _prepare(self, weights: Sequence[Tensor]) -> tuple[list[Any], set[int]]:
         """The main program's inputs but for activations, and which weights were copied for them."""
-        check_process(self._device.pid)
+        check_process(self._device.pid, "XLA")
         ready, shared = [], set()
         for i in self.wiring.untouched:
             tensor = self._weights[i](weights[i])
@@ -280,11 +272,9 @@ class XlaExecutable(Executable):
         offset = len(prepared)
         import_dlpack, export_dlpack = _jaxlib.import_dlpack, _jaxlib.export_dlpack
         exporters = None if all(e.is_plain for e in self._exporters) else self._exporters
-        getpid = os.getpid
 
         def run(inputs: list[Tensor]) -> list[Tensor]:
-            if getpid() != pid:
-                check_process(pid)
+            check_process(pid, "XLA")
             try:  # not two calls at once with the same memory
                 staging = free.pop()
             except IndexError:
@@ -306,7 +296,7 @@ class XlaExecutable(Executable):
         return run
 
     def _run(self, prepared: list[Any], inputs: list[Tensor]) -> list[Tensor]:
-        check_process(self._device.pid)
+        check_process(self._device.pid, "XLA")
         device = self._device
         results = self._execute(prepared + self._import(inputs))
         return [

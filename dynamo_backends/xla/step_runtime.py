@@ -23,11 +23,12 @@ from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
-from dynamo_backends.xla.runtime import Device, check_process
+from dynamo_backends.xla.runtime import Device
 
 
 def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -104,7 +105,7 @@ class XlaStep(StepProgram):
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
-        check_process(self._device.pid)
+        check_process(self._device.pid, "XLA")
         interface = self._interface
         owned = [find_owned(x) for x in inputs]
         for i in interface.updated:
@@ -152,7 +153,7 @@ class XlaCopyingStep(CopyingProgram):
         self._interface = _Interface(device, graph)
 
     def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        check_process(self._device.pid)
+        check_process(self._device.pid, "XLA")
         buffers = [self._interface.take_in(i, x) for i, x in enumerate(inputs)]
         return self._interface.hand_out(self.executable.execute(buffers))
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError
-from dynamo_backends.iree import legalize as spelling
-from dynamo_backends.iree import trial
+from dynamo_backends.iree import legalize, trial
 from dynamo_backends.iree.compiler import BrokenDown, Settings, compile_program, plain
 from dynamo_backends.runtime.verdicts import Verdicts
 
@@ -68,9 +67,9 @@ def test_calls_are_tried_together_and_one_that_fails_spoils_no_other(
     sizes: list[int] = []
     original = trial._try_together
 
-    def count(trials: Any, settings: Settings) -> None:
+    def count(trials: Any, settings: Settings, found: trial.Found) -> None:
         sizes.append(len(trials))
-        original(trials, settings)
+        original(trials, settings, found)
 
     def refuse(module: bytes, settings: Settings) -> bytes:
         if b"aten.neg" in module:
@@ -84,11 +83,11 @@ def test_calls_are_tried_together_and_one_that_fails_spoils_no_other(
     assert said == "aten.neg.default: no negation today"
     assert sizes == [4, 2, 2, 1, 1]
     assert refusals(lambda x: (x.exp().abs(), x.tanh()), torch.randn(9)) == ""
-    assert len(sizes) == 5, "answers are remembered, whatever the sizes are"
+    assert len(sizes) == 5, "verdicts are kept, whatever the sizes are"
 
 
 def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch, nothing_known: None):
-    monkeypatch.setitem(spelling._SPELLINGS, aten.cos.default, torch.sin)
+    monkeypatch.setitem(legalize._SPELLINGS, aten.cos.default, torch.sin)
     monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
     said = refusals(lambda x: x.cos(), torch.randn(30))
     assert "aten.cos.default: in a trial IREE's output 0 " in said

@@ -46,7 +46,7 @@ def test_a_device_that_is_absent(device: str):
     [
         ({"precison": "bf16"}, "Did you mean 'precision'"),
         ({"precision": "fp16"}, "must be one of 'float32', 'bf16'"),
-        ({"num_threads": -1}, "must be 0 (as many as torch has) or more, not -1"),
+        ({"num_threads": -1}, "must be at least 0, not -1"),
         ({"config": {"NUM_STREAMS": [1]}}, "must map names of OpenVINO's properties"),
         ({"config": {"NUM_STREAM": 1}}, "no property 'NUM_STREAM' that can be set. Did you mean"),
     ],

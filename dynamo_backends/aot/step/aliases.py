@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import storage_id
+from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import StepCaptureError
 
 Key = tuple[int, bool]
@@ -38,7 +39,7 @@ class View:
         """The tensor as a view of the memory, in one dimension; with a version of its own."""
         order = sorted(range(len(self.size)), key=self.stride.__getitem__, reverse=True)
         size = [self.size[d] for d in order]
-        if [self.stride[d] for d in order] == _dense(size):
+        if tuple(self.stride[d] for d in order) == dense_strides(size):
             # Backends know slices better than as_strided.
             part = base[self.offset : self.offset + math.prod(size)].view(size)
             return part.permute(sorted(range(len(order)), key=order.__getitem__)).data
@@ -97,11 +98,6 @@ class Aliases:
             if tensor is None or tensor.data_ptr() != address:
                 return False
         return True
-
-
-def _dense(size: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor."""
-    return [math.prod(size[d + 1 :]) for d in range(len(size))]
 
 
 def _end(tensor: Tensor) -> int:

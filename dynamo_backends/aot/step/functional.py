@@ -25,13 +25,11 @@ class StepGraph:
             these inputs (see `Input.updated_by`), then what the step returns or leaves behind.
         constants: One tensor per input of role CONSTANT at the end of the inputs.
         results: Position of the first of the other outputs.
-        recording: What it was made of.
     """
 
     graph: Graph
     constants: tuple[Tensor, ...]
     results: int
-    recording: Recording
 
 
 def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
@@ -68,7 +66,7 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
     ]
     graph = Graph(module, "step", tuple(inputs))
     PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
-    return StepGraph(graph, constants, len(places), recording)
+    return StepGraph(graph, constants, len(places))
 
 
 def _check_effects(graph: fx.Graph) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.capture import WHAT_TO_DO
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError
+from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError, first_line
 
 _WITH_SPARSE = ("aot_eager",)
 
@@ -49,7 +49,7 @@ def refused_by(backend: str) -> Iterator[None]:
     except DynamoBackendsError:
         raise
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
         raise StepCaptureError(
-            f"{backend} cannot compile the step: {type(error).__name__}: {first_line} {WHAT_TO_DO}"
+            f"{backend} cannot compile the step: {type(error).__name__}: {first_line(error)} "
+            + WHAT_TO_DO
         ) from error

@@ -38,7 +38,7 @@ def contract(ctx: Context, x: jax.Array, y: jax.Array, dims: Dims) -> jax.Array:
     )
 
 
-def _combine(ctx: Context, self: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.Array:
+def _combine(self: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.Array:
     """`beta * self + alpha * product`; with beta 0, NaNs of `self` do not count."""
     if alpha != 1:
         product = product * scalar(alpha, product.dtype)
@@ -78,7 +78,7 @@ def addmm(
     beta: Any = 1,
     alpha: Any = 1,
 ) -> jax.Array:
-    return _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
+    return _combine(self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
 
 
 @lowers("_addmm_activation.default")
@@ -92,7 +92,7 @@ def addmm_activation(
     alpha: Any = 1,
     use_gelu: bool = False,
 ) -> jax.Array:
-    total = _combine(ctx, self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
+    total = _combine(self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
     if not use_gelu:
         return jnp.maximum(total, 0)
     return jax.nn.gelu(total, approximate=ctx.options.platform != "cpu")
@@ -109,7 +109,7 @@ def baddbmm(
     beta: Any = 1,
     alpha: Any = 1,
 ) -> jax.Array:
-    return _combine(ctx, self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
+    return _combine(self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
 
 
 @lowers("addbmm.default")
@@ -123,7 +123,7 @@ def addbmm(
     alpha: Any = 1,
 ) -> jax.Array:
     product = contract(ctx, batch1, batch2, (((0, 2), (0, 1)), ((), ())))
-    return _combine(ctx, self, product, beta, alpha)
+    return _combine(self, product, beta, alpha)
 
 
 @lowers("dot.default")

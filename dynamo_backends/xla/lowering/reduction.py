@@ -34,11 +34,11 @@ def axes(x: Array, dim: Dims) -> tuple[int, ...]:
 
 def _accumulator(x: Array, dtype: torch.dtype | None, out_dtype: jnp.dtype) -> Array:
     """`x` in the dtype in which it is summed."""
-    x = x.astype(to_jax(dtype) if dtype is not None else out_dtype) if _narrower(x, dtype) else x
+    x = x.astype(to_jax(dtype) if dtype is not None else out_dtype) if _narrower(dtype) else x
     return widen(x.astype(out_dtype) if not jnp.issubdtype(x.dtype, jnp.inexact) else x)
 
 
-def _narrower(x: Array, dtype: torch.dtype | None) -> bool:
+def _narrower(dtype: torch.dtype | None) -> bool:
     """Whether to convert before summing: not when that would only drop bits early."""
     return dtype is not None and not (dtype.is_floating_point and dtype.itemsize < 4)
 
@@ -192,14 +192,6 @@ def _arg_extreme(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 argmax = lowers("argmax.default")(_arg_extreme(jnp.argmax))
 argmin = lowers("argmin.default")(_arg_extreme(jnp.argmin))
-
-
-def _pick(x: Array, index: Array, dim: int, keepdim: bool) -> Array:
-    """The values at the indices that an `arg…` with keepdim gave."""
-    if x.ndim == 0:
-        return x
-    values = jnp.take_along_axis(x, index, axis=dim, mode="promise_in_bounds")
-    return values if keepdim else jnp.squeeze(values, dim)
 
 
 @lowers("max.dim")

@@ -67,7 +67,6 @@ class Lowering:
 
 
 _TABLE: dict[OpOverload, Lowering] = {}
-_MISSING: dict[str, str] = {}
 _LATER: dict[str, Callable[[], None]] = {}  # to be registered once torch has the overload
 
 
@@ -79,7 +78,7 @@ def lowers(
     Args:
         names: Overloads, written `"op.overload"` for `aten` (`"add.Tensor"`, `"exp.default"`) or
             with a namespace, `"prims::name.default"`. A name that this torch version does not
-            have is recorded (see `missing_overloads`), not an error.
+            have is no error: it is looked for again when a call asks for it.
         layout: What the function can work on.
         when: Returns a reason if this call (an `fx.Node`) is not supported, else None.
 
@@ -139,10 +138,8 @@ def _add(
 ) -> None:
     op = _resolve(name)
     if op is None:
-        _MISSING[name] = f"torch {torch.__version__} has no such overload"
         _LATER[_spelled(name)] = lambda: _add(name, fn, layout, promotion, operands, when)
         return
-    _MISSING.pop(name, None)
     if op in _TABLE:
         raise ValueError(f"{name} already has a lowering: {_TABLE[op].fn.__qualname__}")
     first = next(iter(inspect.signature(fn).parameters), None)
@@ -178,11 +175,6 @@ def _spelled(name: str) -> str:
 def overloads() -> Iterator[OpOverload]:
     """Every overload that has a lowering."""
     return iter(_TABLE)
-
-
-def missing_overloads() -> dict[str, str]:
-    """Names that were registered but that this torch does not have, with the reason."""
-    return dict(_MISSING)
 
 
 def computation_dtype(lowering: Lowering, args: tuple[Any, ...]) -> torch.dtype:

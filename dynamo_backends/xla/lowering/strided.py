@@ -10,6 +10,7 @@ import torch
 from jax import lax
 from torch import fx
 
+from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
@@ -71,7 +72,7 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> jax.Arra
     return places
 
 
-def _begin(ctx: Context, size: Sequence[int], stride: Sequence[int], offset: int | None) -> int:
+def _begin(ctx: Context, offset: int | None) -> int:
     reason = _outside_memory(ctx.node, 1 if "scatter" not in str(ctx.node.target) else 2)
     if reason is not None:
         raise ctx.refuse(reason)
@@ -93,10 +94,10 @@ def as_strided(
     """A strided view of a tensor that fills its memory without gaps."""
     if 0 in size:
         return jnp.zeros(tuple(size), self.dtype)
-    begin = _begin(ctx, size, stride, storage_offset)
+    begin = _begin(ctx, storage_offset)
     memory, _ = _to_memory(ctx, self)
-    dense = [1, *np.cumprod([*reversed(size)])][: len(size)][::-1]
-    if all(n == 1 or s == d for n, s, d in zip(size, stride, dense, strict=True)):
+    dense = zip(size, stride, dense_strides(size), strict=True)
+    if all(n == 1 or s == d for n, s, d in dense):
         return memory[begin : begin + int(np.prod(size))].reshape(tuple(size))
     return jnp.take(memory, _places(size, stride, begin), mode="clip")
 
@@ -112,7 +113,7 @@ def as_strided_scatter(
 ) -> jax.Array:
     if 0 in size:
         return self
-    begin = _begin(ctx, size, stride, storage_offset)
+    begin = _begin(ctx, storage_offset)
     memory, order = _to_memory(ctx, self)
     values = jnp.broadcast_to(src, tuple(size)).astype(self.dtype)
     memory = memory.at[_places(size, stride, begin)].set(values, mode="drop")

@@ -9,7 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 
 from dynamo_backends.aot.step.python_state.bytecode import UNKNOWN, Observer, ShadowStack
@@ -51,12 +51,7 @@ class FollowedFrames:
         self._events.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends."""
         self._events.stop()
         self._shadows.clear()

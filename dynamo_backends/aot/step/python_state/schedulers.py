@@ -7,7 +7,6 @@ learning rate.
 """
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -86,12 +85,7 @@ class Schedulers:
             self._patch(scheduler)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Gives the schedulers their own methods back."""
         self._active = False
         for scheduler, own in self._taken.values():

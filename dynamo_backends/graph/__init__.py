@@ -17,9 +17,6 @@ _PUBLIC = {
     "PASSES": "sequence",
     "STAGES": "sequence",
     "check": "checker",
-    "normal_form": "show",
-    "show_passes": "show",
-    "StageText": "show",
 }
 
 __all__ = sorted(_PUBLIC)

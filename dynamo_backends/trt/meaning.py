@@ -35,7 +35,7 @@ def judge(node: fx.Node) -> Verdict | None:
     def compile_alone(graph: Graph, expanded: Any) -> Any:
         return compile_graph(graph, _CPU, expanded)
 
-    found = verdict(_twin(node), compile_alone, _CPU)
+    found = verdict(_twin(node), compile_alone, _CPU, keep=False)
     if found.support.yes or found.support.reason.startswith(_JUDGED):
         return found
     return None

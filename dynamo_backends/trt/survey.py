@@ -158,7 +158,7 @@ def _untold(node: fx.Node) -> str | None:
 def _try(found: Survey, node: fx.Node) -> None:
     """Leaves out a lowering that means something else than the call."""
     judged = judge(node)
-    if judged is not None and judged.expanded:
+    if judged is not None and judged.decomposed:
         found.expanded.add(node.name)
         found.whole[node.name] = "its lowering to ONNX is not right"
     elif judged is not None and not judged.support:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, fx, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step import backends
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.phases import separate
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
@@ -54,7 +53,7 @@ def graph_of(
         return CopyingProgram(graph, lambda inputs: graph.module(*inputs))
 
     row = StepBackend("inductor", decompositions(), keep)
-    monkeypatch.setitem(backends._TORCHS, "inductor", lambda: row)
+    monkeypatch.setattr(steps, "step_backend", lambda: row)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step = dynamo_backends.compile_step(
         lambda x: function(model, optimizer, x),

@@ -1,5 +1,7 @@
 """What the operator database with extreme values calls wrong."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -65,3 +67,14 @@ def test_integers_have_bounds_and_what_no_float_holds():
     info = torch.iinfo(torch.int64)
     assert {info.min, info.max, 2**53 + 1} <= set(integers(torch.int64))
     assert info.min not in integers(torch.int64, divides=True)
+
+
+def test_casts_to_integers_get_what_integers_hold(monkeypatch: pytest.MonkeyPatch):
+    (op,) = [o for o in opinfo.op_db if o.name == "long"]
+    judged: list[Any] = []
+    monkeypatch.setattr(opinfo, "_judge", lambda call, *results: judged.append(call.flat))
+    for dtype in (torch.float32, torch.int32):
+        opinfo.run(op, dtype, "onnxrt", limit=1, extremes=True)
+    tensors = [x for flat in judged for x in flat if isinstance(x, torch.Tensor)]
+    assert all(x.isfinite().all() for x in tensors)
+    assert any((x.abs() > 1000).any() for x in tensors)

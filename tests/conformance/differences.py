@@ -78,7 +78,12 @@ DECLARED: tuple[Difference, ...] = (
     ),
     Difference("onnxrt", FOLLOWS_NAN, _ACTIVATIONS, ("max_pool2d_with_indices_backward",)),
     Difference("onnxrt", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
-    Difference("onnxrt", ZERO_SIGNS, _ZEROS, ("frac", "heaviside", "nn.functional.celu", "trunc")),
+    Difference(
+        "onnxrt",
+        ZERO_SIGNS,
+        _ZEROS,
+        ("frac", "heaviside", "nn.functional.celu", "nn.functional.prelu", "trunc"),
+    ),
     Difference(
         "ov",
         LOSES_NAN,

@@ -19,7 +19,7 @@ _PUBLIC = {
     "Backend": "interface.backend",
     "Bound": "interface.backend",
     "Executable": "interface.backend",
-    "Options": "interface.backend",
+    "Options": "interface.options",
     "SUPPORTED": "interface.backend",
     "Support": "interface.backend",
     "Graph": "graph.graph",

@@ -332,7 +332,7 @@ def weight_places(graph: Graph) -> list[int]:
 
 
 def _plain(options: AutotuneOptions) -> Any:
-    from dynamo_backends.interface.backend import Options
+    from dynamo_backends.interface.options import Options
 
     return Options(**options.common())
 

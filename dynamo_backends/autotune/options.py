@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 from dynamo_backends.autotune.names import check_names
-from dynamo_backends.interface.backend import Options
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.options import Options
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Executable, Options, Ranges
+from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.options import Options, Ranges
 
 
 @dataclass(frozen=True)

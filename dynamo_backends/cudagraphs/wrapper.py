@@ -11,8 +11,9 @@ from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
-from dynamo_backends.interface.backend import Bound, Executable, Options
+from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 
 if TYPE_CHECKING:

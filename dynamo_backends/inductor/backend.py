@@ -17,14 +17,8 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.interface.backend import (
-    SUPPORTED,
-    Availability,
-    Backend,
-    Executable,
-    Options,
-    Support,
-)
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.options import Options
 from dynamo_backends.runtime.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo_backends.interface.backend import Options
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend, is_backend, load
 
 _lock = threading.Lock()

@@ -9,8 +9,9 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
+from dynamo_backends.interface.backend import Availability, Backend, Support
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
+from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.trials.trials import kind_of
 
 

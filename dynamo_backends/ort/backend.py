@@ -10,8 +10,9 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Options, Ranges, Support
+from dynamo_backends.interface.backend import Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
+from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder

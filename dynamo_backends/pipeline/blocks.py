@@ -18,7 +18,7 @@ from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.interface.backend import Backend, Executable, Options, Support
+from dynamo_backends.interface.backend import Backend, Executable, Support
 from dynamo_backends.interface.containment import done_without, is_for_others
 from dynamo_backends.interface.errors import (
     CompileError,
@@ -28,6 +28,7 @@ from dynamo_backends.interface.errors import (
     brief_error,
 )
 from dynamo_backends.interface.operator_names import is_named
+from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,

@@ -29,12 +29,13 @@ from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
 from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without, require_available
 from dynamo_backends.interface.errors import (
     SaveError,
     UnknownBackendError,
 )
+from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import Compilation, GraphReport, Kind
 from dynamo_backends.interface.stance import compiles_nothing

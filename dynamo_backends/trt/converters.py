@@ -15,15 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import (
-    SUPPORTED,
-    Availability,
-    Backend,
-    Options,
-    Ranges,
-    Support,
-)
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
 from dynamo_backends.interface.errors import CompileError, first_line
+from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.runtime.tf32 import allowed_tf32
 from dynamo_backends.trials.trials import not_plain

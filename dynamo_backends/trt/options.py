@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.interface.backend import Ranges
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.options import Ranges
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Options, Support
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 

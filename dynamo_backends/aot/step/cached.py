@@ -9,8 +9,9 @@ import torch
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Backend, Options
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.options import Options
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 
 log = logging.getLogger("dynamo_backends")

@@ -1,0 +1,174 @@
+"""The options of backends: typed, documented and checked."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from dynamo_backends.interface.errors import OptionError
+
+if TYPE_CHECKING:
+    from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.interface.backend import Executable
+
+Ranges = Mapping[str, tuple[int, int | None]]
+"""Least and largest value of options; None: there is no largest."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that every backend has. A backend adds its own fields in a subclass.
+
+    `RANGES` has the valid values of numbers; those of a subclass are checked as well.
+
+    Attributes:
+        fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
+            `FallbackRefusedError` instead.
+        verify: Which calls of compiled code are compared with eager by `torch._dynamo.utils.same`,
+            against a float64 reference where they are not close: "first": the first call of each
+            program and shape; "always": every call; "off": none. What is wrong is replaced by
+            eager, or raises `VerificationError` with `fallback="error"`. True means "first" and
+            False "off", as in former versions.
+        freezing: For inference. "probe" prepares weights once and checks before each call whether
+            they changed (identity, version, address, a sample of their contents); "strict"
+            compares whole contents; "off" treats weights as ordinary inputs.
+        cache: Keep compiled executables on disk (`DYNAMO_BACKENDS_CACHE`).
+        min_block_size: Parts of the graph with fewer operators than this are left to eager when
+            the graph has to be split.
+        keep_in_eager: Names of operators that are to run in eager although the backend could run
+            them: "aten.softmax.int", "aten.softmax" or "softmax".
+        fragmented: What to do with a graph that falls into many tiny blocks, which would cost more
+            than they save (see `graph.fragments`): run all of it in eager, compile it with
+            Inductor, or keep the blocks.
+        max_executables: With dynamic shapes: how many concrete shapes stay compiled; the one
+            used least recently leaves.
+        partitioner: For training. "default" saves what the backward graph reads of the forward;
+            "min_cut" saves less and computes cheap values again, as Inductor does.
+    """
+
+    fallback: Literal["eager", "error"] = "eager"
+    verify: Literal["first", "always", "off"] | bool = "first"
+    freezing: Literal["probe", "strict", "off"] = "probe"
+    cache: bool = True
+    min_block_size: int = 3
+    keep_in_eager: tuple[str, ...] = ()
+    fragmented: Literal["eager", "inductor", "keep"] = "eager"
+    max_executables: int = 16
+    partitioner: Literal["default", "min_cut"] = "default"
+
+    RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
+
+    def __post_init__(self) -> None:
+        """Takes the values of former versions."""
+        if isinstance(self.verify, bool):
+            object.__setattr__(self, "verify", "first" if self.verify else "off")
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether results may be less precise than their dtypes, because the user asked for it."""
+        return getattr(self, "precision", "float32") not in ("float32", "fp32")
+
+    def check(self, graph: "Graph", backend: str) -> None:
+        """Checks that a captured graph can be compiled as these options ask.
+
+        Args:
+            graph: The graph.
+            backend: The backend's name.
+
+        Raises:
+            DynamoBackendsError: It cannot, and the user has to change something.
+        """
+
+    def wrapped(self, executable: "Executable", graph: "Graph", backend: str) -> "Executable":
+        """What runs in place of an executable, if these options ask for something around it.
+
+        Args:
+            executable: Compiled from the graph.
+            graph: With static shapes.
+            backend: The backend's name.
+        """
+        return executable
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
+        """Options from the dict that a user passes to `torch.compile(options=...)`.
+
+        Args:
+            given: Option names and values.
+            backend: The backend's name, for error messages.
+
+        Raises:
+            OptionError: A name is unknown (the message has the valid ones and the nearest), or a
+                value has the wrong type or is not among the allowed ones.
+        """
+        hints = typing.get_type_hints(cls)
+        valid = [field.name for field in dataclasses.fields(cls)]
+        for name, value in given.items():
+            if name not in valid:
+                near = difflib.get_close_matches(str(name), valid, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise OptionError(
+                    f"{backend} has no option {name!r}.{hint} Valid options: "
+                    f"{', '.join(sorted(valid))}."
+                )
+            if not _matches(value, hints[name]):
+                raise OptionError(
+                    f"option {name!r} of {backend} must be {_describe(hints[name])}, "
+                    f"not {value!r} ({type(value).__name__})."
+                )
+        options = cls(**given)
+        options.validate(backend)
+        return options
+
+    def validate(self, backend: str) -> None:
+        """Checks ranges and combinations.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        for cls in type(self).__mro__:
+            for name, (least, most) in vars(cls).get("RANGES", {}).items():
+                value = getattr(self, name)
+                if value < least or (most is not None and value > most):
+                    valid = f"at least {least}" if most is None else f"{least} to {most}"
+                    raise OptionError(f"option {name!r} of {backend} must be {valid}, not {value}.")
+        if self.keep_in_eager:
+            from dynamo_backends.interface.operator_names import check_names
+
+            check_names(self.keep_in_eager, "keep_in_eager", backend)
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return any(value is a or (type(value) is type(a) and value == a) for a in hint.__args__)
+    if origin in (typing.Union, types.UnionType):
+        return any(_matches(value, h) for h in hint.__args__)
+    if origin is tuple:
+        return isinstance(value, tuple) and _elements_match(value, hint.__args__)
+    if hint is type(None):
+        return value is None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def _elements_match(value: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return all(_matches(v, hints[0]) for v in value)
+    return len(value) == len(hints) and all(map(_matches, value, hints))
+
+
+def _describe(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        kinds = [_describe(h) for h in hint.__args__ if h is not Ellipsis]
+        return f"a tuple of {kinds[0]}" if Ellipsis in hint.__args__ else f"({', '.join(kinds)})"
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in hint.__args__)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(h) for h in hint.__args__)
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))

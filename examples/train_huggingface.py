@@ -98,7 +98,7 @@ def train(data: Passages, steps: int, backend: str | None) -> list[float]:
 
 
 def name_for_accelerate(backend: str) -> str:
-    """A name that accelerate lets through: it only knows backends of former times.
+    """A name that accelerate lets through: it only knows backends of earlier versions.
 
     `aot_torchxla_trace_once` is what openxla was called then, and this package still answers to it.
     """

@@ -181,7 +181,7 @@ def checkpoint_draws() -> tuple[Any, Any]:
 def divide_by_min_cut(
     joint: fx.GraphModule, late: Collection[fx.Node], early_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """torch's division of a graph in two, which chooses what the second part computes again.
+    """torch's division of a graph in two, which chooses what the second part rematerializes.
 
     Args:
         joint: The graph; its nodes get marks.

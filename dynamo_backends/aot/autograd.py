@@ -36,7 +36,7 @@ def compile_functional(
         compile_graph: Makes a boxed callable (list in, sequence out) of one functional graph.
         decompositions: Applied while tracing.
         partitioner: How forward and backward are told apart: "default" or "min_cut" (see
-            `Options.partitioner`). Where `torch.utils.checkpoint` was used, both compute again
+            `Options.partitioner`). Where `torch.utils.checkpoint` was used, both rematerialize
             what it names.
         complete: Whether Dynamo gets the result as it is, so that torch may keep it for other
             processes.

@@ -40,7 +40,7 @@ class Autotune(Backend):
         return Ensemble(captured, example_inputs, options, number).compile()
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`: each candidate takes apart what it wants to."""
+        """See `Backend.keeps`: each candidate decomposes what it wants to."""
         from dynamo_backends.torchscript.backend import whole_operators
 
         return whole_operators()

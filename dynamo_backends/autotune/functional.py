@@ -338,12 +338,12 @@ def _plain(options: AutotuneOptions) -> Any:
 
 
 def dialect(backend: Backend, options: Any) -> Mapping[Any, Callable[..., Any]]:
-    """What a backend wants to be taken apart, and how."""
+    """What a backend wants to be decomposed, and how."""
     return decompositions(keep=frozenset(backend.keeps(options)))
 
 
 def decomposed(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
-    """A copy in which what there are rules for is taken apart.
+    """A copy in which what there are rules for is decomposed.
 
     Args:
         graph: With static shapes.

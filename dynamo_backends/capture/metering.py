@@ -1,7 +1,7 @@
 """Counts and times what runs in captured graphs and what runs in eager beside them.
 
 The unit is the ATen call: what torch's dispatcher sees below autograd, after composite operators
-were taken apart. In eager a dispatch mode sees these calls. A compiled graph does not make them any
+were decomposed. In eager a dispatch mode sees these calls. A compiled graph does not make them any
 more, so each graph is run once on fake tensors when it is captured, under such a mode, and what it
 calls is added at each call of the graph. So both sides are counted by one rule, whatever the
 backend.

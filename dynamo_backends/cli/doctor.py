@@ -1,4 +1,4 @@
-"""`dynamo-backends doctor`: what is there, what is missing, and the command that mends it."""
+"""`dynamo-backends doctor`: what is there, what is missing, and the command that fixes it."""
 
 import argparse
 import contextlib
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dynamo_backends.cli.rows import Row, print_rows
 
-SUMMARY = "versions, devices, what is missing and the command that mends it"
+SUMMARY = "versions, devices, what is missing and the command that fixes it"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Check:
         name: What was looked at.
         status: "ok", "missing" (optional, and not there) or "broken" (there, and does not work).
         detail: Version, or what is wrong.
-        remedy: What mends it, a command where there is one.
+        remedy: What fixes it, a command where there is one.
     """
 
     name: str

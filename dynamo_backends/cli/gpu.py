@@ -34,7 +34,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Lack:
-    """One thing that is missing, and what mends it."""
+    """One thing that is missing, and what fixes it."""
 
     what: str
     remedy: str
@@ -181,5 +181,5 @@ def _read(file: Path) -> str:
 
 
 def in_words(found: Sequence[Lack]) -> tuple[str, str]:
-    """What is missing and what mends it, each in one line."""
+    """What is missing and what fixes it, each in one line."""
     return "; ".join(x.what for x in found), "; ".join(x.remedy for x in found)

@@ -19,7 +19,7 @@ class Row:
         about: A last column, which takes the width that is left, or what `below` says.
         below: Whether what does not fit is shown below the line; else it is cut.
         problem: Sentences below the line, wrapped between words.
-        command: What mends it. Each command has a line of its own, never broken, to be copied.
+        command: What fixes it. Each command has a line of its own, never broken, to be copied.
     """
 
     cells: Sequence[tuple[str, str]]

@@ -32,7 +32,7 @@ def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
 
 
 def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
-    """A copy of a graph in which calls are taken apart where rules want to.
+    """A copy of a graph in which calls are decomposed where rules want to.
 
     Args:
         graph: With static shapes; not changed.
@@ -67,11 +67,11 @@ def replace(
     Args:
         node: The call.
         function: Takes its arguments.
-        rules: What to take apart in turn: functions of an operator's arguments, by the operator.
+        rules: What to decompose in turn: functions of an operator's arguments, by the operator.
 
     Raises:
         LoweringError: The function does not lead to functional calls, or not away from the
-            operator that `rules` should have taken apart.
+            operator that `rules` should have decomposed.
     """
     graph = node.graph
     traced = _trace(node, function, rules or {})

@@ -1,4 +1,4 @@
-"""Which composite operators are taken apart, and by which of torch's own decompositions."""
+"""Which composite operators are decomposed, and by which of torch's own decompositions."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -43,11 +43,11 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
 
 
 def has_decomposition(op: Any) -> bool:
-    """Whether an operator can be taken apart."""
+    """Whether an operator can be decomposed."""
     return op in every_rule()
 
 
 @functools.cache
 def every_rule() -> dict[OpOverload, Callable[..., Any]]:
-    """How every operator is taken apart that can be, the composite ones among them."""
+    """How every operator is decomposed that can be, the composite ones among them."""
     return all_decompositions() | _INSTEAD | _OF_COMPARISONS

@@ -1,7 +1,7 @@
 """The dialect: which calls a graph in normal form may have.
 
 - Overloads of ATen, and of other operator libraries, that write to none of their arguments. What
-  torch's core ATen decompositions take apart does not occur, unless the backend keeps it whole.
+  torch's core ATen decompositions decompose does not occur, unless the backend keeps it whole.
 - Overloads that torch itself replaces while tracing (`CompositeImplicitAutograd`, such as
   `aten.matmul`) do not occur, unless decomposing them was switched off for a custom operator.
 - Questions for the sizes of results that depend on data (`aten.sym_size.int` and the like).

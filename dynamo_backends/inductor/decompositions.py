@@ -1,6 +1,6 @@
 """What is decomposed while a step for Inductor is traced, and how: Inductor's way, but for images.
 
-On CPUs some operators on images are kept whole (`native`), and batch norm is taken apart in a way
+On CPUs some operators on images are kept whole (`native`), and batch norm is decomposed in a way
 of our own (`norms`), because Inductor's loops for them are slow. Of dropout only the mask is drawn,
 so that it can be drawn before the step runs, where all other draws are made (see `aot.step.draws`).
 """

@@ -1,6 +1,6 @@
 """Cuts what a step computes where a backward pass begins or ends: one program of Inductor's each.
 
-Inductor lets no loop compute again what another has computed, and it merges loops that read the
+Inductor lets no loop rematerialize what another has computed, and it merges loops that read the
 same memory. Were forward and backward one program, loops of the forward would also write what only
 the backward reads. So a step is cut where `torch.compile` cuts it, by torch's partitioner, which
 lets the backward compute cheap things again.

@@ -29,7 +29,7 @@ class Availability:
     Attributes:
         usable: It can.
         reason: If not, why; if so, what it will run on.
-        remedy: A command that mends it, or an empty string.
+        remedy: A command that fixes it, or an empty string.
         devices: torch device types that it can compile for here.
     """
 
@@ -127,7 +127,7 @@ class Backend(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Whether it can run here; if not, why and what mends it. Must not raise."""
+        """Whether it can run here; if not, why and what fixes it. Must not raise."""
 
     @abstractmethod
     def supports(self, node: "fx.Node", options: Any) -> Support:

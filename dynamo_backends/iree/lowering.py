@@ -1,6 +1,6 @@
 """ATen graphs to programs of the torch dialect.
 
-What happens to a graph, in order: calls that IREE has nothing for are taken apart by torch's
+What happens to a graph, in order: calls that IREE has nothing for are decomposed by torch's
 decompositions; torch's type promotion becomes casts; calls whose lowering is inexact are spelled in
 other words; indices are kept within their dimension; inputs and outputs that torch stores in
 another order than row-major are permuted inside the graph; weights of floating-point types become
@@ -54,7 +54,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
 
     Args:
         graph: In normal form. It is not changed.
-        expanded: Which calls are taken apart by torch's decompositions.
+        expanded: Which calls are decomposed by torch's decompositions.
         name: Of the function.
 
     Returns:
@@ -62,7 +62,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
         stores them (see `graph.legalize.store`).
 
     Raises:
-        LoweringError: A call cannot be taken apart.
+        LoweringError: A call cannot be decomposed.
     """
     module = promoted(_expanded(graph, expanded))
     spell(module.graph)

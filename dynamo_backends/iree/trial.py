@@ -177,7 +177,7 @@ def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
 
 
 def _check_inside(lowered: LoweredIree) -> None:
-    """Raises if what a call was taken apart into has calls that are not given to IREE."""
+    """Raises if what a call was decomposed into has calls that are not given to IREE."""
     for inner in lowered.function.graph.nodes:
         reason = rules.why_not(inner) if isinstance(inner.target, OpOverload) else None
         if reason is not None:

@@ -59,7 +59,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
 
     Args:
         graph: In normal form. It is not changed.
-        expanded: Which calls are taken apart by torch's decompositions before they are lowered.
+        expanded: Which calls are decomposed by torch's decompositions before they are lowered.
         ranged: Sizes that come from symbolic shapes (see `graph.sizes`) stay symbolic in the model.
 
     Returns:
@@ -90,7 +90,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
 
 
 def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModule:
-    """A copy of the graph's module with explicit type promotion and some calls taken apart."""
+    """A copy of the graph's module with explicit type promotion and some calls decomposed."""
     module = graph.copy().module
     for node in graph.calls:
         if expanded(node):

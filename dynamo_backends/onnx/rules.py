@@ -1,6 +1,6 @@
 """Which of the exporter's lowerings are used.
 
-A lowering that is absent here is not trusted: the call is taken apart by torch's decompositions or
+A lowering that is absent here is not trusted: the call is decomposed by torch's decompositions or
 left to eager. Every other lowering is still tried on each kind of call before it is used (`trial`).
 """
 

@@ -32,7 +32,7 @@ def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Execu
     Args:
         graph: For concrete shapes. Where these come from symbolic ones, one engine serves a range.
         settings: What engines depend on.
-        expanded: Which calls are taken apart before they are lowered.
+        expanded: Which calls are decomposed before they are lowered.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.

@@ -46,7 +46,7 @@ FROZEN = "tensorrt_weight"
 """Key in a placeholder's `meta`: it is a weight, so that its data is in the model."""
 
 EXPANDED = "tensorrt_expanded"
-"""Key in a call's `meta`: it is taken apart before it is lowered."""
+"""Key in a call's `meta`: it is decomposed before it is lowered."""
 
 _ROUNDS = 24
 _REMEMBERED = 64
@@ -58,7 +58,7 @@ class Survey:
 
     Attributes:
         refused: Why calls are not taken.
-        expanded: Calls that are taken apart before they are lowered.
+        expanded: Calls that are decomposed before they are lowered.
         whole: Why these are not taken whole.
     """
 
@@ -72,7 +72,7 @@ class Survey:
         return SUPPORTED if reason is None else Support(False, reason)
 
     def is_expanded(self, node: fx.Node) -> bool:
-        """Whether a call is taken apart."""
+        """Whether a call is decomposed."""
         return node.name in self.expanded
 
 
@@ -87,7 +87,7 @@ class Surveys:
         self._known: OrderedDict[str, tuple[dict[int, str], set[int]]] = OrderedDict()
 
     def __call__(self, graph: fx.Graph, settings: Settings) -> Survey:
-        """The survey of a whole graph; its calls that are to be taken apart are marked."""
+        """The survey of a whole graph; its calls that are to be decomposed are marked."""
         state = len(graph.nodes), settings
         with self._lock:
             known = self._of_graphs.get(graph)

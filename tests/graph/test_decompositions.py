@@ -1,4 +1,4 @@
-"""Operators that are taken apart by rules of our own."""
+"""Operators that are decomposed by rules of our own."""
 
 import pytest
 import torch

@@ -318,7 +318,7 @@ class Substitution(TorchFunctionMode):
         given = grad_tensors if grad_variables is None else grad_variables
 
         def run() -> None:
-            with self:  # for hooks, and for what a checkpoint computes again
+            with self:  # for hooks, and for what a checkpoint rematerializes
                 run_backward_under_modes(tensors, given, retain_graph, create_graph, inputs)
 
         _, nodes = nodes_of(run)

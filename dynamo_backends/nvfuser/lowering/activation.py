@@ -1,4 +1,4 @@
-"""Activation functions; their gradients, and all others, torch takes apart."""
+"""Activation functions; their gradients, and all others, torch decomposes."""
 
 import math
 

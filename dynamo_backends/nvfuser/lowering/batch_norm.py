@@ -1,4 +1,4 @@
-"""Batch normalisation. Its gradient torch takes apart."""
+"""Batch normalisation. Its gradient torch decomposes."""
 
 from dynamo_backends.nvfuser.lowering.normalization import affine, moments
 from dynamo_backends.nvfuser.lowering.reduction import widen

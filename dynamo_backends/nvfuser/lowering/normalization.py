@@ -1,6 +1,6 @@
 """Softmax, and normalisation over layers and groups.
 
-Statistics are float32 for the halves. Their gradients torch takes apart.
+Statistics are float32 for the halves. Their gradients torch decomposes.
 """
 
 from collections.abc import Sequence

@@ -59,7 +59,7 @@ class Difference(NamedTuple):
 _ACTIVATIONS = "NaN through activations and maximum pools."
 _CONVOLUTIONS = "Infinities in convolutions."
 _MEANS = "Infinities in means."
-_ZEROS = "Signs of zeros on `onnxrt` and `ov`."
+_ZEROS = "Signs of zeros on `onnxrt`, `ov` and `iree`."
 _TRANSPOSED = tuple(f"nn.functional.conv_transpose{n}d" for n in (1, 2, 3))
 
 DECLARED: tuple[Difference, ...] = (
@@ -111,10 +111,9 @@ DECLARED: tuple[Difference, ...] = (
     ),
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
-    *(
-        Difference(backend, SPREADS_NAN, "Infinities in convolutions.", _TRANSPOSED)
-        for backend in ("tvm", "iree")
-    ),
+    *(Difference(backend, SPREADS_NAN, _CONVOLUTIONS, _TRANSPOSED) for backend in ("tvm", "iree")),
+    Difference("iree", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
+    Difference("iree", ZERO_SIGNS, _ZEROS, ("nn.functional.softshrink",)),
 )
 
 

@@ -19,8 +19,8 @@ from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.linears import multiply_by_onednn
-from dynamo_backends.kernels.skinny_gemm import multiply_few_rows
-from dynamo_backends.kernels.small_channels import convolve_few_channels
+from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
+from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
@@ -57,9 +57,9 @@ class InductorExecutable(PreparedExecutable):
             inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
             if self._reduced:
                 compute_in_bfloat16(module)
-            multiply_few_rows(module)
+            use_skinny_gemm(module)
             multiply_by_onednn(module)
-            few = convolve_few_channels(module)
+            few = use_small_channels(module)
             if use_winograd(module, self._reduced) or few:
                 outputs = module.graph.output_node().all_input_nodes
                 make_channels_last(module, range(len(outputs)))

@@ -2,7 +2,7 @@
 
 Their time is that of reading the weights. Libraries' products of matrices are made for many rows:
 MKL reads the weights at a quarter of the speed of memory here where there are four rows. Whether
-`few_rows.cpp` is faster than MKL and oneDNN depends on shapes and processor, so it is measured.
+`skinny_gemm.cpp` is faster than MKL and oneDNN depends on shapes and processor, so it is measured.
 Weights stay where they are; a bias and a relu are part of the call.
 """
 
@@ -29,7 +29,7 @@ _LEAST = 1 << 20  # elements of a weight; smaller ones stay in the cache
 
 @functools.cache
 def _library() -> Any:
-    """The compiled `few_rows.cpp`; None if it cannot be compiled here."""
+    """The compiled `skinny_gemm.cpp`; None if it cannot be compiled here."""
     library = load_kernel(__file__)
     if library is not None:
         library.most.restype = ctypes.c_int64
@@ -37,7 +37,7 @@ def _library() -> Any:
 
 
 class _Sizes(ctypes.Structure):
-    """See `Sizes` in few_rows.cpp."""
+    """See `Sizes` in skinny_gemm.cpp."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64) for name in ("rows", "depth", "columns", "relu", "threads")
@@ -64,7 +64,7 @@ LINEAR = define(
 )
 
 
-def multiply_few_rows(module: fx.GraphModule) -> None:
+def use_skinny_gemm(module: fx.GraphModule) -> None:
     """Lets linear layers on a few rows be computed by the kernel here where that is faster.
 
     Args:

@@ -6,7 +6,7 @@
 //
 // Without groups the numbers that a row of the window covers lie next to each other, and are
 // multiplied as one row, for PANEL channels and up to PIXELS results at once. An odd row ends with a
-// word that has its last two numbers, of which the first has weight zero (see few_channels.py).
+// word that has its last two numbers, of which the first has weight zero (see small_channels.py).
 //
 // With groups a vector has the results of LANES channels. Each reads channels of its own group, so
 // the same channels of the input are dealt out to the lanes.

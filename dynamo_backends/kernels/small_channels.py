@@ -2,7 +2,7 @@
 
 oneDNN's kernels have vectors of channels. The first layer of a network for images has three of
 them, and a group of ResNeXt's has four or eight, so that most of a vector is empty.
-`few_channels.cpp` fills its vectors otherwise. Whether it is faster depends on shapes and
+`small_channels.cpp` fills its vectors otherwise. Whether it is faster depends on shapes and
 processor, so it is measured. A bias, a relu and a max pool after it are part of the call, and so is
 the cast of the image to bfloat16 where a graph computes in that.
 """
@@ -53,7 +53,7 @@ _ONEDNN, _OURS = "oneDNN", "few channels"
 
 @functools.cache
 def _library(grouped: bool, dtype: torch.dtype) -> Any:
-    """The compiled `few_channels.cpp`; None if it cannot be compiled, or computes no such here.
+    """The compiled `small_channels.cpp`; None if it cannot be compiled, or computes no such here.
 
     Args:
         grouped: Whether it is for convolutions in groups.
@@ -99,7 +99,7 @@ def _name(source: torch.dtype, rows: str) -> str:
 
 
 class _Sizes(ctypes.Structure):
-    """See `Sizes` in few_channels.cpp."""
+    """See `Sizes` in small_channels.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "channels", "height", "width")),
@@ -268,7 +268,7 @@ PACK_GROUPS = define(
 # The pass.
 
 
-def convolve_few_channels(module: fx.GraphModule) -> bool:
+def use_small_channels(module: fx.GraphModule) -> bool:
     """Lets convolutions that read few channels be computed by the kernel here where it is faster.
 
     Args:

@@ -14,7 +14,7 @@ import dynamo_backends
 from dynamo_backends.autotune.candidates import candidates
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.runtime.program import Block
+from dynamo_backends.runtime.weight_binding import WeightBinding
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.progress import showing
@@ -63,13 +63,13 @@ def test_frozen_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch):
     compiled = torch.compile(module, backend=compiler)
     x = torch.randn(3, 8)
     prepared = []
-    find = Block._find
+    prepare = WeightBinding._prepare
 
-    def spy(self: Block, *args: Any) -> Any:
+    def spy(self: WeightBinding, *args: Any) -> Any:
         prepared.append(self)
-        return find(self, *args)
+        return prepare(self, *args)
 
-    monkeypatch.setattr(Block, "_find", spy)
+    monkeypatch.setattr(WeightBinding, "_prepare", spy)
     with dynamo_backends.record() as reports, torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(compiled(x), module(x))

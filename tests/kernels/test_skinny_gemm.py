@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import measured, winograd
-from dynamo_backends.kernels import skinny_gemm as few_rows
+from dynamo_backends.kernels import measured, skinny_gemm, winograd
 from dynamo_backends.kernels.skinny_gemm import LINEAR
 from tests.inductor.checking import check
 
-MOST = few_rows._library().most()
+MOST = skinny_gemm._library().most()
 
 
 @pytest.mark.parametrize("rows", range(1, MOST + 1))
@@ -49,17 +48,17 @@ def test_nan_and_infinities_are_those_of_eager():
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Arguments of the calls that take a layer's place; the kernel always wins."""
     found: list[Any] = []
-    multiply_few_rows = runtime.multiply_few_rows
+    use_skinny_gemm = runtime.use_skinny_gemm
 
     def spy(module: Any) -> None:
-        multiply_few_rows(module)
+        use_skinny_gemm(module)
         nodes = module.graph.find_nodes(op="call_function", target=LINEAR)
         found.extend(node.args for node in nodes)
 
-    monkeypatch.setattr(runtime, "multiply_few_rows", spy)
+    monkeypatch.setattr(runtime, "use_skinny_gemm", spy)
     monkeypatch.setattr(measured, "_known", {})
     monkeypatch.setattr(measured, "_race", lambda *_: "few rows")
-    monkeypatch.setattr(few_rows, "_LEAST", 1)
+    monkeypatch.setattr(skinny_gemm, "_LEAST", 1)
     return found
 
 
@@ -84,7 +83,7 @@ def test_what_stays(calls: list[Any], monkeypatch: pytest.MonkeyPatch):
     check(nn.Linear(16, 8), torch.randn(MOST + 1, 16))
     check(nn.Linear(16, 8).double(), torch.randn(2, 16).double())
     check(nn.Linear(16, 8), torch.randn(2, 16), {"freezing": "off"})
-    monkeypatch.setattr(few_rows, "_LEAST", 129)
+    monkeypatch.setattr(skinny_gemm, "_LEAST", 129)
     check(nn.Linear(16, 8), torch.randn(2, 16))
     assert calls == []
 
@@ -106,7 +105,7 @@ def test_a_kernel_that_cannot_be_compiled_is_told_and_not_used(
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr("dynamo_backends._torch_private.load_cpp", refuse)
-    libraries = (few_rows._library, winograd._library)
+    libraries = (skinny_gemm._library, winograd._library)
     for library in libraries:
         library.cache_clear()
     try:
@@ -116,7 +115,7 @@ def test_a_kernel_that_cannot_be_compiled_is_told_and_not_used(
         for library in libraries:
             library.cache_clear()
     assert calls == []
-    for name in ("few_rows.cpp", "winograd.cpp"):
+    for name in ("skinny_gemm.cpp", "winograd.cpp"):
         text = f"Inductor's own kernels are used, {name} failed: RuntimeError: no compiler"
         assert text in caplog.text
 
@@ -135,7 +134,7 @@ def test_the_choice_is_measured_against_libraries(
         seen.append((kind, usual, preferred, sorted(results)))
         return usual
 
-    monkeypatch.setattr(few_rows, "fastest", fastest)
+    monkeypatch.setattr(skinny_gemm, "fastest", fastest)
     check(nn.Linear(16, 8), torch.randn(2, 16))
     ways = ["few rows", "oneDNN", "torch"]
     assert seen == [("linear layer (8, 16)", "torch", "few rows", ways)]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import measured
-from dynamo_backends.kernels import small_channels as few_channels
+from dynamo_backends.kernels import measured, small_channels
 from dynamo_backends.kernels.small_channels import (
     CONVOLVE,
     CONVOLVE_IN_GROUPS,
@@ -21,7 +20,7 @@ from dynamo_backends.kernels.small_channels import (
 from tests.backend_checks import threads_agree
 from tests.inductor.checking import check
 
-LIBRARY = few_channels._library(False, torch.float32)
+LIBRARY = small_channels._library(False, torch.float32)
 LANES, PANEL = LIBRARY.lanes(), LIBRARY.panel()
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
@@ -128,7 +127,7 @@ def test_a_max_pool_after_it(size: tuple[int, int], name: str, dtype: torch.dtyp
 @needs_groups
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("stride", [1, 2, (3, 1)], ids=str)
-@pytest.mark.parametrize("channels", few_channels._CHANNELS)
+@pytest.mark.parametrize("channels", small_channels._CHANNELS)
 def test_groups(channels: int, stride: Any, dtype: torch.dtype):
     settings = {"stride": stride, "padding": 1, "groups": 2 * LANES // channels}
     w = draw(2 * LANES, channels, 3, 3, seed=1)
@@ -175,15 +174,15 @@ def test_eight_threads_at_once():
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that take a convolution's place; they always win."""
     found: list[Any] = []
-    convolve_few_channels = runtime.convolve_few_channels
+    use_small_channels = runtime.use_small_channels
 
     def spy(module: Any) -> bool:
-        changed = convolve_few_channels(module)
+        changed = use_small_channels(module)
         for target in (CONVOLVE, CONVOLVE_IN_GROUPS):
             found.extend(module.graph.find_nodes(op="call_function", target=target))
         return changed
 
-    monkeypatch.setattr(runtime, "convolve_few_channels", spy)
+    monkeypatch.setattr(runtime, "use_small_channels", spy)
     monkeypatch.setattr(measured, "_known", {})
     monkeypatch.setattr(measured, "_race", lambda *_: "few channels")
     return found
@@ -343,7 +342,7 @@ def test_the_choice_is_measured_against_onednn(
         seen.append((usual, preferred, set(results), dtype))
         return usual
 
-    monkeypatch.setattr(few_channels, "fastest", fastest)
+    monkeypatch.setattr(small_channels, "fastest", fastest)
     channels = 3 if groups == 1 else 2 * PANEL
     net = Net(stem, in_channels=channels, groups=groups).eval()
     compiled = torch.compile(net, backend="inductor_freezing", options={"precision": precision})

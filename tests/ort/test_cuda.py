@@ -87,7 +87,7 @@ def test_a_trial_refuses_the_host_and_records_nothing():
     graph = refusals.graph_on("cuda")
     seen: list[SessionSettings] = []
 
-    def verdict(node: Any, compile_node: Any, settings: SessionSettings) -> Any:
+    def verdict(node: Any, compile_node: Any, settings: SessionSettings, keep: bool) -> Any:
         seen.append(settings)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -237,7 +237,7 @@ def _known_floats(count: int, generator: torch.Generator, turn: int) -> Tensor:
     line = torch.randn(count, generator=generator)
     known = torch.tensor(_KNOWN)
     if count < len(known):
-        start = turn * count
+        start = turn * count % len(known)
         return torch.cat([known, known])[start : start + count]
     places = torch.randperm(count, generator=generator)[: len(known)]
     line[places] = known

@@ -105,6 +105,13 @@ def test_each_integer_input_is_at_its_bounds_alone():
     assert {(True, False, False), (False, True, False), (False, False, True)} <= set(alone)
 
 
+@pytest.mark.parametrize("integers", [1, 2, 4])
+def test_integers_at_bounds_beside_floats(integers: int):
+    floats, column = torch.empty(integers, 3), torch.empty(integers, 1, dtype=torch.int64)
+    found = given(aten.add.Tensor, floats, column)
+    assert {n for _, y in found for n in y.flatten().tolist()} >= set(extremes(torch.int64))
+
+
 def test_positions_stay_positions():
     table, places = torch.empty(4, 3), torch.empty(5, dtype=torch.int64)
     for _, index in given(aten.embedding.default, table, places):

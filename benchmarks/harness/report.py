@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamo_backends.runtime.cache import write_whole
+from dynamo_backends.runtime.processor import processor_name
 from dynamo_backends.tuning.statistics import Ratio
 from harness.runner import Result
 from harness.statistics import geometric_mean
@@ -122,7 +123,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor_name(),
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -154,16 +155,6 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"kind": kind, "environment": environment(), **more, "results": list(records)}
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _milliseconds(seconds: float) -> str:

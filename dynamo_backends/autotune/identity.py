@@ -6,15 +6,14 @@ import json
 import os
 import platform
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from dynamo_backends.runtime.cache import source_digest
+from dynamo_backends.runtime.processor import processor_name
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
@@ -86,7 +85,7 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "dynamo_backends": source_digest(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": _cores(),
         "threads": torch.get_num_threads(),
         "devices": [_device(kind) for kind in sorted(set(device_types))],
@@ -96,18 +95,6 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
 def key_of(parts: Mapping[str, Any]) -> str:
     """A hash of anything that JSON holds."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def _processor() -> str:
-    if sys.platform == "linux":
-        try:
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-        except OSError:
-            pass
-    return platform.processor() or platform.machine()
 
 
 def _cores() -> int:

@@ -103,10 +103,33 @@ def grad_input(
     channels = w.shape[1] * groups
     if 0 in (*dy.shape, *w.shape, *input_spatial):
         return jnp.zeros((dy.shape[0], *input_spatial, channels), dy.dtype)
-    # (g, C_in/g, C_out/g, *kernel) -> (g, C_out/g, C_in/g, *kernel)
+    # (g, C_out/g, C_in/g, *kernel) -> (g, C_in/g, C_out/g, *kernel)
     w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2)
     if platform != "cpu":
         return _scatter_lax(dy, w, input_spatial, stride, padding, dilation, precision)
+    return _scatter_by_phases(dy, w, input_spatial, stride, padding, dilation, precision)
+
+
+def _scatter_by_phases(
+    dy: jax.Array,
+    w: jax.Array,
+    input_spatial: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """As `grad_input`, with convolutions of stride 1, whose results are interleaved.
+
+    Args:
+        dy: See `grad_input`; so the others but for the weight.
+        w: ``(g, C_in/g, C_out/g, *kernel)``.
+        input_spatial: Spatial size of the input.
+        stride: As given to `convolve`.
+        padding: As given to `convolve`.
+        dilation: As given to `convolve`.
+        precision: Precision of XLA's dots and convolutions.
+    """
     spread = [s if s > 1 and d > 1 else 1 for s, d in zip(stride, dilation, strict=True)]
     dy = _spread(dy, spread)
     stride = tuple(s // e for s, e in zip(stride, spread, strict=True))
@@ -114,12 +137,12 @@ def grad_input(
     last = [(o - 1 + p) // s for o, p, s in zip(input_spatial, padding, stride, strict=True)]
 
     def rows(segments: tuple[_Segment, ...]) -> jax.Array:
-        """One convolution for all phases of the segments: ``(N, *q, *phases, g, C_out/g)``."""
+        """One convolution for all phases of the segments: ``(N, *q, *phases, g, C_in/g)``."""
         counts = [s.phases for s in segments]
         taps = [s.taps for s in segments]
         quotients = [b - a + 1 for a, b in zip(first, last, strict=True)]
         if 0 in taps:
-            shape = (dy.shape[0], *quotients, *counts, groups, w.shape[1])
+            shape = (dy.shape[0], *quotients, *counts, w.shape[0], w.shape[1])
             return jnp.zeros(shape, dy.dtype)
         kernel = _phase_kernel(w, segments, stride)
         reach = [d * (m - 1) for d, m in zip(dilation, taps, strict=True)]
@@ -132,11 +155,11 @@ def grad_input(
             stride=(1,) * len(taps),
             padding=equal,
             dilation=dilation,
-            groups=groups,
-            platform=platform,
+            groups=w.shape[0],
+            platform="cpu",
             precision=precision,
         )
-        y = y.reshape(*y.shape[:-1], groups, *counts, -1)
+        y = y.reshape(*y.shape[:-1], w.shape[0], *counts, -1)
         n = len(counts)
         return jnp.moveaxis(y, n + 1, -2)
 
@@ -145,7 +168,7 @@ def grad_input(
     y = _interleave(y, n)
     start = [p - a * s for p, a, s in zip(padding, first, stride, strict=True)]
     limit = [a + o for a, o in zip(start, input_spatial, strict=True)]
-    return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, channels))
+    return lax.slice(y, (0, *start, 0), (y.shape[0], *limit, w.shape[0] * w.shape[1]))
 
 
 class _Segment(NamedTuple):

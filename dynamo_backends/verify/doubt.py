@@ -31,6 +31,9 @@ square."""
 _RUNS = 8  # with noise, at most
 _TIMES = 8  # as far as noise moved an element, a result may be off
 _UNEXPLAINED = 0.25  # part of the elements that differ for which noise need not account
+_STRAY = 500  # of so many elements one more may be off, about as far as noise moved others
+_ABOUT = 2  # times as far
+_NOTICEABLE = 1e-3  # of its value: noise moves such an element
 
 View = Callable[[int, Tensor], Tensor]
 """What is compared of an output, given its position and its value."""
@@ -142,6 +145,8 @@ class _Spread:
         self.doubt = doubt
         self._expected = _comparable(doubt.expected)
         self._most = torch.zeros_like(self._expected.abs())
+        strays = min(1 + self._most.numel() // _STRAY, self._most.numel())
+        self._farthest = self._most.new_zeros(strays)
 
     def add(self, value: Tensor) -> None:
         """Notes what a disturbed computation made of the output."""
@@ -154,7 +159,9 @@ class _Spread:
         moved = torch.where(same, 0.0, moved.nan_to_num(torch.inf, torch.inf))
         if not is_inexact(self.doubt.expected):
             moved[moved > 0] = torch.inf
-        self._most = torch.maximum(self._most, moved.to(self._most.dtype))
+        moved = moved.to(self._most.dtype)
+        self._most = torch.maximum(self._most, moved)
+        self._farthest = torch.maximum(self._farthest, _largest(moved, len(self._farthest)))
 
     def is_unexplained(self) -> bool:
         """Whether the result differs in more elements than those that move."""
@@ -165,10 +172,31 @@ class _Spread:
             distances = (e - r).abs().nan_to_num(torch.inf, torch.inf)
             slack = TOLERANCE * (1 + e.abs().nan_to_num(0.0, 0.0, 0.0))
             unexplained = off & ~(distances <= _TIMES * self._most + slack)
+            if self._are_strays(unexplained, distances):
+                return False
         else:
             off = expected != result
             unexplained = off & ~self._most.isinf()
         return int(unexplained.sum()) > _UNEXPLAINED * int(off.sum())
+
+    def _are_strays(self, unexplained: Tensor, distances: Tensor) -> bool:
+        """Whether few elements are off, which noise moves, and about as far as it moved others.
+
+        The first step of Adam is the sign of the gradient, so that of a gradient near zero goes
+        either way. Noise turns some of these around, another program some others.
+        """
+        count = int(unexplained.sum())
+        if not 0 < count <= len(self._farthest):
+            return False
+        moves = self._most >= _NOTICEABLE * self._expected.abs()
+        if not bool(moves[unexplained].all()):
+            return False
+        found = _largest(distances[unexplained], count)
+        return bool((found <= _ABOUT * self._farthest[:count]).all())
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    return values.flatten().topk(count).values
 
 
 def _comparable(value: Tensor) -> Tensor:

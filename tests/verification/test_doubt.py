@@ -76,6 +76,31 @@ def test_differences_of_nearly_equal_sums_are_undetermined():
     assert compare(cancelled, [expected + 5000], x).wrong
 
 
+def first_steps(x: Tensor) -> tuple[Tensor, ...]:
+    """As Adam's: hardly more than the signs of sums."""
+    sums = (x * 3).sin().sum(-1)
+    return (sums / (sums.abs() + 1e-5),)
+
+
+def test_a_sign_that_hangs_on_rounding_may_turn_as_others_do():
+    x = torch.randn(600, 1000)
+    x[:40, 500:] = -x[:40, :500]  # these sums are nearly zero
+    x[:40, 0] = torch.linspace(1e-7, 3e-5, 40)
+    x[:40, 500] = 0
+    (expected,) = first_steps(x)
+    turned = expected.clone()
+    turned[35] *= -1
+    assert compare(first_steps, [turned], x).wrong == ""
+    turned[36:40] *= -1
+    assert compare(first_steps, [turned], x).wrong, "noise turns fewer of these"
+    wrong = expected.clone()
+    wrong[100] *= -1
+    assert compare(first_steps, [wrong], x).wrong, "noise does not move this one"
+    wrong = expected.clone()
+    wrong[35] += 5
+    assert compare(first_steps, [wrong], x).wrong, "noise moves none as far"
+
+
 def test_undefined_memory_is_not_compared():
     def fresh(x: Tensor) -> tuple[Tensor, ...]:
         return aten.empty.memory_format([9]), x + 1

@@ -33,7 +33,6 @@ _TIMES = 8  # as far as noise moved an element, a result may be off
 _UNEXPLAINED = 0.25  # part of the elements that differ for which noise need not account
 _STRAY = 500  # of so many elements one more may be off, about as far as noise moved others
 _ABOUT = 2  # times as far
-_NOTICEABLE = 1e-3  # of its value: noise moves such an element
 
 View = Callable[[int, Tensor], Tensor]
 """What is compared of an output, given its position and its value."""
@@ -180,16 +179,14 @@ class _Spread:
         return int(unexplained.sum()) > _UNEXPLAINED * int(off.sum())
 
     def _are_strays(self, unexplained: Tensor, distances: Tensor) -> bool:
-        """Whether few elements are off, which noise moves, and about as far as it moved others.
+        """Whether few elements are off, which noise reaches, and about as far as it moved others.
 
         The first step of Adam is the sign of the gradient, so that of a gradient near zero goes
-        either way. Noise turns some of these around, another program some others.
+        either way; `round` goes either way near a half. Noise turns some of these around, another
+        program some others.
         """
         count = int(unexplained.sum())
-        if not 0 < count <= len(self._farthest):
-            return False
-        moves = self._most >= _NOTICEABLE * self._expected.abs()
-        if not bool(moves[unexplained].all()):
+        if not 0 < count <= len(self._farthest) or not bool(self._most[unexplained].all()):
             return False
         found = _largest(distances[unexplained], count)
         return bool((found <= _ABOUT * self._farthest[:count]).all())

@@ -94,7 +94,7 @@ def test_a_sign_that_hangs_on_rounding_may_turn_as_others_do():
     turned[36:40] *= -1
     assert compare(first_steps, [turned], x).wrong, "noise turns fewer of these"
     wrong = expected.clone()
-    wrong[700] += 0.5
+    wrong[700] += 2.5
     assert compare(first_steps, [wrong], x).wrong, "noise does not reach this one"
     wrong = expected.clone()
     wrong[35] += 5

@@ -113,7 +113,7 @@ DECLARED: tuple[Difference, ...] = (
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
     *(Difference(backend, SPREADS_NAN, _CONVOLUTIONS, _TRANSPOSED) for backend in ("tvm", "iree")),
     Difference("iree", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
-    Difference("iree", ZERO_SIGNS, _ZEROS, ("nn.functional.softshrink",)),
+    Difference("iree", ZERO_SIGNS, _ZEROS, ("log1p", "nn.functional.softshrink")),
 )
 
 

@@ -1,6 +1,7 @@
 """A hash of what a graph computes, equal in every process."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -83,6 +84,12 @@ def _describe(value: Any) -> str:
 
 def _describe_ranged(node: fx.Node, spell: "_Spelling") -> str:
     value, sizes = node.meta.get("val"), node.meta.get(SIZES)
+    if isinstance(value, list | tuple) and sizes is not None and len(sizes) == len(value):
+        return "".join(_describe_tensor(v, s, spell) for v, s in zip(value, sizes, strict=True))
+    return _describe_tensor(value, sizes, spell)
+
+
+def _describe_tensor(value: Any, sizes: Sequence[int] | None, spell: "_Spelling") -> str:
     if not isinstance(value, torch.Tensor) or sizes is None or tuple(sizes) != tuple(value.shape):
         return _describe(value)
     shape = [spell(s) if isinstance(s, Size) else str(s) for s in sizes]

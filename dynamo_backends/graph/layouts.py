@@ -9,9 +9,12 @@ is copied.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+from dynamo_backends.graph.sizes import Size
 
 ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
 
@@ -133,10 +136,35 @@ class Importer:
             ValueError: Shape or dtype differ from what was compiled.
         """
         if tensor.shape != self.shape or tensor.dtype != self.dtype:
-            raise ValueError(
-                f"compiled for {self.dtype}{list(self.shape)}, "
-                f"called with {tensor.dtype}{list(tensor.shape)}"
-            )
+            self._refuse(tensor)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        return tensor if self._permute is None else tensor.permute(self._permute)
+
+    def _refuse(self, tensor: Tensor) -> NoReturn:
+        raise ValueError(
+            f"compiled for {self.dtype}{list(self.shape)}, "
+            f"called with {tensor.dtype}{list(tensor.shape)}"
+        )
+
+
+class RangedImporter(Importer):
+    """As `Importer`, for an input some of whose sizes vary.
+
+    Args:
+        value: The fake tensor of one call.
+        sizes: Of the tensor; those that vary are of the class `Size`.
+    """
+
+    def __init__(self, value: Tensor, sizes: Sequence[int | None]):
+        super().__init__(value)
+        self._fixed = [(d, n) for d, n in enumerate(sizes) if not isinstance(n, Size)]
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """See `Importer.view`."""
+        same_kind = tensor.dtype == self.dtype and tensor.dim() == len(self.shape)
+        if not same_kind or any(tensor.shape[d] != n for d, n in self._fixed):
+            self._refuse(tensor)
         if tensor.requires_grad:
             tensor = tensor.detach()
         return tensor if self._permute is None else tensor.permute(self._permute)
@@ -175,7 +203,52 @@ class Exporter:
                 self._shape, self._stride, dtype=tensor.dtype, device=tensor.device
             )
             return result.copy_(tensor)
-        inverse = [0] * len(self.storage.order)
-        for place, dim in enumerate(self.storage.order):
-            inverse[dim] = place
-        return tensor.permute(inverse).expand(self._shape)
+        return tensor.permute(_inverse(self.storage.order)).expand(self._shape)
+
+
+class RangedExporter:
+    """As `Exporter`, for an output some of whose sizes vary.
+
+    Args:
+        value: The fake tensor of one call.
+
+    Attributes:
+        copies: The output is to be copied to memory of its own strides, which have to be given.
+    """
+
+    def __init__(self, value: Tensor):
+        self.storage = storage_of(value)
+        dense = value.is_contiguous() or bool(self.storage.expanded)
+        self.copies = not value.numel() or not (dense or _is_dense(value, self.storage.order))
+        self._inverse = _inverse(self.storage.order)
+
+    def dense_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape that the program returns.
+
+        Args:
+            shape: Of the output.
+        """
+        storage = self.storage
+        return tuple(1 if d in storage.expanded else shape[d] for d in storage.order)
+
+    def __call__(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+        """The output as torch promises it.
+
+        Args:
+            tensor: From the program.
+            shape: Of the output.
+            strides: Of the output, if it is copied.
+        """
+        if self.copies:
+            memory = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+            return memory.copy_(tensor.permute(self._inverse).expand(*shape))
+        if self.storage.is_row_major:
+            return tensor
+        return tensor.permute(self._inverse).expand(*shape)
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    inverse = [0] * len(order)
+    for place, dim in enumerate(order):
+        inverse[dim] = place
+    return inverse

@@ -4,6 +4,9 @@ A graph for concrete shapes may have come from one with symbolic shapes. For a b
 serve a range of shapes with one program, `specialize` leaves in it what the symbols were.
 """
 
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import sympy
@@ -12,11 +15,19 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.errors import CompileError
 
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 
 SIZES = "sizes"
-"""Key in a node's `meta`: the sizes of its tensor, as a tuple of numbers, some of them `Size`."""
+"""Key in a node's `meta`: the sizes of its tensor, as a tuple of numbers, some of them `Size`.
+
+Of a node with several tensors, one such tuple each.
+"""
+
+STRIDES = "strides"
+"""The same of the strides of its tensor."""
 
 
 def is_symbolic(value: Any) -> bool:
@@ -62,23 +73,26 @@ def remembering(symbolic: Any, value: Any) -> Any:
     return value
 
 
-def forget_in_numbers(graph: Graph) -> None:
-    """Makes plain integers of sizes that are given where an operator takes any number.
+def remember_sizes(node: fx.Node, symbolic: Any, value: Any) -> None:
+    """Notes with a node where the sizes and strides of its tensors come from.
 
-    Type promotion in torch knows the built-in types only.
+    Args:
+        node: The node.
+        symbolic: Its symbolic value.
+        value: The value in one call.
     """
-    for node in graph.calls:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            continue
-        integers = {a.name for a in schema.arguments if "int" in str(a.type)}
-        pairs = zip((a.name for a in schema.arguments), node.args, strict=False)
-        node.args = tuple(a if name in integers else _plain(a) for name, a in pairs)
-        node.kwargs = {k: a if k in integers else _plain(a) for k, a in node.kwargs.items()}
+    if isinstance(symbolic, Tensor):
+        node.meta[SIZES] = _remembering_all(symbolic.shape, value.shape)
+        node.meta[STRIDES] = _remembering_all(symbolic.stride(), value.stride())
+    elif isinstance(symbolic, list | tuple):
+        pairs = zip(symbolic, value, strict=True)
+        node.meta[SIZES] = tuple(
+            _remembering_all(s.shape, v.shape) if isinstance(s, Tensor) else () for s, v in pairs
+        )
 
 
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Size) else value
+def _remembering_all(symbolic: Sequence[Any], value: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(remembering(s, v) for s, v in zip(symbolic, value, strict=True))
 
 
 def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
@@ -87,12 +101,20 @@ def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
     Those of a graph that was never symbolic are all plain numbers.
     """
     value = node.meta["val"]
-    known = node.meta.get(SIZES)
-    if not isinstance(value, Tensor):
-        return ()
-    if known is not None and tuple(known) == tuple(value.shape):
+    return _known(node, SIZES, value.shape) if isinstance(value, Tensor) else ()
+
+
+def strides_of(node: fx.Node) -> tuple[int | None, ...]:
+    """The strides of a node's tensor (see `sizes_of`)."""
+    value = node.meta["val"]
+    return _known(node, STRIDES, value.stride()) if isinstance(value, Tensor) else ()
+
+
+def _known(node: fx.Node, key: str, concrete: Sequence[int]) -> tuple[int | None, ...]:
+    known = node.meta.get(key)
+    if known is not None and tuple(known) == tuple(concrete):
         return tuple(known)
-    return (None,) * value.ndim
+    return (None,) * len(concrete)
 
 
 def is_ranged(graph: fx.Graph) -> bool:
@@ -102,3 +124,140 @@ def is_ranged(graph: fx.Graph) -> bool:
         for node in graph.find_nodes(op="placeholder")
         for size in node.meta.get(SIZES) or ()
     )
+
+
+def all_sizes(graph: Graph) -> Iterator[Size]:
+    """Every size of a graph that may vary: of values, among arguments and among outputs."""
+    for node in graph.module.graph.nodes:
+        values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
+        yield from sizes_in(values)
+
+
+def sizes_in(values: Any) -> list[Size]:
+    """Those among values, in order, that may vary.
+
+    Args:
+        values: Nested as the arguments of a node are.
+    """
+    found: list[Size] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, Size):
+            found.append(value)
+        return value
+
+    fx.node.map_aggregate(values, note)
+    return found
+
+
+# The names of torch's functions in expressions; sizes are not negative.
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "CleanDiv": operator.floordiv,
+    "FloorDiv": operator.floordiv,
+    "Max": max,
+    "Min": min,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+}
+
+
+class SizeReader:
+    """Computes sizes from the inputs of a call.
+
+    Args:
+        places: Placeholders of a graph for concrete shapes that came from symbolic ones.
+        wanted: Sizes of the graph; plain numbers are themselves.
+
+    Raises:
+        CompileError: One does not follow from the inputs' shapes.
+    """
+
+    def __init__(self, places: Sequence[fx.Node], wanted: Sequence[int]):
+        known = _sources(places)
+        symbols: dict[sympy.Expr, sympy.Dummy] = {}
+        results = [_in_terms_of(size, known, symbols) for size in wanted]
+        self._sources = [known[e] for e in symbols]
+        self._compute = sympy.lambdify(list(symbols.values()), results, modules=[dict(_FUNCTIONS)])
+        concrete = [p.meta["val"] for p in places]
+        try:
+            right = self(concrete) == [int(s) for s in wanted]
+        except NameError as error:
+            raise CompileError(f"a size is computed by a function unknown here: {error}") from error
+        if not right:
+            raise CompileError("sizes do not follow from the inputs' shapes as torch says")
+
+    def __call__(self, values: Sequence[Any]) -> list[int]:
+        """The sizes.
+
+        Args:
+            values: One per placeholder.
+        """
+        symbols = [values[i] if d is None else values[i].shape[d] for i, d in self._sources]
+        found: list[int] = self._compute(*symbols)
+        return found
+
+
+_Source = tuple[int, int | None]
+"""An input, and a dimension of it; None: the input is a number."""
+
+
+def _sources(places: Sequence[fx.Node]) -> dict[sympy.Expr, _Source]:
+    """Where each expression can be read."""
+    known: dict[sympy.Expr, _Source] = {}
+    for i, place in enumerate(places):
+        value = place.meta["val"]
+        if isinstance(value, Size):
+            known.setdefault(value.expression, (i, None))
+        for dim, size in enumerate(sizes_of(place)):
+            if isinstance(size, Size):
+                known.setdefault(size.expression, (i, dim))
+    return known
+
+
+def _in_terms_of(
+    size: int, known: Mapping[sympy.Expr, _Source], symbols: dict[sympy.Expr, sympy.Dummy]
+) -> Any:
+    """An expression over dummies of what is known; `symbols` gets those that it needs."""
+    if not isinstance(size, Size):
+        return sympy.Integer(size)
+    needed = [size.expression] if size.expression in known else size.expression.free_symbols
+    for part in sorted(needed, key=str):
+        if part not in known:
+            raise CompileError(f"the size {size.expression} does not follow from inputs' shapes")
+        symbols.setdefault(part, sympy.Dummy(integer=True, nonnegative=True))
+    return size.expression.xreplace({e: symbols[e] for e in needed})
+
+
+def opened(graph: Graph) -> tuple[Graph, list[Size]]:
+    """A copy of a graph in which sizes that vary are further inputs, after all others.
+
+    So it computes what the graph stands for in calls of every size.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+
+    Returns:
+        The copy, and the sizes that its last inputs are in this call.
+    """
+    graph = graph.copy()
+    body = graph.module.graph
+    last = next((n for n in body.nodes if n.op != "placeholder"), body.output_node())
+    inputs: dict[sympy.Expr, tuple[fx.Node, Size]] = {}
+
+    def input_for(value: Any) -> Any:
+        if not isinstance(value, Size):
+            return value
+        if value.expression not in inputs:
+            with body.inserting_before(last):
+                place = body.placeholder(f"size_{len(inputs)}")
+            place.meta["val"] = value
+            inputs[value.expression] = place, value
+        return inputs[value.expression][0]
+
+    for node in [*graph.calls, body.output_node()]:
+        node.args = fx.node.map_aggregate(node.args, input_for)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, input_for)
+    graph.module.recompile()
+    added = tuple(Input(place.name, Role.SYMBOL) for place, _ in inputs.values())
+    complete = dataclasses.replace(graph, inputs=graph.inputs + added)
+    return complete, [size for _, size in inputs.values()]

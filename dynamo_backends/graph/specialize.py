@@ -9,9 +9,15 @@ import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.numbers import settle_numbers
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.sizes import SIZES, Symbolic, forget_in_numbers, is_symbolic, remembering
+from dynamo_backends.graph.sizes import (
+    Symbolic,
+    is_symbolic,
+    remember_sizes,
+    remembering,
+)
 
 SPECIALIZE = "specialize"
 
@@ -68,18 +74,17 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
     for node in [*graph.placeholders, *graph.calls]:
         symbolic = node.meta.get("val")
         value = _concrete(symbolic, bindings, mode)
-        if remember and isinstance(symbolic, torch.Tensor):
-            pairs = zip(symbolic.shape, value.shape, strict=True)
-            node.meta[SIZES] = tuple(remembering(s, v) for s, v in pairs)
+        if remember:
+            remember_sizes(node, symbolic, value)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            size = remembering(symbolic, value) if remember else value
-            node.replace_all_uses_with(size)  # type: ignore[arg-type]
+            value = remembering(symbolic, value) if remember else value
+            node.replace_all_uses_with(value)  # type: ignore[arg-type]
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)
                 continue
         node.meta["val"] = value
     if remember:
-        forget_in_numbers(graph)
+        settle_numbers(graph)
     return True
 
 

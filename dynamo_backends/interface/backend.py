@@ -62,7 +62,13 @@ class Executable(ABC):
 
     A graph's inputs are of two kinds (`Graph.weights` and `Graph.activations`). Weights are bound
     once and again whenever they changed; activations come with every call.
+
+    Attributes:
+        serves_range: It was compiled from a graph whose sizes know where they come from (see
+            `Backend.serves_ranges`), and takes inputs of all sizes that the symbols allow.
     """
+
+    serves_range: bool = False
 
     @abstractmethod
     def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:
@@ -100,10 +106,11 @@ class Backend(ABC):
         summary: One line for `dynamo-backends list`.
         Options: The frozen dataclass of its options.
         trains: Forward and backward graphs can be compiled, not only inference graphs.
-        dynamic_shapes: How graphs with symbolic shapes are run, for `dynamo-backends list`. The
-            pipeline compiles them once per concrete shape.
-        serves_ranges: One program can serve several shapes, so that graphs with symbolic shapes are
-            handed over with sizes that know where they come from (see `graph.sizes`).
+        dynamic_shapes: How graphs with symbolic shapes are run, for `dynamo-backends list`.
+        serves_ranges: One executable can serve several shapes, so that graphs with symbolic shapes
+            are handed over with sizes that know where they come from (see `graph.sizes`). Else,
+            and where an executable does not (`Executable.serves_range`), the pipeline compiles
+            them once per concrete shape.
         is_verified: It compares what it runs with eager itself.
         packages: The modules that it needs, each with the package on the index that has it.
         optional_packages: Packages that its code depends on where they are installed, such as a

@@ -8,7 +8,7 @@ import sympy
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import SIZES, Size, sizes_of
+from dynamo_backends.graph.sizes import SIZES, Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError
 
 
@@ -148,15 +148,7 @@ _OPERATORS = {
 
 def _sizes_in(arguments: Any) -> list[sympy.Expr]:
     """The expressions of symbolic sizes among arguments, in order."""
-    found: list[sympy.Expr] = []
-
-    def note(value: Any) -> Any:
-        if isinstance(value, Size):
-            found.append(value.expression)
-        return value
-
-    fx.node.map_aggregate(arguments, note)
-    return found
+    return [size.expression for size in sizes_in(arguments)]
 
 
 def _map_sizes(arguments: Any, replace: Callable[[Size], fx.Node]) -> Any:

@@ -67,6 +67,8 @@ class OnnxRuntime(Backend):
     summary = "ONNX Runtime, on the tensors' device"
     Options = OrtOptions
     trains = True
+    dynamic_shapes = "one executable for all sizes that the symbols allow"
+    serves_ranges = True
     packages = PACKAGES
     optional_packages = ("onnxruntime-*",)  # builds for devices, which have the same module
     install = "pip install 'dynamo-backends[onnx]'"
@@ -129,9 +131,9 @@ class OnnxRuntime(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: OrtOptions) -> Any:
         """See `Backend.load`."""
-        from dynamo_backends.ort.runtime import OrtExecutable
+        from dynamo_backends.ort.compiler import load
 
-        return OrtExecutable.load(dict(parts), graph, self._settings(graph, options))
+        return load(parts, graph, self._settings(graph, options))
 
     def _verdict(self, node: fx.Node, options: OrtOptions) -> Any:
         from dynamo_backends.ort.compiler import compile_graph

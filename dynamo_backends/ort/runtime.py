@@ -19,7 +19,6 @@ from dynamo_backends.cudagraphs.slots import Results, Slots
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.onnx.dtypes import to_onnx
 from dynamo_backends.ort import cuda
@@ -119,15 +118,15 @@ class OrtExecutable(Executable):
         outputs = self._outputs
         bindings: list[_Binding] = []  # those that no thread is using
         options = run_options(self.settings)
-        where = torch.device(*self.settings.device) if self.settings.device[0] != "cpu" else None
+        where = where_to_put(self.settings)
         pid = self._pid
-        launch = _launcher(session, options, self.settings)
+        launch = launcher(session, options, self.settings)
         all_plain = all(y.export.is_plain for y in outputs)
 
         def bind_live() -> Any:
             native = C.SessionIOBinding(session)
             for name, tensor in live:
-                _bind(native.bind_input, name, device, tensor)
+                bind_tensor(native.bind_input, name, device, tensor)
             return native
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -204,11 +203,11 @@ class OrtExecutable(Executable):
         given = [x.check(activations[x.place]) for x in self._inputs]
         for x, tensor in zip(self._inputs, given, strict=True):
             binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
-        where = torch.device(*self.settings.device) if self.settings.device[0] != "cpu" else None
+        where = where_to_put(self.settings)
         results = [y.make(where) for y in self._outputs]
         for y, tensor in zip(self._outputs, results, strict=True):
             binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
-        launch = _launcher(session, run_options(self.settings), self.settings)
+        launch = launcher(session, run_options(self.settings), self.settings)
 
         def execute(_: object = (given, list(activations))) -> list[Tensor]:
             launch(binding)  # reads what the default keeps alive
@@ -218,31 +217,19 @@ class OrtExecutable(Executable):
 
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
-        names = {"inputs": self.wiring.inputs, "outputs": self.wiring.outputs}
+        names = {
+            "inputs": self.wiring.inputs, "outputs": self.wiring.outputs,
+            "ranged": self.serves_range,
+        }  # fmt: skip
         return {"wiring": json.dumps(names).encode(), "model": self.model}
 
-    @classmethod
-    def load(
-        cls, parts: dict[str, bytes], graph: Graph, settings: SessionSettings
-    ) -> "OrtExecutable":
-        """Recreates an executable from `dump`.
 
-        Raises:
-            CompileError: The parts are incomplete, or ONNX Runtime refuses them.
-        """
-        try:
-            names = json.loads(parts["wiring"])
-            wiring = ModelNames(tuple(names["inputs"]), tuple(names["outputs"]))
-            executable = cls(graph, parts["model"], wiring, settings)
-            inputs, outputs = len(executable.graph.inputs), len(graph.outputs)
-            if (len(wiring.inputs), len(wiring.outputs)) != (inputs, outputs):
-                raise ValueError("it is of another graph")
-            return executable
-        except Exception as error:
-            raise CompileError(f"the cached ONNX model cannot be used: {error}") from error
+def where_to_put(settings: SessionSettings) -> torch.device | None:
+    """Where torch makes the results; None: in the memory of the CPU."""
+    return torch.device(*settings.device) if settings.device[0] != "cpu" else None
 
 
-def _launcher(
+def launcher(
     session: Any, options: onnxruntime.RunOptions, settings: SessionSettings
 ) -> Callable[[Any], None]:
     """Runs a session on a binding, after torch's work so far and before what follows."""
@@ -338,6 +325,14 @@ def _no_address(_: Tensor) -> int:
     return _nowhere
 
 
-def _bind(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor) -> None:
+def bind_tensor(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor) -> None:
+    """Binds a row-major tensor to a name of the model.
+
+    Args:
+        bind: Of ONNX Runtime's binding, for inputs or for outputs.
+        name: In the model.
+        device: ONNX Runtime's device.
+        tensor: Is to outlive the call.
+    """
     address = (_address if tensor.numel() else _no_address)(tensor)
     bind(name, device, int(to_onnx(tensor.dtype)), tuple(tensor.shape), address)

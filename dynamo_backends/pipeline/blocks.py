@@ -18,6 +18,7 @@ from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
 from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.sizes import Size, is_ranged, opened
 from dynamo_backends.interface.backend import Backend, Executable, Support
 from dynamo_backends.interface.containment import done_without, is_for_others
 from dynamo_backends.interface.errors import (
@@ -35,6 +36,7 @@ from dynamo_backends.pipeline.description import (
     describe_parts,
 )
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
+from dynamo_backends.pipeline.registers import Registers, dead_after
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
 
@@ -72,6 +74,9 @@ class ProgramBuilder:
         constants: Values of its last placeholders.
         options: Of the backend.
         report: Gets what became of the graph.
+
+    Attributes:
+        serves_range: What was built is right for all sizes for which the passes make this graph.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class ProgramBuilder:
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
         self._reverted = ""
+        self.serves_range = False
 
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
@@ -101,7 +107,17 @@ class ProgramBuilder:
                 break
         with done_without(self._report, "describing the parts"):
             self._describe(split)
-        return self._assemble(split, executables)
+        self.serves_range = is_ranged(self._graph.module.graph) and all(
+            e is None or e.serves_range for e in executables
+        )
+        try:
+            return self._assemble(split, executables)
+        except CompileError:
+            if not self.serves_range:
+                raise
+            log.debug("a program cannot serve a range of sizes", exc_info=True)
+            self.serves_range = False
+            return self._assemble(split, executables)
 
     def _split(self) -> Partition:
         options = self._options
@@ -177,22 +193,23 @@ class ProgramBuilder:
         mark = fingerprint(graph)
         if mark not in self._compiled:
             # A copy: whatever the backend does to it, eager can fall back to the original.
-            executable = self._load(mark, graph.copy())
+            executable = self._load(graph.copy())
             self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]
 
-    def _load(self, mark: str, graph: Graph) -> Executable:
+    def _load(self, graph: Graph) -> Executable:
         cache = DiskCache(cache_folder())
+        ranged = is_ranged(graph.module.graph)
         key: str | None = None
         with done_without(self._report, "reading the disk cache"):
-            key = self._key(mark)
+            key = self._key(f"{fingerprint(graph, ranged)} {ranged}")
             found = self._loaded(cache, key, graph) if key is not None else None
             if found is not None:
                 return found
         executable = self._backend.compile(graph, self._options)
-        if key is not None:
+        if key is not None and executable.serves_range >= ranged:  # else it is of one size
             with done_without(self._report, "writing to the disk cache"):
                 dumped = executable.dump()
                 if dumped is not None:
@@ -250,46 +267,53 @@ class ProgramBuilder:
         report.log_fallbacks()
 
     def _assemble(self, split: Partition, executables: Sequence[Executable | None]) -> Program:
-        names = [p.name for p in self._graph.placeholders]
-        registers = {name: i for i, name in enumerate(names)}
+        graph, opened_parts = self._graph, [self._opened(part.graph) for part in split.parts]
+        registers = Registers(p.name for p in graph.placeholders)
         for part in split.parts:
-            for name in part.writes:
-                registers.setdefault(name, len(registers))
-        outputs: list[int | Literal] = [
-            registers[x.name] if isinstance(x, fx.Node) else Literal(x) for x in self._graph.outputs
+            registers.add(part.writes)
+        reads = [
+            (*map(registers.of, part.reads), *map(registers.of_size, sizes))
+            for part, (_, sizes) in zip(split.parts, opened_parts, strict=True)
         ]
-        last_use: dict[str, int] = {}
-        for i, part in enumerate(split.parts):
-            last_use.update(dict.fromkeys((*part.reads, *part.writes), i))
-        kept = {x.name for x in self._graph.outputs if isinstance(x, fx.Node)}
-        steps = []
-        for i, (part, executable) in enumerate(zip(split.parts, executables, strict=True)):
-            dead = [registers[n] for n, at in last_use.items() if at == i and n not in kept]
-            steps.append(
-                Instruction(
-                    self._runner(part, executable),
-                    pick([registers[n] for n in part.reads]),
-                    tuple(registers[n] for n in part.writes),
-                    tuple(dead),
-                )
+        outputs = [self._output(x, registers) for x in graph.outputs]
+        writes = [tuple(map(registers.of, part.writes)) for part in split.parts]
+        dead = dead_after(reads, writes, outputs)
+        steps = [
+            Instruction(self._runner(part, inner, executable), pick(read), written, dying)
+            for part, (inner, _), executable, read, written, dying in zip(
+                split.parts, opened_parts, executables, reads, writes, dead, strict=True
             )
+        ]
+        steps = [*registers.sizes_computed(graph.placeholders), *steps]
         return Program(steps, self._constants, len(registers), outputs)
 
+    def _opened(self, graph: Graph) -> tuple[Graph, Sequence[Size]]:
+        """A part as eager runs it, and the sizes that it gets besides its inputs."""
+        return opened(graph) if self.serves_range else (graph, ())
+
+    def _output(self, output: Any, registers: "Registers") -> "int | Literal":
+        if isinstance(output, fx.Node):
+            return registers.of(output.name)
+        if self.serves_range and isinstance(output, Size):
+            return registers.of_size(output)
+        return Literal(output)
+
     def _runner(
-        self, part: Part, executable: Executable | None
+        self, part: Part, graph: Graph, executable: Executable | None
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
         if executable is None:
-            module = part.graph.module
+            module = graph.module
             return lambda values: module(*values)
+        compile_part = functools.partial(_compile_part, self._backend, self._options)
         return Block(
-            part.graph,
+            graph,
             executable,
             self._options.freezing,
             self._options.fallback == "eager",
             self._report,
             "off" if self._backend.is_verified else str(self._options.verify),
             self._options.is_reduced,
-            functools.partial(_compile_part, self._backend, self._options),
+            compile_part if graph is part.graph else None,
         )
 
 

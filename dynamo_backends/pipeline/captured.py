@@ -44,9 +44,11 @@ from dynamo_backends.pipeline.description import (
     describe_shapes,
     describe_uncompiled,
 )
+from dynamo_backends.pipeline.ranges import Compiled, Ranges
 from dynamo_backends.runtime.cache import source_digest
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.foreign import compile_foreign
+from dynamo_backends.runtime.program import Program
 
 _captures = itertools.count(1)
 
@@ -230,8 +232,9 @@ class CompiledGraph:
         self._options = options
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
-        self._static: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
+        self._ranges = Ranges()
+        self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         if not is_dynamic(self._graph) and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
@@ -241,16 +244,15 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        if self._static is not None:
-            return self._static(args)
-        return self._program(args)(args)
+        compiled = self._static or self._ranges.proven or self._program(args)
+        return compiled(args)
 
     @property
     def static_program(self) -> Any:
         """The program of a graph with static shapes; None if its shapes are symbolic."""
         return self._static
 
-    def _program(self, args: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+    def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
         program = self._programs.get(key)
         if program is None and compiles_nothing():
@@ -269,23 +271,26 @@ class CompiledGraph:
             self._programs.move_to_end(key)
         return program
 
-    def _compile(self, make: Callable[[], Graph]) -> Callable[[list[Any]], Sequence[Any]]:
-        """Compiles a copy of the graph, for concrete sizes; what fails is left to eager."""
+    def _compile(self, make: Callable[[], Graph]) -> Compiled:
+        """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
-            return self._build(make())
+            graph = make()
+            PASSES(graph)
+            return self._ranges.find(graph) or self._build(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             return _in_eager(self._eager, module, self.report, self._options, error, stage)
 
-    def _build(self, graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+    def _build(self, graph: Graph) -> Program:
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         shapes: tuple[str, ...] = ()
         with done_without(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs)
-        PASSES(graph)
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
+        if builder.serves_range:
+            self._ranges.add(program, graph)
         with done_without(self.report, "describing a compilation"):
             self._record(shapes, before, time.perf_counter() - start)
         return program

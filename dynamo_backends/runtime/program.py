@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport
@@ -42,7 +43,7 @@ class Block:
     """A part of the graph that a backend runs, with its frozen weights and its way back to eager.
 
     Args:
-        graph: The block; its module is the eager original.
+        graph: The block; its module is the eager original. Sizes among its inputs are for that.
         executable: The compiled block.
         policy: How frozen weights are watched.
         may_fall_back: Whether an error in compiled code is answered by running the original.
@@ -69,7 +70,8 @@ class Block:
         self._bind = WeightBinding(executable, policy, report).bound
         self._report = report
         self._pick_weights = pick(graph.weights)
-        self._pick_activations = pick(graph.activations)
+        given = [i for i in graph.activations if graph.inputs[i].role is not Role.SYMBOL]
+        self._pick_activations = pick(given)
         self._unbound: Bound | None = None
         self._graph = graph
         self._verify = verify
@@ -134,6 +136,11 @@ class Block:
         eager = self._instead = self._switch.eager
         return eager(values) if outcome.expected is None else outcome.expected
 
+    def verify_again(self) -> None:
+        """Has the next call compared with eager as the first one was: it is of other sizes."""
+        if self._verify == "first" and self._instead is None:
+            self._instead = self._verified
+
     def _region(self, values: Sequence[Any]) -> str:
         """Which operators are wrong, in words; empty if nobody asked."""
         if self._compile_part is None or not bisection.is_requested():
@@ -170,7 +177,7 @@ class Instruction:
 
 
 class Program:
-    """A whole captured graph for one set of shapes.
+    """A whole captured graph, for one set of shapes or for a range of them.
 
     Args:
         steps: In order.

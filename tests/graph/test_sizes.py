@@ -106,10 +106,17 @@ def test_bounds_of_the_user():
 
 def test_numbers_are_plain():
     """Type promotion in torch knows the built-in types only."""
-    (graph,) = graphs_of(lambda x: x * x.shape[0] + 1, torch.randn(3, 4))
+    (graph,) = graphs_of(lambda x: x * x.shape[0] + 1, torch.arange(12).view(3, 4))
     numbers = [a for n in graph.calls for a in n.args if not isinstance(a, torch.fx.Node)]
     assert 3 in numbers
     assert all(type(a) is int for a in numbers)
+
+
+def test_numbers_beside_floating_point_tensors_are_tensors():
+    (graph,) = graphs_of(lambda x: (x / x.shape[0]).mean(0), torch.randn(3, 4))
+    made = [n for n in graph.calls if n.target == torch.ops.aten.scalar_tensor.default]
+    assert [int(n.args[0]) for n in made] == [3]
+    assert isinstance(made[0].args[0], Size)
 
 
 def test_equal_but_for_sizes():
@@ -122,7 +129,7 @@ def test_equal_but_for_sizes():
     ("fn", "shapes"),
     [
         (lambda x: (x + 1).view(-1, 4).exp(), ((3, 4), (3, 8))),  # the first is no view at all
-        (lambda x: x * x.shape[0], ((3, 4), (5, 4))),
+        (lambda x: x.long() * x.shape[0], ((3, 4), (5, 4))),
     ],
     ids=["a view that changes nothing", "a size as a number"],
 )

@@ -1,0 +1,73 @@
+"""Sizes that are given where an operator takes any number (see `graph.sizes`)."""
+
+import contextlib
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import detect_fake_mode
+from dynamo_backends.graph.canonicalize import SPELLINGS
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, sizes_in
+
+aten = torch.ops.aten
+
+# Of their numbers sizes follow, or nothing but their value.
+_COUNTS = frozenset(
+    {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default}
+)
+
+_FORGOTTEN = "forgotten_sizes"
+"""Key in a node's `meta`: it has numbers that were sizes."""
+
+
+def settle_numbers(graph: Graph) -> None:
+    """Settles sizes that are given where an operator of a graph takes any number.
+
+    Type promotion in torch knows the built-in types only. Where an operator of floating-point
+    tensors takes a tensor, a number becomes a tensor, which is promoted alike; else the
+    size is forgotten (see `has_forgotten`).
+    """
+    for node in graph.calls:
+        if node.target in _COUNTS or not sizes_in((node.args, node.kwargs)):
+            continue
+        node.target = SPELLINGS.get(node.target, node.target)  # type: ignore[call-overload]
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            continue
+        types = {a.name: str(a.type) for a in schema.arguments}
+        names = [*itertools.islice(types, len(node.args)), *node.kwargs]
+        values = (*node.args, *node.kwargs.values())
+        settled = [_settled(v, types[n], node) for n, v in zip(names, values, strict=True)]
+        node.args = tuple(settled[: len(node.args)])
+        node.kwargs = dict(zip(node.kwargs, settled[len(node.args) :], strict=True))
+
+
+def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
+    if not isinstance(value, Size) or "int" in type_name:
+        return value
+    result = node.meta.get("val")
+    if type_name == "Tensor" and isinstance(result, Tensor) and result.is_floating_point():
+        return _as_tensor(value, node, result)
+    node.meta[_FORGOTTEN] = True
+    return int(value)
+
+
+def _as_tensor(size: Size, node: fx.Node, beside: Tensor) -> fx.Node:
+    """A call that makes a tensor of a size, before another call."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(
+            aten.scalar_tensor.default, (size,), {"dtype": torch.int64, "device": beside.device}
+        )
+    mode = detect_fake_mode([beside])
+    made.meta = {SIZES: (), STRIDES: ()}
+    with mode if mode is not None else contextlib.nullcontext():
+        made.meta["val"] = torch.empty((), dtype=torch.int64, device=beside.device)
+    return made
+
+
+def has_forgotten(graph: Graph) -> bool:
+    """Whether there are numbers in a graph that are sizes of one call, and no longer say so."""
+    return any(_FORGOTTEN in node.meta for node in graph.calls)

@@ -1,0 +1,88 @@
+"""Programs that serve a range of sizes, and what shows that they do.
+
+A program is compiled for the sizes of one call, from a graph in which sizes know their expressions.
+It serves others too if the same passes make the same graph for them, expression by expression:
+nothing was decided, or computed beforehand, because of the sizes of that call. This is looked at
+for each new set of sizes until those seen tell every two expressions of the graph apart; from then
+on all sizes that Dynamo's guards allow are the program's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.numbers import has_forgotten
+from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.runtime.program import Program
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+
+
+class Ranged:
+    """A program, and the sizes for which it is known to be right.
+
+    Args:
+        program: All of whose executables serve a range.
+        graph: After all passes, for the sizes that it was compiled for.
+    """
+
+    def __init__(self, program: Program, graph: Graph):
+        self.program = program
+        self.mark = fingerprint(graph, ranged=True)
+        self._values: dict[Any, list[int]] = {}
+        self._has_forgotten = has_forgotten(graph)
+        self.add(graph)
+
+    def add(self, graph: Graph) -> None:
+        """Notes further sizes for which the passes make the same graph."""
+        values = {size.expression: int(size) for size in all_sizes(graph)}
+        for expression, value in values.items():
+            self._values.setdefault(expression, []).append(value)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no two expressions, and no expression and a number, were always equal."""
+        if self._has_forgotten:
+            return False
+        several = [tuple(values) for expression, values in self._values.items()
+                   if expression.free_symbols]  # fmt: skip
+        varied = all(len(set(values)) > 1 for values in several)
+        return varied and len(set(several)) == len(several)
+
+
+class Ranges:
+    """The programs of one captured graph that serve ranges.
+
+    Attributes:
+        proven: The program for all sizes, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.proven: Compiled | None = None
+        self._candidates: dict[str, Ranged] = {}
+
+    def add(self, program: Program, graph: Graph) -> None:
+        """Notes a program that was compiled for the sizes of a graph."""
+        made = Ranged(program, graph)
+        self._candidates[made.mark] = made
+
+    def find(self, graph: Graph) -> Program | None:
+        """The program that is right for a graph of other sizes; None: there is none yet.
+
+        Its next call is verified as its first one was.
+
+        Args:
+            graph: After all passes.
+        """
+        if not self._candidates:
+            return None
+        found = self._candidates.get(fingerprint(graph, ranged=True))
+        if found is None:
+            return None
+        found.add(graph)
+        for block in found.program.blocks:
+            block.verify_again()
+        if found.is_proven:
+            self.proven = found.program
+        return found.program

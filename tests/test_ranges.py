@@ -1,0 +1,208 @@
+"""One program for all sizes of a range: what shows that it serves them, and what it computes."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamo_backends import Availability, Backend, Executable, Options, Support
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import SizeReader, opened
+from dynamo_backends.pipeline.captured import compile_captured
+from dynamo_backends.verify import first
+
+
+class Ranged(Executable):
+    """Runs a graph with torch, for inputs of all sizes."""
+
+    serves_range = True
+
+    def __init__(self, graph: Graph):
+        inner, sizes = opened(graph)
+        self._module = inner.module
+        self._read = SizeReader(graph.placeholders, sizes)
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Any, Collection[int]]:
+        return lambda values: list(self._module(*values, *self._read(values))), ()
+
+
+class Counting(Backend):
+    """Takes all but some operators, and counts what it compiles."""
+
+    name = "counting"
+    serves_ranges = True
+
+    def __init__(self, refused: Collection[str] = ()) -> None:
+        self.refused = refused
+        self.compiled = 0
+
+    def availability(self) -> Availability:
+        return Availability(True, "")
+
+    def supports(self, node: Any, options: Options) -> Support:
+        return Support(not any(name in str(node.target) for name in self.refused), "refused")
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        self.compiled += 1
+        return Ranged(graph)
+
+
+@pytest.fixture(autouse=True)
+def many_recompilations() -> Iterator[None]:
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+def compiled(fn: Callable[..., Any], backend: Backend, **settings: Any) -> Callable[..., Any]:
+    options = Options(cache=False, min_block_size=1, freezing="off", **settings)
+    return torch.compile(
+        fn,
+        backend=lambda gm, args: compile_captured(backend, gm, args, options),
+        dynamic=True,
+    )
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], 2, -1).relu().sum(1)
+
+
+SIZES = ((3, 8), (5, 12), (4, 6), (9, 2), (2, 2), (64, 10), (2, 40), (7, 7 * 2))
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "halves": halves,
+    "positions": lambda x: x + torch.arange(x.shape[1]) / 2,
+    "last": lambda x: (x[:, -1], x[1:] * 2),
+    "merged": lambda x: (x.reshape(-1) * 2).view(x.shape[1], x.shape[0]),
+    "channels": lambda x: x.t().contiguous().t() + 1,
+    "expanded": lambda x: x.sum(0, keepdim=True).expand(x.shape[0] * 2, -1) * 1,
+    "padded": lambda x: torch.nn.functional.pad(x, (1, x.shape[0])) + 1,
+    "joined": lambda x: torch.cat([x, x.new_ones(3, x.shape[1])]).cumsum(0),
+    "scaled": lambda x: x.sum(0) / x.shape[0],
+    "two results and a number": lambda x: (*x.max(1), x.shape[0] * x.shape[1]),
+    "half": lambda x: x.to(torch.int64)[: x.shape[0] // 2 + 1] + x.shape[1] % 3,
+}
+
+PROGRAMS = {"halves": 2, "last": 2, "half": 5}
+"""Of functions whose graph is another one where a size is 1, or that add a size to numbers."""
+
+
+def agree(result: Any, expected: Any) -> None:
+    torch.testing.assert_close(result, expected)
+    for r, e in zip(*(torch.utils._pytree.tree_leaves(x) for x in (result, expected)), strict=True):
+        if isinstance(e, Tensor):
+            assert r.stride() == e.stride()
+
+
+@pytest.mark.parametrize("refused", [(), ("relu", "add", "mul", "sum"), ("view", "arange", "cat")])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_program_serves_all_sizes(name: str, refused: Collection[str]):
+    backend = Counting(refused)
+    run = compiled(FUNCTIONS[name], backend, verify="always", fallback="eager")
+    programs = set()
+    for size in SIZES:
+        x = torch.randn(size)
+        agree(run(x), FUNCTIONS[name](x))
+        programs.add(backend.compiled)
+    assert len(programs - {0}) <= PROGRAMS.get(name, 1)
+
+
+def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
+    from dynamo_backends.pipeline import ranges
+
+    seen = []
+    backend = Counting()
+    run = compiled(lambda x, y: x.t() @ x + y + x.shape[0] * 2, backend)
+    original = ranges.Ranges.find
+
+    def find(self: ranges.Ranges, graph: Graph) -> Any:
+        program = original(self, graph)
+        seen.append(self.proven is not None)
+        return program
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges.Ranges, "find", find)
+        for rows, columns in ((4, 8), (6, 12), (6, 5), (9, 9), (3, 8)):
+            x, y = torch.randn(rows, columns), torch.randn(columns)
+            torch.testing.assert_close(run(x, y), x.t() @ x + y + x.shape[0] * 2)
+    assert seen == [False, False, True], "twice as many in both; told apart; then nobody asks"
+    assert backend.compiled == 1
+
+
+def test_the_first_call_of_other_sizes_is_compared_with_eager(monkeypatch: pytest.MonkeyPatch):
+    compared = []
+    original = first.Comparison.__call__
+
+    def compare(self: Any, run: Any, inputs: Sequence[Any]) -> Any:
+        compared.append(inputs[0].shape[0])
+        return original(self, run, inputs)
+
+    monkeypatch.setattr(first.Comparison, "__call__", compare)
+    run = compiled(lambda x: x * 2 + 1, Counting())
+    for size in (4, 4, 6, 6, 9, 20):
+        run(torch.randn(size))
+    assert compared == [4, 6]
+
+
+class WrongElsewhere(Ranged):
+    """Right for the sizes that it was compiled for, and for no others."""
+
+    def __init__(self, graph: Graph):
+        super().__init__(graph)
+        self._shape = graph.placeholders[-1].meta["val"].shape
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Any, Collection[int]]:
+        run, copied = super().bind(weights)
+
+        def spoiled(values: list[Tensor]) -> list[Tensor]:
+            right = values[-1].shape == self._shape
+            return [r if right else r + 1 for r in run(values)]
+
+        return spoiled, copied
+
+
+@pytest.mark.plants_errors
+def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptureFixture):
+    backend = Counting()
+    backend.compile = lambda graph, options: WrongElsewhere(graph)  # type: ignore[method-assign]
+    run = compiled(lambda x: x.sin() * 2, backend)
+    for size in (4, 7, 9, 4):
+        x = torch.randn(size)
+        torch.testing.assert_close(run(x), x.sin() * 2)
+    assert "computed a wrong result" in caplog.text
+
+
+def test_gradients_of_all_sizes():
+    weight = torch.randn(6, 6, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        y = (x @ weight).view(x.shape[0] * 2, -1).softmax(-1)
+        return (y.sum(0) * y[: x.shape[0]].mean(0)).sum()
+
+    backend = Counting()
+    run = compiled(loss, backend, verify="always")
+    for size in (3, 8, 5, 40, 12):
+        x = torch.randn(size, 6, requires_grad=True)
+        expected = torch.autograd.grad(loss(x), (x, weight))
+        found = torch.autograd.grad(run(x), (x, weight))
+        torch.testing.assert_close(found, expected)
+    assert backend.compiled == 2, "forward, backward"
+
+
+def test_a_size_that_does_not_follow_is_refused():
+    from dynamo_backends.interface.errors import CompileError
+
+    graphs: list[Graph] = []
+    backend = Counting()
+    backend.compile = lambda graph, options: graphs.append(graph) or Ranged(graph)  # type: ignore
+    compiled(halves, backend)(torch.randn(3, 8))
+    (graph,) = graphs
+    sizes = opened(graph)[1]
+    assert SizeReader(graph.placeholders, [*sizes, 7])([*[None] * 0, *_values(graph)])[-1] == 7
+    with pytest.raises(CompileError, match="does not follow"):
+        SizeReader(graph.placeholders[:0], sizes)
+
+
+def _values(graph: Graph) -> list[Any]:
+    return [p.meta["val"] for p in graph.placeholders]

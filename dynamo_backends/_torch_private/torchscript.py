@@ -9,7 +9,7 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,16 @@ def script_function(graph: Any) -> Callable[..., Any]:
     return function
 
 
-def script_module(function: Any, tensors: Sequence[Tensor | None]) -> Any:
+def script_module(
+    function: Any, tensors: Sequence[Tensor | None], numbers: Collection[int] = ()
+) -> Any:
     """A script module, in eval mode, that calls a script function.
 
     Args:
         function: From `script_function`.
         tensors: One per parameter of the function: an attribute of the module, or None for what
             is a parameter of the module's `forward`.
+        numbers: Positions of those parameters that are integers.
     """
     from torch.jit import _recursive
 
@@ -40,7 +43,9 @@ def script_module(function: Any, tensors: Sequence[Tensor | None]) -> Any:
         if tensor is not None:
             module._register_attribute(name, torch._C.TensorType.get(), tensor)
     pairs = list(zip(names, tensors, strict=True))
-    parameters = ", ".join(["self", *(name for name, tensor in pairs if tensor is None)])
+    kinds = {f"x{i}": ": int" for i in numbers}
+    given = [name + kinds.get(name, "") for name, tensor in pairs if tensor is None]
+    parameters = ", ".join(["self", *given])
     arguments = ", ".join(name if tensor is None else f"self.{name}" for name, tensor in pairs)
     source = f"def forward({parameters}):\n    return function({arguments})\n"
     concrete = torch._C.ConcreteModuleType.from_jit_type(module._type())

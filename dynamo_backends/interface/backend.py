@@ -54,6 +54,10 @@ class Support:
 SUPPORTED = Support(True)
 
 
+RANGED = "one executable for all sizes that the symbols allow"
+"""What `Backend.dynamic_shapes` is of backends that serve ranges."""
+
+
 Bound = Callable[[list["Tensor"]], list["Tensor"]]
 
 

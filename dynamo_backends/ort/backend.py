@@ -10,7 +10,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.onnx.packages import PACKAGES
@@ -67,7 +67,7 @@ class OnnxRuntime(Backend):
     summary = "ONNX Runtime, on the tensors' device"
     Options = OrtOptions
     trains = True
-    dynamic_shapes = "one executable for all sizes that the symbols allow"
+    dynamic_shapes = RANGED
     serves_ranges = True
     packages = PACKAGES
     optional_packages = ("onnxruntime-*",)  # builds for devices, which have the same module

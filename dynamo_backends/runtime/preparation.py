@@ -5,6 +5,7 @@ that stay; those that keep changing (see `binding`) are ordinary inputs of one p
 compilation any more.
 """
 
+import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.runtime.results import Results
 
 Run = Callable[..., Sequence[Any]]
@@ -39,10 +41,13 @@ class LiveExecutable(Executable):
     Args:
         graph: With static shapes.
         run: Takes all inputs of the graph, in its order.
+        calls: How `run` is called where it takes the sizes of each call, too.
     """
 
-    def __init__(self, graph: Graph, run: Run):
+    def __init__(self, graph: Graph, run: Run, calls: RangedCalls | None = None):
         self.run = run
+        self.serves_range = calls is not None
+        self._calls = calls
         self._merge = in_order(graph)
         self._results = Results(graph)
 
@@ -50,6 +55,8 @@ class LiveExecutable(Executable):
         """See `Executable.bind`: nothing is copied."""
         weights = [w.detach() for w in weights]
         run, merge, results = self.run, self._merge, self._results
+        if self._calls is not None:
+            return self._calls.around(run, functools.partial(merge, weights)), ()
         return lambda activations: results(run(*merge(weights, activations))), ()
 
 
@@ -58,10 +65,13 @@ class PreparedExecutable(Executable):
 
     Args:
         graph: With static shapes.
+        calls: How functions are called that take the sizes of each call, too.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, calls: RangedCalls | None = None):
         self.graph = graph
+        self.serves_range = calls is not None
+        self._calls = calls
         self._results = Results(graph)
         self._lock = threading.Lock()
         self._live: LiveExecutable | None = None
@@ -89,9 +99,13 @@ class PreparedExecutable(Executable):
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
         with self._lock, disable_current_modes():
-            self._live = self._live or LiveExecutable(self.graph, self.prepare_live())
+            self._live = self._live or LiveExecutable(
+                self.graph, self.prepare_live(), self._calls
+            )
         return self._live.bind(weights)
 
     def _bound(self, run: Run) -> Bound:
+        if self._calls is not None:
+            return self._calls.around(run)
         results = self._results
         return lambda activations: results(run(*activations))

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.sizes import sizes_in
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
 
@@ -77,7 +78,8 @@ def _early(graph: Graph) -> list[fx.Node]:
     places = graph.placeholders
     known = {places[i] for i in graph.weights}
     for node in graph.calls:
-        if node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+        sources = node.all_input_nodes
+        if sources and known.issuperset(sources) and not sizes_in((node.args, node.kwargs)):
             known.add(node)
     needed: set[fx.Node] = set()
     for node in reversed(graph.calls):
@@ -95,6 +97,7 @@ class _WithPrologue(Executable):
     def __init__(self, prologue: Prologue, rest: Executable):
         self._prologue = prologue
         self._rest = rest
+        self.serves_range = rest.serves_range
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""

@@ -10,9 +10,17 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, has_llvm
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.backend import (
+    RANGED,
+    SUPPORTED,
+    Availability,
+    Backend,
+    Executable,
+    Support,
+)
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.runtime.prologue import with_prologue
+from dynamo_backends.runtime.ranged import for_range
 from dynamo_backends.runtime.results import unknown_shape
 
 # Of PyTorch's own wheels.
@@ -89,13 +97,18 @@ class TsTrace(TorchScript):
 
     name = "ts_trace"
     summary = "TorchScript's executor, weights where they are"
+    dynamic_shapes = RANGED
+    serves_ranges = True
     keeps_strides = True
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""
         from dynamo_backends.torchscript.runtime import ScriptExecutable
 
-        return with_prologue(graph, ScriptExecutable)
+        def make(ranged: bool) -> Executable:
+            return with_prologue(graph, lambda rest: ScriptExecutable(rest, ranged=ranged))
+
+        return for_range(graph, make)
 
 
 class Ofi(TorchScript):
@@ -103,12 +116,14 @@ class Ofi(TorchScript):
 
     name = "ofi"
     summary = "TorchScript, frozen and optimized for inference"
+    dynamic_shapes = RANGED
+    serves_ranges = True
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""
         from dynamo_backends.torchscript.runtime import OptimizedExecutable
 
-        return OptimizedExecutable(graph)
+        return for_range(graph, lambda ranged: OptimizedExecutable(graph, ranged=ranged))
 
 
 class StaticRuntime(TorchScript):
@@ -116,6 +131,8 @@ class StaticRuntime(TorchScript):
 
     name = "static_runtime"
     summary = "TorchScript's Static Runtime: memory planned ahead, no dispatch to a fuser"
+    dynamic_shapes = RANGED
+    serves_ranges = True
     trains = False
     devices = ("cpu",)
 
@@ -132,7 +149,7 @@ class StaticRuntime(TorchScript):
 
         if graph.kind != "inference":
             raise CompileError("Static Runtime's results cannot be differentiated")
-        return StaticExecutable(graph)
+        return for_range(graph, lambda ranged: StaticExecutable(graph, ranged=ranged))
 
 
 class NNC(TorchScript):

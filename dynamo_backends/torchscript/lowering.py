@@ -68,12 +68,13 @@ class _Builder:
 
     def input(self, node: fx.Node) -> None:
         """Adds an input for a node's value."""
-        if not isinstance(node.meta.get("val"), Tensor):
+        kind = jit.IntType if isinstance(node.meta.get("val"), int) else jit.TensorType
+        if kind is jit.TensorType and not isinstance(node.meta.get("val"), Tensor):
             raise _Refused("an input is not a tensor")
         if node in self._values:
             return
         value = self.graph.addInput(node.name)
-        value.setType(jit.TensorType.get())
+        value.setType(kind.get())
         self._values[node] = value
 
     def finish(self, outputs: Sequence[Any]) -> Any:

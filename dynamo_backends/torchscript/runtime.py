@@ -10,6 +10,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.runtime.preparation import LiveExecutable, PreparedExecutable, Run
+from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.torchscript.lowering import lower
 from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
 
@@ -20,27 +21,32 @@ class ScriptExecutable(LiveExecutable):
     """TorchScript that reads weights where they are.
 
     Args:
-        graph: With static shapes.
+        graph: For concrete shapes.
         fuser: The compiler that fuses operators; None: as TorchScript is set.
+        ranged: It is for all sizes that the symbols allow, which the script gets as numbers.
     """
 
-    def __init__(self, graph: Graph, fuser: Fuser | None = None):
-        run = private.script_function(lower(graph))
-        super().__init__(graph, run if fuser is None else Fused(run, fuser))
+    def __init__(self, graph: Graph, fuser: Fuser | None = None, ranged: bool = False):
+        calls = RangedCalls(graph) if ranged else None
+        run = private.script_function(lower(calls.graph if calls else graph))
+        super().__init__(graph, run if fuser is None else Fused(run, fuser), calls)
 
 
 class FrozenExecutable(PreparedExecutable):
     """TorchScript with weights frozen into the graph, and TorchScript's passes for such graphs.
 
     Args:
-        graph: With static shapes.
+        graph: For concrete shapes.
         fuser: The compiler that fuses operators; None: as TorchScript is set.
+        ranged: It is for all sizes that the symbols allow, which the script gets as numbers.
     """
 
-    def __init__(self, graph: Graph, fuser: Fuser | None = None):
-        self._function = private.script_function(lower(graph))
+    def __init__(self, graph: Graph, fuser: Fuser | None = None, ranged: bool = False):
+        calls = RangedCalls(graph) if ranged else None
+        self._scripted = calls.graph if calls else graph
+        self._function = private.script_function(lower(self._scripted))
         self._fuser = fuser
-        super().__init__(graph)
+        super().__init__(graph, calls)
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
         """See `PreparedExecutable.prepare`."""
@@ -55,11 +61,13 @@ class FrozenExecutable(PreparedExecutable):
         return module
 
     def _frozen(self, weights: Sequence[Tensor]) -> Any:
-        tensors: list[Tensor | None] = [None] * len(self.graph.inputs)
+        tensors: list[Tensor | None] = [None] * len(self._scripted.inputs)
         for place, weight in zip(self.graph.weights, weights, strict=True):
             tensors[place] = weight
+        values = [place.meta["val"] for place in self._scripted.placeholders]
+        numbers = {i for i, value in enumerate(values) if isinstance(value, int)}
         with without_deprecations(), torch.no_grad():
-            return torch.jit.freeze(private.script_module(self._function, tensors))
+            return torch.jit.freeze(private.script_module(self._function, tensors, numbers))
 
     def _fused(self, run: Run) -> Run:
         return run if self._fuser is None else Fused(run, self._fuser)

@@ -1,0 +1,134 @@
+"""Programs that are called with all sizes of a range: what they are given, and what they return."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import RangedExporter
+from dynamo_backends.graph.sizes import SizeReader, is_ranged, opened, sizes_of, strides_of
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.runtime.results import restride
+
+log = logging.getLogger("dynamo_backends")
+
+Made = TypeVar("Made", bound=Executable)
+
+
+def for_range(graph: Graph, make: Callable[[bool], Made]) -> Made:
+    """An executable for all sizes that the symbols of a graph allow, or else for those of one call.
+
+    Args:
+        graph: For concrete shapes.
+        make: Makes it; the argument says whether it is to serve a range.
+    """
+    if is_ranged(graph.module.graph):
+        try:
+            return make(True)
+        except (LoweringError, CompileError) as error:
+            # A lowering has to know a size: every shape gets a program of its own.
+            log.info("one program cannot serve a range of shapes: %s", error)
+    return make(False)
+
+
+class RangedOutput:
+    """An output of a program that writes to memory of torch.
+
+    Args:
+        node: In the graph.
+        start: So many numbers are computed before this output's.
+
+    Attributes:
+        export: Gives it the strides that torch promises.
+        wanted: The sizes, and if it is copied the strides, that are computed at each call.
+        shape: Where the sizes are among the numbers that are computed.
+        strides: Where the strides are.
+
+    Raises:
+        CompileError: Its shape does not follow from those of the graph's inputs.
+    """
+
+    def __init__(self, node: fx.Node, start: int):
+        value: Tensor = node.meta["val"]
+        self.dtype = value.dtype
+        self.export = RangedExporter(value)
+        known = _known(node, sizes_of(node))
+        self.wanted = known + (_known(node, strides_of(node)) if self.export.copies else [])
+        self.shape = slice(start, start + value.ndim)
+        self.strides = slice(start + value.ndim, start + len(self.wanted))
+
+    def make(self, shape: Sequence[int], device: torch.device | None = None) -> Tensor:
+        """Memory for one result.
+
+        Args:
+            shape: Of the output.
+            device: Where; None: in the memory of the CPU.
+        """
+        return torch.empty(self.export.dense_shape(shape), dtype=self.dtype, device=device)
+
+
+def ranged_outputs(graph: Graph, start: int = 0) -> list[RangedOutput]:
+    """The outputs of a graph.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+        start: So many numbers are computed before theirs.
+    """
+    made: list[RangedOutput] = []
+    for node in graph.outputs:
+        made.append(RangedOutput(node, start))
+        start += len(made[-1].wanted)
+    return made
+
+
+class RangedCalls:
+    """Calls of a function that is given the sizes of each call after all other inputs.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+
+    Attributes:
+        graph: What the function computes.
+
+    Raises:
+        CompileError: Sizes do not follow from the shapes of the graph's inputs.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph, sizes = opened(graph)
+        strides = [_known(node, strides_of(node)) for node in graph.outputs]
+        places = [graph.placeholders[i] for i in graph.activations]
+        self._count = len(sizes)
+        self._read = SizeReader(places, [*sizes, *(s for each in strides for s in each)])
+        ends = [self._count]
+        for each in strides:
+            ends.append(ends[-1] + len(each))
+        self._strides = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+
+    def around(self, run: Callable[..., Sequence[Any]], inputs: Callable[..., Any] = list) -> Bound:
+        """A function from activations to results with the strides of eager.
+
+        Args:
+            run: The function.
+            inputs: From the activations to all inputs that `run` takes besides sizes.
+        """
+        read, count, strides = self._read, self._count, self._strides
+
+        def bound(activations: Sequence[Tensor]) -> list[Tensor]:
+            numbers = read(activations)
+            results = run(*inputs(activations), *numbers[:count])
+            pairs = [(r, tuple(numbers[s])) for r, s in zip(results, strides, strict=True)]
+            return [r if r.stride() == s else restride(r, s) for r, s in pairs]
+
+        return bound
+
+
+def _known(node: fx.Node, numbers: Sequence[int | None]) -> list[int]:
+    known = [number for number in numbers if number is not None]
+    if len(known) != len(numbers):
+        raise CompileError(f"the sizes of the output {node.name!r} are not known")
+    return known

@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.options import Options, Ranges
 
@@ -57,6 +57,8 @@ class OpenVINO(Backend):
     name = "ov"
     summary = "OpenVINO"
     Options = OpenVinoOptions
+    dynamic_shapes = RANGED
+    serves_ranges = True
     trains = True
     packages: ClassVar[Mapping[str, str]] = {"openvino": "openvino"}
     install = "pip install 'dynamo-backends[openvino]'"
@@ -103,9 +105,9 @@ class OpenVINO(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.load`."""
-        from dynamo_backends.openvino.runtime import OpenVinoExecutable
+        from dynamo_backends.openvino.compiler import load
 
-        return OpenVinoExecutable.load(dict(parts), graph, _settings(options))
+        return load(parts, graph, _settings(options))
 
 
 def _settings(options: OpenVinoOptions) -> Any:

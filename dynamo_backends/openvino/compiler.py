@@ -1,22 +1,70 @@
 """Compiles a graph: convert it to an OpenVINO model and make an executable of that."""
 
+import json
+from collections.abc import Mapping
+
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import opened
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.openvino.decoder import plain
-from dynamo_backends.openvino.lowering import lower
+from dynamo_backends.openvino.lowering import LoweredOpenVino, lower
+from dynamo_backends.openvino.ranged import RangedOpenVinoExecutable, require_elements
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
-from dynamo_backends.openvino.session import Settings
+from dynamo_backends.openvino.session import Settings, deserialize, import_model
+from dynamo_backends.runtime.ranged import for_range
 
 
 def compile_graph(graph: Graph, settings: Settings) -> OpenVinoExecutable:
     """Compiles a graph of supported calls.
 
+    Args:
+        graph: For concrete shapes. Where these come from symbolic ones, one model serves a range.
+        settings: How it is compiled.
+
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: OpenVINO refuses the model.
     """
-    lowered = lower(graph)
+    return for_range(graph, lambda ranged: _compile(graph, settings, ranged))
+
+
+def _compile(graph: Graph, settings: Settings, ranged: bool) -> OpenVinoExecutable:
+    if ranged:
+        _require_dynamic(settings)
+        require_elements(graph)
+    lowered = lower(opened(graph)[0] if ranged else graph, ranged)
     try:
-        return OpenVinoExecutable(graph, lowered, settings)
+        return _kind(ranged)(graph, lowered, settings)
+    except CompileError:
+        raise
     except Exception as error:
         raise CompileError(f"OpenVINO cannot compile the model: {plain(error)}") from error
+
+
+def _require_dynamic(settings: Settings) -> None:
+    if not settings.device.startswith("CPU"):
+        raise CompileError(f"OpenVINO's {settings.device} is given models of static shapes")
+
+
+def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVinoExecutable:
+    """Recreates an executable from `OpenVinoExecutable.dump`.
+
+    Raises:
+        CompileError: The parts are incomplete, or OpenVINO refuses them.
+    """
+    try:
+        wiring = json.loads(parts["inputs"])
+        places, ranged = tuple(wiring["places"]), wiring["ranged"]
+        if len(places) != len((opened(graph)[0] if ranged else graph).inputs):
+            raise ValueError("it is of another graph")
+        if "compiled" in parts:
+            compiled = import_model(parts["compiled"], settings)
+            return _kind(ranged)(graph, LoweredOpenVino(None, places), settings, compiled)
+        model = deserialize(parts["model"], parts["constants"])
+        return _kind(ranged)(graph, LoweredOpenVino(model, places), settings)
+    except Exception as error:
+        raise CompileError(f"the cached OpenVINO model cannot be used: {error}") from error
+
+
+def _kind(ranged: bool) -> type[OpenVinoExecutable]:
+    return RangedOpenVinoExecutable if ranged else OpenVinoExecutable

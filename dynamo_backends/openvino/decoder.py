@@ -1,5 +1,8 @@
 """What OpenVINO's PyTorch frontend sees of a graph, and which node it gave up on."""
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from openvino import Model
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
@@ -9,12 +12,13 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from dynamo_backends.interface.errors import lines_of
 
 
-def convert(module: fx.GraphModule) -> Model:
+def convert(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> Model:
     """Converts a graph by OpenVINO's own frontend.
 
     Args:
-        module: Functional ATen calls on static shapes. Its nodes' `meta` gets what the frontend
-            reads.
+        module: Functional ATen calls. Its nodes' `meta` gets what the frontend reads.
+        shapes: Of the placeholders, by name; -1: a size that differs from call to call. Of those
+            without a shape, which are integers, the model makes scalars.
 
     Raises:
         ConversionError: The frontend has no rule for a call, or its rule refuses the arguments.
@@ -22,7 +26,9 @@ def convert(module: fx.GraphModule) -> Model:
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, Tensor):
-            node.meta["tensor_meta"] = _describe(value)
+            node.meta["tensor_meta"] = _describe(value, shapes.get(node.name, value.shape))
+        elif node.op == "placeholder" and isinstance(value, int):
+            node.meta["tensor_meta"] = _describe(torch.empty((), dtype=torch.int64), ())
     frontend = FrontEndManager().load_by_framework("pytorch")
     decoder = TorchFXPythonDecoder(module)  # must live as long as the frontend reads it
     try:
@@ -45,8 +51,8 @@ class ConversionError(Exception):
         self.reason = reason
 
 
-def _describe(value: Tensor) -> TensorMetadata:
-    return TensorMetadata(value.shape, value.dtype, False, value.stride(), None, False, {})
+def _describe(value: Tensor, shape: Sequence[int]) -> TensorMetadata:
+    return TensorMetadata(torch.Size(shape), value.dtype, False, value.stride(), None, False, {})
 
 
 def _unconverted(module: fx.GraphModule) -> str | None:

@@ -6,7 +6,9 @@ all of it; results get the element types that torch promises.
 """
 
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from openvino import Model, PartialShape, Type
@@ -17,6 +19,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage, row_major, storage_of
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.graph.masked_attention import guard_hidden_queries
+from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import to_openvino
@@ -38,11 +41,13 @@ class LoweredOpenVino:
     inputs: tuple[int | None, ...]
 
 
-def lower(graph: Graph) -> LoweredOpenVino:
-    """Lowers a graph with static shapes.
+def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
+    """Lowers a graph.
 
     Args:
         graph: In normal form. It is not changed.
+        ranged: The model is for all sizes that the symbols allow; those among arguments are inputs
+            of the graph (see `graph.sizes.opened`).
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
@@ -56,12 +61,13 @@ def lower(graph: Graph) -> LoweredOpenVino:
     store(module.graph, graph)
     for node in module.graph.nodes:
         _spell_out(node)
+    shapes = _input_shapes(graph, ranged)
     try:
-        model = convert(module)
+        model = convert(module, shapes)
     except ConversionError as error:
         _blame(graph, error)
-    _check_inputs(model, graph)
-    _settle_outputs(model, graph)
+    _check_inputs(model, graph, shapes)
+    _settle_outputs(model, graph, ranged)
     return LoweredOpenVino(model, _drop_unused(model))
 
 
@@ -69,8 +75,11 @@ def _spell_out(node: fx.Node) -> None:
     """Rewrites a call as the frontend's rules expect it.
 
     They count arguments, so defaults are written out; and they take an absent correction for 0,
-    which torch takes for 1.
+    which torch takes for 1. Numbers are of Python's own classes.
     """
+    if sizes_in((node.args, node.kwargs)):
+        node.args = fx.node.map_aggregate(node.args, _plain)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, _plain)
     if node.target in _CORRECTED and node.kwargs.get("correction") is None:
         node.kwargs = {**node.kwargs, "correction": 1}
     schema = getattr(node.target, "_schema", None)
@@ -78,6 +87,10 @@ def _spell_out(node: fx.Node) -> None:
         if argument.kwarg_only or argument.name in node.kwargs or not argument.has_default_value():
             break
         node.args = (*node.args, argument.default_value)
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, Size) else value
 
 
 _CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction)
@@ -92,28 +105,43 @@ def _blame(graph: Graph, error: ConversionError) -> None:
     raise CompileError(f"OpenVINO's frontend cannot convert the graph: {error.reason}") from error
 
 
-def _check_inputs(model: Model, graph: Graph) -> None:
+def _shape(node: fx.Node, ranged: bool) -> list[int]:
+    """The sizes of a node's tensor; -1 for those that differ from call to call."""
+    known = zip(node.meta["val"].shape, sizes_of(node), strict=True)
+    return [-1 if ranged and isinstance(size, Size | None) else n for n, size in known]
+
+
+def _input_shapes(graph: Graph, ranged: bool) -> dict[str, list[int]]:
+    """The shapes of a graph's tensors among its inputs, in the order of memory, by name."""
+    shapes = {}
+    for place, x in zip(graph.placeholders, graph.inputs, strict=True):
+        value = place.meta["val"]
+        if isinstance(value, Tensor):
+            storage = row_major(value.ndim) if x.frozen else input_storage(value)
+            shape = _shape(place, ranged and not x.frozen)
+            shapes[place.name] = [shape[d] for d in storage.order]
+    return shapes
+
+
+def _check_inputs(model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> None:
     """Gives inputs the types and shapes that torch promises; the frontend may leave them open."""
     parameters = model.get_parameters()
     if len(parameters) != len(graph.placeholders):
         raise CompileError(
             f"OpenVINO's frontend made {len(parameters)} inputs out of {len(graph.placeholders)}"
         )
-    weights = set(graph.weights)
-    for i, (parameter, node) in enumerate(zip(parameters, graph.placeholders, strict=True)):
+    for parameter, node in zip(parameters, graph.placeholders, strict=True):
         value = node.meta["val"]
-        if not isinstance(value, Tensor):
-            continue
-        storage = row_major(value.ndim) if i in weights else input_storage(value)
-        parameter.set_element_type(to_openvino(value.dtype))
-        parameter.set_partial_shape(PartialShape([value.shape[d] for d in storage.order]))
+        dtype = value.dtype if isinstance(value, Tensor) else torch.int64
+        parameter.set_element_type(to_openvino(dtype))
+        parameter.set_partial_shape(PartialShape(list(shapes.get(node.name, ()))))
     model.validate_nodes_and_infer_types()
 
 
 _INTEGERS = (Type.u8, Type.i8, Type.i16, Type.i32, Type.i64)
 
 
-def _settle_outputs(model: Model, graph: Graph) -> None:
+def _settle_outputs(model: Model, graph: Graph, ranged: bool) -> None:
     """Refuses a conversion that promises another dtype or shape than torch does.
 
     The frontend computes indices in 32 or 64 bits; their width is put right.
@@ -122,9 +150,9 @@ def _settle_outputs(model: Model, graph: Graph) -> None:
     if len(results) != len(graph.outputs):
         raise CompileError(f"OpenVINO's frontend made {len(results)} outputs")
     for result, node in zip(results, graph.outputs, strict=True):
-        fake = node.meta["val"]
+        fake, sizes = node.meta["val"], _shape(node, ranged)
         storage = storage_of(fake)
-        expected = [1 if d in storage.expanded else fake.shape[d] for d in storage.order]
+        expected = [1 if d in storage.expanded else sizes[d] for d in storage.order]
         source = result.input_value(0)
         shape, kind = source.get_partial_shape(), source.get_element_type()
         dtype = to_openvino(fake.dtype)
@@ -132,7 +160,8 @@ def _settle_outputs(model: Model, graph: Graph) -> None:
         if kind != dtype and kind in _INTEGERS and dtype in _INTEGERS:
             result.input(0).replace_source_output(ops.convert(source, dtype).output(0))
             kind = dtype
-        if kind != dtype or known != expected:
+        wrong = not shape.compatible(PartialShape(expected)) if ranged else known != expected
+        if kind != dtype or wrong:
             call = node.args[0] if node.target is operator.getitem else node
             raise LoweringError(
                 call.name,

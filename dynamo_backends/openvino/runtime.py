@@ -13,15 +13,12 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.session import (
     Settings,
     compile_model,
-    deserialize,
     export,
-    import_model,
     make_request,
     passed_through,
     serialize,
@@ -99,6 +96,11 @@ class OpenVinoExecutable(Executable):
         """The weights that the model has, by their places in it."""
         return {place: in_row_major(weights[at]) for at, place in self._weights}
 
+    def moved(self, removed: Collection[int]) -> dict[int, int]:
+        """Places of the model's inputs after some became constants."""
+        left = [place for place in self._places if place is not None and place not in removed]
+        return {place: i for i, place in enumerate(sorted(left))}
+
     def _run(
         self,
         compiled: CompiledModel,
@@ -112,7 +114,7 @@ class OpenVinoExecutable(Executable):
             constants: Places of the inputs that became constants: the others have moved up.
             weights: By place. Those that are no constants are inputs of every request.
         """
-        moved = _renumber(len([p for p in self._places if p is not None]), constants)
+        moved = self.moved(constants)
         inputs = [(moved[x.place], x) for x in self._activations]
         outputs = self._outputs
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
@@ -164,15 +166,18 @@ class OpenVinoExecutable(Executable):
         compiled = self._fixed
         if compiled is None:
             compiled = compile_model(with_weights(self._model, prepared), self._settings)
-        moved = _renumber(len([p for p in self._places if p is not None]), list(prepared))
+        moved = self.moved(list(prepared))
         request = make_request(compiled)
         given = [x.check(activations[x.at]) for x in self._activations]
         for x, tensor in zip(self._activations, given, strict=True):
             request.set_input_tensor(moved[x.place], wrap(tensor))
+        scalars = self.scalars(activations)
+        for place, tensor in scalars.items():
+            request.set_input_tensor(moved[place], wrap(tensor))
         results = [y.make() for y in self._outputs]
         for place, tensor in enumerate(results):
             request.set_output_tensor(place, wrap(tensor))
-        kept = (prepared, given, results)
+        kept = (prepared, given, results, scalars)
 
         def execute() -> list[Tensor]:
             request.infer({}, share_outputs=True, decode_strings=False)
@@ -180,34 +185,22 @@ class OpenVinoExecutable(Executable):
 
         return execute
 
+    def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Inputs of the model that are sizes of a call, by their places.
+
+        Args:
+            activations: As for a bound function.
+        """
+        return {}
+
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
-        parts = {"inputs": json.dumps(self._places).encode()}
+        wiring = {"places": self._places, "ranged": self.serves_range}
+        parts = {"inputs": json.dumps(wiring).encode()}
         if self._fixed is not None:
             return {**parts, "compiled": export(self._fixed)}
         text, constants = serialize(self._model)
         return {**parts, "model": text, "constants": constants}
-
-    @classmethod
-    def load(
-        cls, parts: dict[str, bytes], graph: Graph, settings: Settings
-    ) -> "OpenVinoExecutable":
-        """Recreates an executable from `dump`.
-
-        Raises:
-            CompileError: The parts are incomplete, or OpenVINO refuses them.
-        """
-        try:
-            places = tuple(json.loads(parts["inputs"]))
-            if len(places) != len(graph.inputs):
-                raise ValueError("it is of another graph")
-            if "compiled" in parts:
-                compiled = import_model(parts["compiled"], settings)
-                return cls(graph, LoweredOpenVino(None, places), settings, compiled)
-            model = deserialize(parts["model"], parts["constants"])
-            return cls(graph, LoweredOpenVino(model, places), settings)
-        except Exception as error:
-            raise CompileError(f"the cached OpenVINO model cannot be used: {error}") from error
 
 
 class _Request:
@@ -281,9 +274,3 @@ class _Output:
     def make(self) -> Tensor:
         """Memory for one result."""
         return torch.empty(self.shape, dtype=self.dtype)
-
-
-def _renumber(count: int, removed: Collection[int]) -> dict[int, int]:
-    """Places of a model's inputs after some were removed."""
-    left = [place for place in range(count) if place not in removed]
-    return {place: i for i, place in enumerate(left)}

@@ -7,7 +7,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.openvino.compiler import compile_graph
+from dynamo_backends.openvino.compiler import compile_graph, load
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings
 
@@ -50,10 +50,10 @@ def lowered(model: nn.Module, x: torch.Tensor) -> tuple[Graph, dict[str, bytes]]
 @pytest.mark.parametrize("model", [net(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
 def test_damaged_parts_are_refused(model: nn.Module):
     graph, parts = lowered(model, torch.randn(4, 6))
-    assert isinstance(OpenVinoExecutable.load(parts, graph, Settings()), OpenVinoExecutable)
+    assert isinstance(load(parts, graph, Settings()), OpenVinoExecutable)
     for name in parts:
         if name == "constants":
             continue
         for damaged in ({**parts, name: parts[name][: len(parts[name]) // 2]}, {}):
             with pytest.raises(CompileError, match="the cached OpenVINO model cannot be used"):
-                OpenVinoExecutable.load(damaged, graph, Settings())
+                load(damaged, graph, Settings())

@@ -1,0 +1,138 @@
+"""Runs one OpenVINO model on inputs of all sizes of a range."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from openvino import CompiledModel
+from torch import Tensor
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import RangedImporter
+from dynamo_backends.graph.sizes import SIZES, SizeReader, opened, sizes_in, sizes_of
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.forks import check_process
+from dynamo_backends.openvino.lowering import LoweredOpenVino
+from dynamo_backends.openvino.runtime import OpenVinoExecutable
+from dynamo_backends.openvino.session import Settings, make_request, passed_through, wrap
+from dynamo_backends.runtime.ranged import ranged_outputs
+
+
+class RangedOpenVinoExecutable(OpenVinoExecutable):
+    """A compiled graph whose model has dynamic dimensions (see `OpenVinoExecutable`).
+
+    After the graph's inputs the model has those of the sizes among arguments (see
+    `graph.sizes.opened`), as scalars.
+
+    Raises:
+        CompileError: Sizes do not follow from the shapes of inputs.
+    """
+
+    serves_range = True
+
+    def __init__(
+        self,
+        graph: Graph,
+        lowered: LoweredOpenVino,
+        settings: Settings,
+        compiled: CompiledModel | None = None,
+    ):
+        super().__init__(graph, lowered, settings, compiled)
+        places = [graph.placeholders[i] for i in graph.activations]
+        checks = {at: RangedImporter(p.meta["val"], sizes_of(p)) for at, p in enumerate(places)}
+        self._given = [(x.at, x.place, checks[x.at]) for x in self._activations]
+        further = zip(opened(graph)[1], lowered.inputs[len(graph.inputs) :], strict=True)
+        arguments = [(size, place) for size, place in further if place is not None]
+        self._scalars = [place for _, place in arguments]
+        self._made = ranged_outputs(graph, len(arguments))
+        wanted = [size for y in self._made for size in y.wanted]
+        self._sizes = SizeReader(places, [*(size for size, _ in arguments), *wanted])
+
+    def _run(
+        self,
+        compiled: CompiledModel,
+        constants: Sequence[int],
+        weights: dict[int, Tensor] | None = None,
+    ) -> Bound:
+        moved, outputs, sizes, pid = self.moved(constants), self._made, self._sizes, self._pid
+        inputs = [(at, moved[place], check) for at, place, check in self._given]
+        scalars = [moved[place] for place in self._scalars]
+        live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
+        copies = passed_through(compiled)
+        written = [place for place in range(len(outputs)) if place not in copies]
+        requests: list[_Request] = []  # those that no thread is using
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            check_process(pid, "OpenVINO")
+            try:
+                request = requests.pop()
+            except IndexError:
+                request = _Request(make_request(compiled), scalars, live)
+            native, numbers = request.native, sizes(values)
+            # These keep the memory alive while the request uses it.
+            given = request.given.copy()
+            for at, place, check in inputs:
+                given[place] = tensor = check(values[at])
+                native.set_input_tensor(place, wrap(tensor))
+            for number, write in zip(numbers, request.write, strict=False):
+                write(number)
+            results = [y.make(numbers[y.shape]) for y in outputs]
+            for place in written:
+                native.set_output_tensor(place, wrap(results[place]))
+            native.infer({}, share_outputs=True, decode_strings=False)
+            for place, source in copies.items():
+                results[place] = given[source].clone().view(results[place].shape)
+            requests.append(request)
+            return [
+                y.export(result, numbers[y.shape], numbers[y.strides])
+                for y, result in zip(outputs, results, strict=True)
+            ]
+
+        run.kept = weights  # type: ignore[attr-defined] # constants share their memory
+        return run
+
+    def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
+        """See `OpenVinoExecutable.scalars`."""
+        numbers = self._sizes(activations)
+        return {p: torch.tensor(n) for p, n in zip(self._scalars, numbers, strict=False)}
+
+
+class _Request:
+    """What one call at a time uses.
+
+    Args:
+        native: OpenVINO's request.
+        scalars: Places of the sizes.
+        live: Weights that are inputs, by their places.
+
+    Attributes:
+        given: By their places, the inputs that are known already.
+        write: Functions that note the sizes of a call, one each.
+    """
+
+    def __init__(self, native: Any, scalars: Sequence[int], live: dict[int, Tensor]):
+        self.native = native
+        # Calls may be made in other modes than the one that the memory is made in.
+        with torch.inference_mode(False), disable_current_modes():
+            memory = {p: torch.empty((), dtype=torch.int64, device="cpu") for p in scalars}
+        self.given = {**live, **memory}
+        self.write = [_writer(tensor) for tensor in memory.values()]
+        for place, tensor in self.given.items():
+            native.set_input_tensor(place, wrap(tensor))
+
+
+def _writer(tensor: Tensor) -> Callable[[int], None]:
+    return tensor.numpy().fill
+
+
+def require_elements(graph: Graph) -> None:
+    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range.
+
+    A kernel of OpenVINO divides by zero there, which ends the process.
+    """
+    for node in graph.module.graph.nodes:
+        for size in sizes_in(node.meta.get(SIZES)):
+            if size.lower < 1:
+                raise CompileError(f"{node.name!r} may have no elements")

@@ -1,5 +1,6 @@
 """Symbolic sizes inside ONNX models: computed from the shapes that the inputs have in each call."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,13 +111,15 @@ class _Writer:
             return self._node("Gather", [self._node("Shape", [value]), self._constant(dim)])
         if expression.is_Integer:
             return self._constant(int(expression))
+        if expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
+            return self._folded("Mul", [self(expression.base)] * int(expression.exp))
         op = _OPERATORS.get(type(expression).__name__)
         if op is None:
             raise CompileError(f"the size {expression} does not follow from the inputs' shapes")
-        result, *others = map(self, expression.args)
-        for other in others:
-            result = self._node(op, [result, other])
-        return result
+        return self._folded(op, [self(each) for each in expression.args])
+
+    def _folded(self, op: str, values: Sequence[ir.Value]) -> ir.Value:
+        return functools.reduce(lambda a, b: self._node(op, [a, b]), values)
 
     def _constant(self, number: int) -> ir.Value:
         return self._node("Constant", [], {"value_int": number})

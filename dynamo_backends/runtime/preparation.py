@@ -99,9 +99,7 @@ class PreparedExecutable(Executable):
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
         with self._lock, disable_current_modes():
-            self._live = self._live or LiveExecutable(
-                self.graph, self.prepare_live(), self._calls
-            )
+            self._live = self._live or LiveExecutable(self.graph, self.prepare_live(), self._calls)
         return self._live.bind(weights)
 
     def _bound(self, run: Run) -> Bound:

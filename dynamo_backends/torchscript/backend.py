@@ -26,6 +26,9 @@ from dynamo_backends.runtime.results import unknown_shape
 # Of PyTorch's own wheels.
 _REINSTALL = "pip install --force-reinstall torch"
 
+# Static Runtime makes memory for their results as for their first input.
+_KEEP_DTYPE = frozenset({"aten::div", "aten::sigmoid", "aten::tanh"})
+
 # Passes that choose other strides for intermediate results would change what these mean.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
 
@@ -142,6 +145,14 @@ class StaticRuntime(TorchScript):
             reason = f"torch {torch.__version__} was built without Static Runtime"
             return Availability(False, reason, _REINSTALL)
         return Availability(True, "Static Runtime, part of torch", devices=self.devices)
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`."""
+        if isinstance(node.target, OpOverload) and node.target._schema.name in _KEEP_DTYPE:
+            first = node.all_input_nodes[0].meta["val"]
+            if not (first.is_floating_point() or first.is_complex()):
+                return Support(False, "Static Runtime would give the result the input's dtype")
+        return super().supports(node, options)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""

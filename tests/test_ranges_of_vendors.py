@@ -1,0 +1,237 @@
+"""One executable of a vendor for all sizes of a range, compared with eager at every call."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import GraphReport
+from dynamo_backends.interface.registry import get_backend
+from tests.test_ranges import FUNCTIONS, PROGRAMS, SIZES, agree
+
+NAMES = ["onnxrt", "ov", "ts_trace", "ofi", "static_runtime"]
+TRAINING = [name for name in NAMES if get_backend(name).trains]
+
+EAGER = {"ov": {"two results and a number", "half"}, "onnxrt": {"two results and a number"}}
+"""Functions of which a backend leaves something to eager."""
+
+OF_ONE_SIZE = {("ov", "reader"), ("ov", "seer")}
+"""Whose backward graph compares indices with a size, or has a tensor that may have no elements."""
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return usable(request.param)
+
+
+def usable(name: str) -> str:
+    available = get_backend(name).availability()
+    if not available.usable:
+        pytest.skip(available.reason)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def many_recompilations() -> Iterator[None]:
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+def compiled(fn: Any, name: str, **settings: Any) -> Callable[..., Any]:
+    settings = {"cache": False, "min_block_size": 1, "verify": "always"} | settings
+    return torch.compile(fn, backend=dynamo_backends.compiler(name, **settings), dynamic=True)
+
+
+def executables(reports: Sequence[GraphReport]) -> int:
+    """How many were made; and nothing failed, or was wrong, when it ran."""
+    assert [f for r in reports for f in r.runtime_fallbacks] == []
+    return sum(r.executables for r in reports)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_one_executable_serves_all_sizes(name: str, function: str):
+    run = compiled(FUNCTIONS[function], name)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(size)
+            agree(run(x), FUNCTIONS[function](x))
+    assert executables(reports) <= PROGRAMS.get(function, 1)
+    assert all(r.ops_in_eager == 0 for r in reports) == (function not in EAGER.get(name, ()))
+
+
+class Reader(nn.Module):
+    """Text in, with attention, and classes of it out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.projection = nn.Linear(16, 48)
+        self.norm = nn.LayerNorm(16)
+        self.bias = nn.Parameter(torch.randn(1, 16))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        batch, length, width = x.shape
+        # Depends on weights and a size alone, and is no view.
+        x = x + (self.bias * 2).expand(length, width).exp()
+        parts = self.projection(x).view(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        scores = (parts[0] @ parts[1].transpose(-2, -1) / 2).softmax(-1)
+        x = x + (scores @ parts[2]).transpose(1, 2).reshape(batch, length, width)
+        return self.head(self.norm(x)[:, -1])
+
+
+class Seer(nn.Module):
+    """Images in, with convolutions and pooling, and classes of them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.body(image).flatten(2).mean(-1))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
+    "reader": (Reader, [torch.randint(50, s) for s in ((2, 5), (4, 64), (7, 2), (4, 5), (64, 3))]),
+    "seer": (Seer, [torch.randn(n, 3, s, s) for n, s in ((2, 8), (5, 12), (3, 16), (64, 6))]),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("freezing", ["off", "probe"])
+def test_models(name: str, model: str, freezing: str):
+    make, inputs = MODELS[model]
+    module = make().eval()
+    run = compiled(module, name, freezing=freezing)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for x in inputs:
+            agree(run(x), module(x))
+        for x in reversed(inputs):
+            agree(run(x), module(x))
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
+def test_weights_that_change_between_sizes(name: str):
+    module = Reader().eval()
+    run = compiled(module, name)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for x in MODELS["reader"][1]:
+            for _ in range(2):
+                agree(run(x), module(x))
+                module.bias.add_(0.5)
+                module.head.weight.mul_(-0.5)
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients(name: str, model: str):
+    make, inputs = MODELS[model]
+    module, reference = (make() for _ in range(2))
+    reference.load_state_dict(module.state_dict())
+    run = compiled(module, usable(name))
+    with dynamo_backends.record() as reports:
+        for x in inputs:
+            for each, call in ((module, run), (reference, reference)):
+                each.zero_grad()
+                call(x).square().mean().backward()
+            for mine, right in zip(module.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-5)
+    assert {r.kind for r in reports} >= {"forward", "backward"}
+    served = [r for r in reports if r.kind == "forward" or (name, model) not in OF_ONE_SIZE]
+    assert executables(served) == sum(r.blocks for r in served)
+
+
+def test_not_a_number(name: str):
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return (x * 2).exp() / x.shape[0], x.sum(1), x.t() @ x + x.shape[1]
+
+    run = compiled(f, name)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(size)
+            x[0, 0], x[1, -1] = torch.nan, torch.inf
+            agree(run(x), f(x))
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
+def test_a_part_in_eager_gets_the_sizes(name: str):
+    def f(x: Tensor) -> Tensor:
+        y = x.reshape(x.shape[1], -1).tanh()
+        z = y.view(x.shape).sigmoid() + torch.arange(x.shape[1])
+        return z.repeat(2, 1) * x.shape[0]
+
+    run = compiled(f, name, keep_in_eager=("sigmoid",))
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(size)
+            agree(run(x), f(x))
+    assert all(r.ops_in_eager and r.blocks == 2 for r in reports)
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
+def test_threads_with_sizes_of_their_own(name: str):
+    module = Reader().eval()
+    run = compiled(module, name, verify="first")
+
+    def work(seed: int) -> None:
+        sizes = torch.randint(2, 30, (12, 2), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            for batch, length in sizes.tolist():
+                x = torch.randint(50, (batch, length))
+                torch.testing.assert_close(run(x), module(x))
+
+    with dynamo_backends.record() as reports:
+        work(0)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(1, 9)))
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
+def test_results_are_the_callers(name: str):
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        return x + 1, x.view(-1), x.sum(0)
+
+    run = compiled(f, name)
+    kept, expected = [], []
+    with torch.no_grad():
+        for size in (*SIZES, *SIZES):
+            x = torch.randn(size)
+            kept.append(run(x))
+            expected.append([y.clone() for y in f(x)])
+    agree(kept, [tuple(e) for e in expected])
+
+
+@pytest.mark.parametrize("name", ["onnxrt", "ov"])
+def test_the_disk_cache_has_one_entry_for_all_sizes(name: str):
+    made = []
+    for sizes in (((3, 8), (5, 12)), ((9, 2), (64, 10), (3, 8))):
+        torch._dynamo.reset()
+        module = nn.Sequential(nn.Linear(4, 3), nn.Flatten(1), nn.Sigmoid()).eval()
+        run = compiled(module, usable(name), cache=True)
+        with dynamo_backends.record() as reports, torch.no_grad():
+            for size in sizes:
+                x = torch.randn(*size, 4)
+                agree(run(x), module(x))
+        made.append((executables(reports), sum(r.cache_hits for r in reports)))
+    assert made == [(1, 0), (1, 1)]
+
+
+def test_what_may_have_no_elements_is_compiled_for_its_sizes(name: str):
+    def f(x: Tensor) -> Tensor:
+        return x.exp()[2:].sigmoid().sum(0)
+
+    run = compiled(f, name)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in (3, 5, 2, 40, 4):
+            x = torch.randn(size, 4)
+            agree(run(x), f(x))
+    executables(reports)

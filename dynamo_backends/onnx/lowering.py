@@ -17,6 +17,7 @@ from onnxscript import optimizer, version_converter
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.fixed_sizes import fixes_sizes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.legalize import promote
@@ -71,7 +72,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
         CompileError: The model cannot be optimised, or a size does not follow from the inputs.
     """
     with _lock, silenced(*_EXPORTERS):
-        module = _promoted(graph, expanded)
+        module = _promoted(graph, expanded, ranged)
         dimensions = Dimensions(graph) if ranged else None
         if dimensions is not None:
             dimensions.separate(module)
@@ -89,11 +90,13 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
         return LoweredOnnx(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
 
 
-def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool]) -> fx.GraphModule:
+def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool) -> fx.GraphModule:
     """A copy of the graph's module with explicit type promotion and some calls decomposed."""
     module = graph.copy().module
     for node in graph.calls:
         if expanded(node):
+            if ranged and fixes_sizes(node, expand):
+                raise CompileError(f"the decomposition of {node.name!r} may depend on sizes")
             expand(next(n for n in module.graph.nodes if n.name == node.name))
     module.graph.lint()
     module.recompile()

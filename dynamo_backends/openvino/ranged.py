@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from openvino import CompiledModel
-from torch import Tensor
+from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
@@ -18,6 +18,8 @@ from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, make_request, passed_through, wrap
 from dynamo_backends.runtime.ranged import ranged_outputs
+
+aten = torch.ops.aten
 
 
 class RangedOpenVinoExecutable(OpenVinoExecutable):
@@ -127,12 +129,20 @@ def _writer(tensor: Tensor) -> Callable[[int], None]:
     return tensor.numpy().fill
 
 
+def _keeps_elements(node: fx.Node) -> bool:
+    """Whether the result of a call has elements if its inputs have."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target in (aten.view.default, aten.reshape.default)
+
+
 def require_elements(graph: Graph) -> None:
     """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range.
 
     A kernel of OpenVINO divides by zero there, which ends the process.
     """
     for node in graph.module.graph.nodes:
+        if _keeps_elements(node):
+            continue
         for size in sizes_in(node.meta.get(SIZES)):
             if size.lower < 1:
                 raise CompileError(f"{node.name!r} may have no elements")

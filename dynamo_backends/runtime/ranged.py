@@ -1,5 +1,6 @@
 """Programs that are called with all sizes of a range: what they are given, and what they return."""
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -107,7 +108,7 @@ class RangedCalls:
         ends = [self._count]
         for each in strides:
             ends.append(ends[-1] + len(each))
-        self._strides = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+        self._strides = [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def around(self, run: Callable[..., Sequence[Any]], inputs: Callable[..., Any] = list) -> Bound:
         """A function from activations to results with the strides of eager.

@@ -16,11 +16,16 @@ from tests.test_ranges import FUNCTIONS, PROGRAMS, SIZES, agree
 NAMES = ["onnxrt", "ov", "ts_trace", "ofi", "static_runtime"]
 TRAINING = [name for name in NAMES if get_backend(name).trains]
 
-EAGER = {"ov": {"two results and a number", "half"}, "onnxrt": {"two results and a number"}}
+EAGER = {
+    "onnxrt": {"two results and a number"},
+    "ov": {"two results and a number", "half"},
+    "static_runtime": {"positions"},
+}
 """Functions of which a backend leaves something to eager."""
 
-OF_ONE_SIZE = {("ov", "reader"), ("ov", "seer")}
-"""Whose backward graph compares indices with a size, or has a tensor that may have no elements."""
+OF_ONE_SIZE = {("onnxrt", "seer"), ("ov", "reader"), ("ov", "seer")}
+"""Models whose training takes an executable for each size: batch normalization has a factor of the
+number of elements, and OpenVINO gets indices compared with a size."""
 
 
 @pytest.fixture(params=NAMES)
@@ -59,8 +64,9 @@ def test_one_executable_serves_all_sizes(name: str, function: str):
         for size in SIZES:
             x = torch.randn(size)
             agree(run(x), FUNCTIONS[function](x))
-    assert executables(reports) <= PROGRAMS.get(function, 1)
-    assert all(r.ops_in_eager == 0 for r in reports) == (function not in EAGER.get(name, ()))
+    made, in_eager = executables(reports), any(r.ops_in_eager for r in reports)
+    assert in_eager == (function in EAGER.get(name, ()))
+    assert made <= PROGRAMS.get(function, 1) or in_eager
 
 
 class Reader(nn.Module):
@@ -146,8 +152,8 @@ def test_gradients(name: str, model: str):
             for mine, right in zip(module.parameters(), reference.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-5)
     assert {r.kind for r in reports} >= {"forward", "backward"}
-    served = [r for r in reports if r.kind == "forward" or (name, model) not in OF_ONE_SIZE]
-    assert executables(served) == sum(r.blocks for r in served)
+    served = executables(reports) == sum(r.blocks for r in reports)
+    assert served == ((name, model) not in OF_ONE_SIZE)
 
 
 def test_not_a_number(name: str):
@@ -165,8 +171,8 @@ def test_not_a_number(name: str):
 
 def test_a_part_in_eager_gets_the_sizes(name: str):
     def f(x: Tensor) -> Tensor:
-        y = x.reshape(x.shape[1], -1).tanh()
-        z = y.view(x.shape).sigmoid() + torch.arange(x.shape[1])
+        y = x.t().contiguous().tanh()
+        z = y.t().sigmoid() + torch.arange(x.shape[1])
         return z.repeat(2, 1) * x.shape[0]
 
     run = compiled(f, name, keep_in_eager=("sigmoid",))

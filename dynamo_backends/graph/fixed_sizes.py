@@ -39,10 +39,9 @@ def _decomposed(node: fx.Node, decompose: Callable[[fx.Node], None], times: int)
         copies[source] = graph.placeholder(source.name)
         copies[source].meta = {"val": _resized(source, times, mode)}
     copy = graph.node_copy(node, copies.__getitem__)
-    copy.args, copy.kwargs = (
-        fx.node.map_aggregate(x, lambda a: a * times if isinstance(a, Size) else a)
-        for x in (copy.args, copy.kwargs)
-    )
+    resized = lambda a: int(a) * times if isinstance(a, Size) else a  # noqa: E731
+    copy.args = fx.node.map_aggregate(copy.args, resized)
+    copy.kwargs = fx.node.map_aggregate(copy.kwargs, resized)
     copy.meta = {"val": node.meta["val"]}
     users = [graph.node_copy(user, lambda _: copy) for user in _readers(node)]
     graph.output(tuple(users or [copy]))

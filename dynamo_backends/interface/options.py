@@ -45,6 +45,8 @@ class Options:
             Inductor, or keep the blocks.
         max_executables: With dynamic shapes: how many concrete shapes stay compiled; the one
             used least recently leaves.
+        ranges: With dynamic shapes: one executable serves all sizes, where the backend can make such
+            a one. False: every set of concrete shapes is compiled for itself.
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """
@@ -57,6 +59,7 @@ class Options:
     keep_in_eager: tuple[str, ...] = ()
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
+    ranges: bool = True
     partitioner: Literal["default", "min_cut"] = "default"
 
     RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}

@@ -262,7 +262,7 @@ class CompiledGraph:
                 program = self._programs.get(key)
                 if program is None:
                     values = [*args, *self._constants]
-                    ranges = self._backend.serves_ranges
+                    ranges = self._backend.serves_ranges and self._options.ranges
                     program = self._compile(lambda: specialize(self._graph, values, ranges))
                     self._programs[key] = program
                     while len(self._programs) > self._options.max_executables:

@@ -1,0 +1,177 @@
+"""Streams of requests of changing sizes: seconds from cold, latencies once warm, wrong results.
+
+    python benchmarks/traffic.py
+    python benchmarks/traffic.py --streams embeddings --columns inductor onnxrt --requests 100
+
+Each column of each stream is a process of its own with empty cache folders. It answers the stream
+three times: from cold; once more, each request in eager as well, one after the other, which are the
+times that are compared; and once to compare results with eager's and, where that leaves doubt,
+with float64's. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
+A column COLUMN@exact compiles every size for itself (the option `ranges=False`).
+"""
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.progress import track
+from rich.table import Table
+from torch.utils import _pytree as pytree
+
+import dynamo_backends
+import harness
+from harness.streams import STREAMS, Stream
+
+COLUMNS = ("inductor", "inductor-dynamic", "onnxrt", "ov", "inductor_freezing", "openxla")
+EXACT = "@exact"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a result was wrong."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = harness.make_console()
+    console.print(f"[dim]{harness.environment_line()}[/]")
+    rows: list[dict[str, Any]] = []
+    for name in settings.streams:
+        table = Table(
+            "", "cold s", "slowest s", "of inductor", "executables", "p50 ms", "p95", "p99",
+            "× eager", "eager p95", "grows MiB", "wrong",
+        )  # fmt: skip
+        columns = track(settings.columns, name, console=console, transient=True)
+        found = [in_a_process(settings, name, column) for column in columns]
+        cold = next((row["cold_s"] for row in found if row["column"] == "inductor"), None)
+        for row in found:
+            table.add_row(*describe(row, cold))
+        table.title = f"{name}: {found[0].get('summary', '')}"
+        console.print(table)
+        rows += found
+    if settings.json:
+        harness.save_json(settings.json, "traffic", rows, settings=vars(settings))
+    return 1 if any(row.get("wrong") for row in rows) else 0
+
+
+def describe(row: dict[str, Any], cold_of_inductor: float | None) -> list[str]:
+    """The cells of one column's row."""
+    if "error" in row:
+        return [row["column"], row["error"]]
+    part = f"{row['cold_s'] / cold_of_inductor:.2f}" if cold_of_inductor else "?"
+    numbers = row["p50_ms"], row["p95_ms"], row["p99_ms"]
+    made = str(row["executables"]) if row["executables"] is not None else "?"
+    return [
+        row["column"], f"{row['cold_s']:.1f}", f"{row['slowest_s']:.2f}", part, made,
+        *(f"{n:.1f}" for n in numbers), f"{row['times_eager']:.2f}", f"{row['eager_p95_ms']:.1f}",
+        f"{row['growth'] / 2**20:.0f}", str(row["wrong"]),
+    ]  # fmt: skip
+
+
+def in_a_process(settings: argparse.Namespace, stream: str, column: str) -> dict[str, Any]:
+    """Answers a stream in a fresh process with fresh cache folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
+        }
+        command = [__file__, "--child", column, "--streams", stream, "--scale", settings.scale]
+        if settings.requests:
+            command += ["--requests", str(settings.requests)]
+        try:
+            found = harness.run_child(command, caches, timeout_s=settings.timeout)
+        except harness.ChildError as error:
+            found = {"error": str(error).splitlines()[-1]}
+    return {"stream": stream, "column": column, **found}
+
+
+def child(settings: argparse.Namespace) -> int:
+    """Answers one stream by one column, and hands the times back."""
+    counted = {"count": settings.requests} if settings.requests else {}
+    stream = STREAMS[settings.streams[0]](settings.scale, **counted)
+    eager = stream.serve(copy.deepcopy(stream.model), lambda function: function)
+    before = harness.rss_bytes()
+    with dynamo_backends.record() as reports, torch.set_grad_enabled(stream.trains):
+        served = stream.serve(stream.model, lambda function: compiled(function, settings.child))
+        cold = [_seconds(served, request) for request in stream.requests]
+        growth = harness.peak_rss_bytes() - before
+        warm, plain = [], []
+        for request in stream.requests:
+            plain.append(_seconds(eager, request))
+            warm.append(_seconds(served, request))
+        wrong = sum(not is_right(stream, eager, served, request) for request in stream.requests)
+    harness.hand_back(
+        summary=stream.summary,
+        cold_s=sum(cold),
+        slowest_s=max(cold),
+        executables=sum(r.executables for r in reports) if reports else None,
+        in_eager=sum(r.ops_in_eager for r in reports),
+        **_percentiles(warm, ""),
+        **_percentiles(plain, "eager_"),
+        times_eager=sum(plain) / sum(warm),
+        warm_s=sum(warm),
+        growth=growth,
+        wrong=wrong,
+    )
+    return 0
+
+
+def compiled(function: Callable[..., Any], column: str) -> Callable[..., Any]:
+    """A function compiled as a column says."""
+    if column in ("eager", "inductor", "inductor-dynamic"):
+        if column == "eager":
+            return function
+        return torch.compile(function, dynamic=True if column == "inductor-dynamic" else None)
+    name, exact, _ = column.partition(EXACT)
+    options: dict[str, Any] = {"ranges": False, "max_executables": 1024} if exact else {}
+    return torch.compile(function, backend=name, options=options)
+
+
+def _seconds(serve: Callable[..., Any], request: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    serve(*request)
+    return time.perf_counter() - start
+
+
+def _percentiles(seconds: Sequence[float], prefix: str) -> dict[str, float]:
+    at = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {f"{prefix}p{p}_ms": at[p - 1] * 1e3 for p in (50, 95, 99)}
+
+
+def is_right(
+    stream: Stream, eager: Callable[..., Any], served: Callable[..., Any], request: Sequence[Any]
+) -> bool:
+    """Whether the answer to a request is as accurate as eager's."""
+    expected, result = eager(*request), served(*request)
+    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(result), strict=True)
+    if all(torch.equal(e, r) for e, r in pairs):
+        return True
+    model = copy.deepcopy(stream.model).double()
+    precise = stream.serve(model, lambda function: function)(
+        *pytree.tree_map_only(torch.Tensor, _widened, tuple(request))
+    )
+    return harness.compare_outputs(expected, result, precise).passed
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=list(STREAMS))
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="COLUMN")
+    parser.add_argument("--requests", type=int, help="so many, instead of each stream's own number")
+    parser.add_argument("--scale", choices=("test", "bench"), default="bench")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one column")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

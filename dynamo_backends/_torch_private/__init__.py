@@ -97,6 +97,7 @@ from dynamo_backends._torch_private.operators import (
     elementwise_dtypes,
     is_composite,
 )
+from dynamo_backends._torch_private.symbols import FreshSymbols
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,
     TensorProperties,
@@ -137,6 +138,7 @@ __all__ = [
     "ELEMENTWISE_PROMOTION",
     "FakeTensor",
     "FakeTensorMode",
+    "FreshSymbols",
     "HigherOrderOperator",
     "OpOverload",
     "TensorProperties",

@@ -150,8 +150,7 @@ def sizes_in(values: Any) -> list[Size]:
     return found
 
 
-# The names of torch's functions in expressions; sizes are not negative.
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "CleanDiv": operator.floordiv,
     "FloorDiv": operator.floordiv,
     "Max": max,
@@ -159,6 +158,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
 }
+"""What torch's functions in expressions compute, by their names; sizes are not negative."""
 
 
 class SizeReader:
@@ -177,7 +177,9 @@ class SizeReader:
         symbols: dict[sympy.Expr, sympy.Dummy] = {}
         results = [_in_terms_of(size, known, symbols) for size in wanted]
         self._sources = [known[e] for e in symbols]
-        self._compute = sympy.lambdify(list(symbols.values()), results, modules=[dict(_FUNCTIONS)])
+        self._compute = sympy.lambdify(
+            list(symbols.values()), results, modules=[dict(SIZE_FUNCTIONS)]
+        )
         concrete = [p.meta["val"] for p in places]
         try:
             right = self(concrete) == [int(s) for s in wanted]

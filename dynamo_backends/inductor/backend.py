@@ -54,6 +54,8 @@ class InductorFreezing(Backend):
 
     name = "inductor_freezing"
     summary = "Inductor with frozen weights"
+    dynamic_shapes = "one executable for all sizes that the symbols allow"
+    serves_ranges = True
     Options = InductorOptions
     optional_packages = ("triton",)
     settings: ClassVar[dict[str, Any]] = {}
@@ -81,10 +83,16 @@ class InductorFreezing(Backend):
     def compile(self, graph: Graph, options: InductorOptions) -> Executable:
         """See `Backend.compile`."""
         from dynamo_backends.inductor.runtime import InductorExecutable
+        from dynamo_backends.runtime.ranged import for_range
 
         graph = without_workspaces(graph)  # programs run outside of grad mode
         reduced = options.precision == "bf16"
-        return InductorExecutable(graph, self.settings, reduced, options.reserve)
+        return for_range(
+            graph,
+            lambda ranged: InductorExecutable(
+                graph, self.settings, reduced, options.reserve, ranged
+            ),
+        )
 
 
 class InductorMaxAutotune(InductorFreezing):

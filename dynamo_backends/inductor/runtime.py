@@ -17,6 +17,7 @@ from dynamo_backends._torch_private import (
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.layouts import make_channels_last
+from dynamo_backends.inductor.ranged import RangedRun
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
@@ -24,6 +25,7 @@ from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
+from dynamo_backends.runtime.ranged import RangedCalls
 
 _lock = threading.RLock()  # Inductor is compiled with by one thread at a time
 
@@ -32,19 +34,27 @@ class InductorExecutable(PreparedExecutable):
     """A graph compiled by Inductor.
 
     Args:
-        graph: With static shapes.
+        graph: For concrete shapes.
         settings: Of `torch._inductor.config`, for compiling.
         reduced: Whether it may compute in bfloat16.
         reserve: Whether memory of temporaries is kept between calls.
+        ranged: It is for all sizes that the symbols allow.
     """
 
     def __init__(
-        self, graph: Graph, settings: Mapping[str, Any], reduced: bool, reserve: bool = True
+        self,
+        graph: Graph,
+        settings: Mapping[str, Any],
+        reduced: bool,
+        reserve: bool = True,
+        ranged: bool = False,
     ):
         self._settings = dict(settings)
         self._reduced = reduced
         self._reserve = reserve
-        super().__init__(graph)
+        calls = RangedCalls(graph) if ranged else None
+        self._compiled = calls.graph if calls else graph
+        super().__init__(graph, calls)
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:
         """See `PreparedExecutable.prepare`."""
@@ -52,20 +62,30 @@ class InductorExecutable(PreparedExecutable):
         with _lock, disable_current_modes(), warnings.catch_warnings():
             # Said by Inductor's own tuner about itself.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
-            module = with_constants(self.graph, weights)
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
-            inputs = [_fake(p.meta["val"], mode) for p in module.graph.find_nodes(op="placeholder")]
+            module = with_constants(self._compiled, weights)
+            places = module.graph.find_nodes(op="placeholder")
             if self._reduced:
                 compute_in_bfloat16(module)
-            use_skinny_gemm(module)
-            multiply_by_onednn(module)
-            few = use_small_channels(module)
-            if use_winograd(module, self._reduced) or few:
-                outputs = module.graph.output_node().all_input_nodes
-                make_channels_last(module, range(len(outputs)))
-            size = peak_bytes(module.graph)
-            run = compile_frozen_with_inductor(module, inputs, settings)
-            return keeping(size, run, self._reserve)
+            if self.serves_range:
+                multiply_by_onednn(module, ranged=True)
+                run: Run = RangedRun(
+                    places, lambda inputs: compile_frozen_with_inductor(module, inputs, settings)
+                )
+            else:
+                self._choose_kernels(module)
+                mode = FakeTensorMode(allow_non_fake_inputs=True)
+                inputs = [_fake(p.meta["val"], mode) for p in places]
+                run = compile_frozen_with_inductor(module, inputs, settings)
+            return keeping(peak_bytes(module.graph), run, self._reserve)
+
+    def _choose_kernels(self, module: fx.GraphModule) -> None:
+        """Puts kernels of this package in, where they suit the sizes."""
+        use_skinny_gemm(module)
+        multiply_by_onednn(module)
+        few = use_small_channels(module)
+        if use_winograd(module, self._reduced) or few:
+            outputs = module.graph.output_node().all_input_nodes
+            make_channels_last(module, range(len(outputs)))
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:

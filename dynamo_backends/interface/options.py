@@ -45,8 +45,8 @@ class Options:
             Inductor, or keep the blocks.
         max_executables: With dynamic shapes: how many concrete shapes stay compiled; the one
             used least recently leaves.
-        ranges: With dynamic shapes: one executable serves all sizes, where the backend can make such
-            a one. False: every set of concrete shapes is compiled for itself.
+        ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
+            such a one. False: every set of concrete shapes is compiled for itself.
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """

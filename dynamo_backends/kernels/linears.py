@@ -47,11 +47,12 @@ def prepacked_linear(weight: Tensor, rows: int) -> Callable[[Tensor], Tensor]:
     return lambda x: run(x, packed, None, "none", [], "")
 
 
-def multiply_by_onednn(module: fx.GraphModule) -> None:
+def multiply_by_onednn(module: fx.GraphModule, ranged: bool = False) -> None:
     """Lets oneDNN compute the linear layers for which it is faster than MKL.
 
     Args:
         module: Functional; frozen weights are read by `get_attr` nodes.
+        ranged: The rows differ from call to call, for which MKL cannot pack weights.
     """
     if not torch.backends.mkldnn.is_available():
         return
@@ -60,33 +61,38 @@ def multiply_by_onednn(module: fx.GraphModule) -> None:
         parts = linear_layer(node, frozen)
         if parts is None or parts[1].meta["val"].numel() < _LEAST:
             continue
-        if _is_faster(parts[0], node):
+        if _is_faster(parts[0], node, ranged):
             _replace(node, *parts)
     module.recompile()
 
 
-def _is_faster(x: fx.Node, product: fx.Node) -> bool:
+def _is_faster(x: fx.Node, product: fx.Node, ranged: bool) -> bool:
     (rows, depth), columns = x.meta["val"].shape, product.meta["val"].shape[1]
 
     def ways() -> dict[str, Run]:
         weight = torch.ones(columns, depth)
-        by_mkl, by_onednn = _by_mkl(weight, rows), prepacked_linear(weight, rows)
+        by_onednn = prepacked_linear(weight, rows)
+        by_mkl = _unpacked(weight) if ranged else _by_mkl(weight, rows)
         return {
             "MKL": lambda inputs: [by_mkl(inputs[0])],
             "oneDNN": lambda inputs: [by_onednn(inputs[0])],
         }
 
     layout = ((rows, depth), (depth, 1), torch.float32)
-    kind = f"linear layer {columns}"  # oneDNN computes what follows, too
+    kind = f"linear layer {columns}{' of any rows' * ranged}"  # oneDNN computes what follows, too
     return fastest(kind, "MKL", ways, [layout], preferred="oneDNN") == "oneDNN"
 
 
 def _by_mkl(weight: Tensor, rows: int) -> Any:
     """What Inductor calls: MKL with packed weights, or torch's BLAS if it is another one."""
     if not torch.backends.mkl.is_available():
-        return lambda x: linear(x, weight)
+        return _unpacked(weight)
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
     return lambda x: torch.ops.mkl._mkl_linear(x, packed, weight, None, rows)
+
+
+def _unpacked(weight: Tensor) -> Any:
+    return lambda x: linear(x, weight)
 
 
 def _replace(node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None) -> None:

@@ -1,0 +1,124 @@
+"""One program of Inductor's for all sizes, and what it assumed of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import Availability, Backend, Executable, Options, Support
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import opened
+from dynamo_backends.inductor.ranged import RangedRun
+from dynamo_backends.pipeline.captured import compile_captured
+from tests.test_ranges import Ranged
+
+SIZES = ((3, 7), (5, 12), (2, 2), (9, 30), (4, 4))
+
+
+class Network(nn.Module):
+    """Linear layers that are large enough for oneDNN, a norm, a mean over a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(128, 160)
+        self.norm = nn.LayerNorm(160)
+        self.second = nn.Linear(160, 128)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.second(self.norm(self.first(x)).relu())
+        return y + torch.arange(x.shape[1])[:, None], y.softmax(1).sum(0) / x.shape[0]
+
+
+def test_one_program_serves_all_sizes():
+    net = Network().eval()
+    compiler = dynamo_backends.compiler("inductor_freezing", cache=False, verify="always")
+    run = torch.compile(net, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(*size, 128)
+            torch.testing.assert_close(run(x), net(x))
+        net.first.weight.mul_(2)
+        x = torch.randn(6, 6, 128)
+        torch.testing.assert_close(run(x), net(x))
+    assert [r.executables for r in reports] == [1]
+    assert [r.runtime_fallbacks for r in reports] == [[]]
+
+
+class Capturing(Backend):
+    """Keeps the graphs that it compiles."""
+
+    name = "capturing"
+    serves_ranges = True
+
+    def __init__(self) -> None:
+        self.graphs: list[Graph] = []
+
+    def availability(self) -> Availability:
+        return Availability(True, "")
+
+    def supports(self, node: Any, options: Options) -> Support:
+        return Support(True)
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        self.graphs.append(graph)
+        return Ranged(graph)
+
+
+def graph_of_a_view() -> Graph:
+    backend = Capturing()
+    options = Options(cache=False, min_block_size=1)
+    torch.compile(
+        lambda x: x.view(x.shape[0] * 2, -1) + 1,
+        backend=lambda gm, args: compile_captured(backend, gm, args, options),
+        dynamic=True,
+    )(torch.randn(3, 8))
+    return opened(backend.graphs[0])[0]
+
+
+def test_sizes_of_which_an_assumption_does_not_hold_get_programs_of_their_own():
+    graph = graph_of_a_view()
+    compiled: list[Any] = []
+
+    def compile_for(inputs: Sequence[Any]) -> Any:
+        (x,) = [x for x in inputs if isinstance(x, Tensor)]
+        small = bool(x.shape[0] < 10)  # a guard, where that is symbolic
+        compiled.append(x.shape[0])
+
+        def run(*values: Any) -> Any:
+            assert small == (values[0].shape[0] < 10), "not the program for these sizes"
+            return graph.module(*values)
+
+        return run
+
+    run = RangedRun(graph.placeholders, compile_for)
+    for rows in (3, 9, 12, 4, 12, 10):
+        x = torch.randn(rows, 8)
+        (result,) = run(x, rows * 2)
+        torch.testing.assert_close(result, x.view(rows * 2, -1) + 1)
+    assert isinstance(compiled[0], torch.SymInt)
+    assert compiled[1:] == [12, 10]
+
+
+def test_a_size_of_one_is_not_a_symbol():
+    from dynamo_backends.interface.errors import CompileError
+
+    graph = graph_of_a_view()
+    for node in graph.placeholders:
+        for key in ("sizes", "strides"):
+            if key in node.meta:
+                node.meta[key] = tuple(_as_one(s) for s in node.meta[key])
+        if isinstance(node.meta["val"], Tensor):
+            node.meta["val"] = torch.empty(1, 8)
+    with pytest.raises(CompileError, match="2 and more"):
+        RangedRun(graph.placeholders, lambda inputs: graph.module)
+
+
+def _as_one(size: Any) -> Any:
+    from dynamo_backends.graph.sizes import Size
+
+    if isinstance(size, Size) and size == 3:
+        return Size(1, size.expression, 0, None)
+    return size

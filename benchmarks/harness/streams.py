@@ -121,8 +121,8 @@ def prompts(scale: Scale = "bench", count: int = 10) -> Stream:
         forward, generator = compiled(model.forward), model
 
         def answer(ids: Tensor) -> Tensor:
-            generator.forward = forward  # type: ignore[method-assign]
-            return generator.generate(  # type: ignore[operator, no-any-return]
+            generator.forward = forward
+            return generator.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False,
                 cache_implementation="static", disable_compile=True,
             )  # fmt: skip
@@ -152,7 +152,7 @@ def training(scale: Scale = "bench", count: int = 60) -> Stream:
             self.head = nn.Linear(features, 5)
 
         def forward(self, ids: Tensor) -> Tensor:
-            return self.head(self.encoder(self.embedding(ids)).mean(1))  # type: ignore[no-any-return]
+            return self.head(self.encoder(self.embedding(ids)).mean(1))
 
     def serve(model: nn.Module, compiled: Compile) -> Callable[..., Any]:
         model.train()
@@ -194,7 +194,7 @@ def audio(scale: Scale = "bench", count: int = 60) -> Stream:
         def forward(self, mel: Tensor) -> Tensor:
             x = nn.functional.gelu(self.first(mel))
             x = nn.functional.gelu(self.second(x)).transpose(1, 2)
-            return self.encoder(x + self.positions[: x.shape[1]])  # type: ignore[no-any-return]
+            return self.encoder(x + self.positions[: x.shape[1]])
 
     def requests() -> Iterator[Inputs]:
         for _ in range(count):

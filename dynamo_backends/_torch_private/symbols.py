@@ -47,7 +47,7 @@ class FreshSymbols:
         """
         own = sympy.sympify(expression).xreplace(self._own)
         made: Any = self._env.create_symintnode(own, hint=value)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def tensor(self, sizes: Any, strides: Any, like: Tensor) -> Tensor:
         """A fake tensor of symbolic sizes and strides."""

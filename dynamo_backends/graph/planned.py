@@ -1,4 +1,4 @@
-"""Compiles graphs in which a plan's calls are decomposed; the graphs themselves stay as they are."""
+"""Compiles copies of graphs in which the calls are decomposed that a plan decomposes."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -91,7 +91,7 @@ def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
 
 
 def _keep_promises(result: Graph, graph: Graph) -> None:
-    """Gives outputs the strides of the calls that were decomposed: those are what torch promises."""
+    """Gives outputs the strides of the calls that were decomposed: torch promises those."""
     for made, promised in zip(result.outputs, graph.outputs, strict=True):
         value = promised.meta["val"] if isinstance(promised, fx.Node) else None
         if not isinstance(value, Tensor):

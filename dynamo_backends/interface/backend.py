@@ -146,7 +146,7 @@ class Backend(ABC):
         raise NotImplementedError(f"{self.name} has neither `supports` nor `plan`")
 
     def plan(self, graph: "Graph", options: Any) -> "Plan":
-        """Decides about every call of a graph: taken, taken once it is decomposed, or left to eager.
+        """Decides about every call of a graph: native, decomposed, or left to eager.
 
         Asks `supports` about each, unless a backend decides about several together.
 

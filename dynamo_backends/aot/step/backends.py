@@ -11,8 +11,8 @@ from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import dropout
-from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.availability import require_available
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import DynamoBackendsError, OptionError, StepCaptureError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan

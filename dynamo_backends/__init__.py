@@ -20,6 +20,7 @@ _PUBLIC = {
     "Bound": "interface.backend",
     "Executable": "interface.backend",
     "Options": "interface.options",
+    "Plan": "interface.plan",
     "SUPPORTED": "interface.backend",
     "Support": "interface.backend",
     "Graph": "graph.graph",

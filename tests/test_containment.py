@@ -100,7 +100,7 @@ class Planting:
 
     def executables(self, calls: int = 99, *fails: str) -> None:
         """Compiled code is a double that fails."""
-        self.method("supports", lambda node, options: dynamo_backends.Support(True))
+        self.method("plan", lambda graph, options: dynamo_backends.Plan())
         self.method("compile", lambda graph, options: Interpreted(graph, calls, fails))
         self.method("cache_key", lambda options: "double")
         self.method("load", lambda parts, graph, options: Interpreted(graph, calls, fails))
@@ -147,14 +147,14 @@ STAGES: dict[str, Stage] = {
         for each in PASSES.passes
     },
     "partition": at("pipeline.blocks.partition"),
-    "supports": Stage(lambda p: p.method("supports")),
+    "plan": Stage(lambda p: p.method("plan")),
     "compile": Stage(lambda p: (p.executables(), p.method("compile"))[0]),
     "describing parts": at("pipeline.blocks.describe_parts", apart=True),
     "publishing": at("interface.report.publish", apart=True),
-    "fingerprint": at("pipeline.blocks.fingerprint"),
+    "fingerprint": at("pipeline.blocks.planned_fingerprint"),
     "cache key": Stage(lambda p: (p.executables(), p.method("cache_key"))[0], apart=True, **CACHED),
-    "cache read": at("pipeline.blocks.DiskCache.get", apart=True, **CACHED),
-    "cache write": at("pipeline.blocks.DiskCache.put", apart=True, **CACHED),
+    "cache read": at("runtime.cache.DiskCache.get", apart=True, **CACHED),
+    "cache write": at("runtime.cache.DiskCache.put", apart=True, **CACHED),
     "dump": Stage(lambda p: p.executables(99, "dump"), apart=True, **CACHED),
     "reporting to a block": Stage(lambda p: p.executables(99, "report_to")),
     "weights": Stage(lambda p: p.executables(99, "bind")),
@@ -262,6 +262,18 @@ def test_a_trial_that_fails_leaves_the_call_to_eager(name: str, monkeypatch: pyt
     assert TEXT in fallback.reason
 
 
+def test_a_call_about_which_asking_fails_costs_no_other(monkeypatch: pytest.MonkeyPatch):
+    backend = dynamo_backends.get_backend("openxla")
+    original = backend.supports
+    addmm = torch.ops.aten.addmm.default
+    asked = lambda n, options: fail() if n.target is addmm else original(n, options)  # noqa: E731
+    monkeypatch.setattr(backend, "supports", asked)
+    (report,) = agrees("openxla", Stage(lambda p: None, options={"min_block_size": 1}))
+    (fallback,) = report.fallbacks
+    assert fallback.op == "aten.addmm.default"
+    assert fallback.reason == f"asking openxla failed (ZeroDivisionError: {TEXT})"
+
+
 DECISIONS = ("key_of", "candidates", "Decisions.get", "Decisions.put", "TuningSession.decide")
 
 
@@ -274,7 +286,7 @@ def test_autotune_without_decisions(
     assert TEXT in caplog.text
 
 
-STRICT = ("availability", "AOT Autograd", "normal form", "partition", "supports", "compile")
+STRICT = ("availability", "AOT Autograd", "normal form", "partition", "plan", "compile")
 
 
 @pytest.mark.parametrize("stage", [*STRICT, "weights", "first call", "later call"])

@@ -10,6 +10,7 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, LoweringError, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.pipeline.captured import compile_captured
+from dynamo_backends.runtime.preparation import LiveExecutable
 
 
 class Careless(Backend):
@@ -87,3 +88,55 @@ def test_the_size_used_least_recently_leaves():
         assert reports[0].executables == 3, "5 has displaced 3, not 2"
         compiled(torch.randn(3))
     assert reports[0].executables == 4
+
+
+class Decomposing(Careless):
+    """Takes hardswish only once it is decomposed, and may dislike what it is decomposed to."""
+
+    def __init__(self, hated: str = ""):
+        super().__init__(None)
+        self.seen: list[list[str]] = []
+        self.hated = hated
+
+    def keeps(self, options: Options) -> Any:
+        return (torch.ops.aten.hardswish.default,)
+
+    def supports(self, node: fx.Node, options: Options) -> Support:
+        return Support(True, decomposed=node.target is torch.ops.aten.hardswish.default)
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        self.seen.append([str(n.target) for n in graph.calls])
+        for node in graph.calls:
+            if str(node.target) == self.hated:
+                raise LoweringError(node.name, str(node.target), "it is hated")
+        return LiveExecutable(graph, graph.module)
+
+
+def compiled_by(backend: Decomposing) -> dynamo_backends.GraphReport:
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.hardswish(x.sin()).cos()
+
+    def compiler(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_captured(backend, gm, inputs, backend.Options(min_block_size=1))
+
+    x = torch.randn(3, 4)
+    with dynamo_backends.record() as reports:
+        torch.testing.assert_close(torch.compile(fn, backend=compiler)(x), fn(x))
+    (report,) = reports
+    assert not report.runtime_fallbacks
+    return report
+
+
+def test_a_backend_is_given_what_a_call_is_decomposed_to():
+    report = compiled_by(backend := Decomposing())
+    (calls,) = backend.seen
+    assert "aten.clamp.default" in calls or "aten.clamp_min.default" in calls
+    assert "aten.hardswish.default" not in calls
+    assert (report.ops_on_backend, report.ops_in_eager) == (3, 0), "counted as they were captured"
+
+
+def test_an_error_about_a_part_of_a_decomposed_call_costs_that_call_alone():
+    report = compiled_by(Decomposing("aten.div.Tensor"))
+    (fallback,) = report.fallbacks
+    assert (fallback.op, fallback.reason) == ("aten.hardswish.default", "it is hated")
+    assert report.ops_on_backend == 2

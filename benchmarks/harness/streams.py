@@ -118,9 +118,10 @@ def prompts(scale: Scale = "bench", count: int = 10) -> Stream:
     )  # fmt: skip
 
     def serve(model: nn.Module, compiled: Compile) -> Callable[..., Any]:
-        forward, generator = compiled(model.forward), model
+        generator: Any = model
+        forward = compiled(model.forward)
 
-        def answer(ids: Tensor) -> Tensor:
+        def answer(ids: Tensor) -> Any:
             generator.forward = forward
             return generator.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False,

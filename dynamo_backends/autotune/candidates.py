@@ -12,8 +12,8 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
+from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import availability_of
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,

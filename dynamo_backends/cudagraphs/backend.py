@@ -13,6 +13,7 @@ from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.torchscript.backend import whole_operators
@@ -82,9 +83,13 @@ class WithCudaGraphs(Backend):
         """See `Backend.keeps`."""
         return self.inner.keeps(options)
 
-    def supports(self, node: fx.Node, options: Any) -> Support:
-        """See `Backend.supports`."""
-        return self.inner.supports(node, options)
+    def decomposes(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.decomposes`."""
+        return self.inner.decomposes(options)
+
+    def plan(self, graph: Graph, options: Any) -> Plan:
+        """See `Backend.plan`."""
+        return self.inner.plan(graph, options)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""

@@ -13,7 +13,17 @@ from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
+from dynamo_backends.graph.sizes import SIZES
 from dynamo_backends.interface.errors import LoweringError
+
+ORIGIN = "expanded_from"
+"""Key in a call's `meta`: name of the call that it was made for."""
+
+
+def origin(node: fx.Node) -> str:
+    """The call that a call was made for, by its name; the call itself if it was made for none."""
+    name: str = node.meta.get(ORIGIN, node.name)
+    return name
 
 
 def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
@@ -62,7 +72,7 @@ def replace(
 ) -> None:
     """Replaces a call in its graph by the calls that a function makes of the same arguments.
 
-    The new calls' `meta["expanded_from"]` names the old one.
+    The new calls' `meta[ORIGIN]` names the old one, or what that one was made for.
 
     Args:
         node: The call.
@@ -84,7 +94,7 @@ def replace(
                 copies[inner] = next(sources)
             elif inner.op == "call_function" and not unresolved:
                 copies[inner] = graph.node_copy(inner, copies.__getitem__)
-                copies[inner].meta = {"val": inner.meta["val"], "expanded_from": node.name}
+                copies[inner].meta = {"val": inner.meta["val"], ORIGIN: origin(node)}
             elif inner.op != "output":
                 reason = f"its decomposition contains {inner.target}"
                 raise LoweringError(node.name, str(node.target), reason)
@@ -94,16 +104,24 @@ def replace(
 def _put(node: fx.Node, results: Any) -> None:
     """Puts results in the place of a call."""
     if isinstance(results, fx.Node):
+        _stand_in(results, node)
         node.replace_all_uses_with(results)
     else:
         for user in list(node.users):
             if user.target is not operator.getitem:
                 raise LoweringError(node.name, str(node.target), "its results are used as a list")
+            _stand_in(results[user.args[1]], user)
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
     # Parts of the decomposition that only compute results which nobody uses.
     node.graph.eliminate_dead_code()
+
+
+def _stand_in(made: Any, node: fx.Node) -> None:
+    """Leaves with a new call what is known of the sizes of the one whose place it takes."""
+    if isinstance(made, fx.Node) and ORIGIN in made.meta and SIZES in node.meta:
+        made.meta[SIZES] = node.meta[SIZES]
 
 
 def _trace(

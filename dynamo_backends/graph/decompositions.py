@@ -42,6 +42,19 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
     return {op: rule for op, rule in _core().items() if op not in keep} | _OURS
 
 
+def inner_decompositions(
+    keep: Collection[OpOverload], also: Collection[OpOverload]
+) -> dict[OpOverload, Callable[..., Any]]:
+    """What is decomposed in turn where it comes up inside of a call that is decomposed.
+
+    Args:
+        keep: As for `decompositions`.
+        also: Operators that are decomposed besides (see `Backend.decomposes`).
+    """
+    every = every_rule()
+    return decompositions(keep) | {op: every[op] for op in also}
+
+
 def has_decomposition(op: Any) -> bool:
     """Whether an operator can be decomposed."""
     return op in every_rule()

@@ -10,7 +10,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.decompose import origin, replace
 
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -19,15 +19,16 @@ def guard_hidden_queries(module: fx.GraphModule) -> None:
     """Gives queries that see no key zeros, in every masked attention of a module, in place."""
     for node in module.graph.find_nodes(op="call_function", target=_attention):
         if node.kwargs.get("attn_mask") is not None:
+            call = origin(node)
             replace(node, _guarded)
-            _keep_strides(module.graph, node.name)
+            _keep_strides(module.graph, call)
 
 
 def _keep_strides(graph: fx.Graph, name: str) -> None:
     """Results are promised with the strides of attention, which filling does not keep."""
     for filled in graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar):
         source = filled.args[0]
-        if filled.meta.get("expanded_from") == name and source.target is operator.getitem:
+        if origin(filled) == name and source.target is operator.getitem:
             filled.meta["val"] = source.meta["val"]
 
 

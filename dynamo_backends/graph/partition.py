@@ -7,7 +7,7 @@ levels, never wait for each other in a circle, and there are as few of them as t
 kinds along any path demands. Nodes that draw random numbers keep their order.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -16,9 +16,6 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.backend import Support
-
-SupportOf = Callable[[fx.Node], Support]
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Partition:
 
 def partition(
     graph: Graph,
-    supports: SupportOf,
+    eager: Mapping[fx.Node, str],
     min_block_size: int,
     expected: Collection[str] = (),
 ) -> Partition:
@@ -56,15 +53,11 @@ def partition(
 
     Args:
         graph: In normal form.
-        supports: Decides on each `call_function` node.
+        eager: The calls that run in eager, with reasons.
         min_block_size: Smaller blocks are left to eager, unless nothing splits the graph.
         expected: Reasons for eager nodes that do not count as splitting the graph.
     """
-    reasons: dict[fx.Node, str] = {}
-    for node in graph.calls:
-        support = supports(node)
-        if not support:
-            reasons[node] = support.reason
+    reasons = dict(eager)
     levels = _levels(graph, reasons)
     if any(reason not in expected for reason in reasons.values()):
         _drop_small_blocks(levels, reasons, min_block_size)
@@ -121,13 +114,6 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
         graph: In normal form; not changed.
         nodes: The calls, in order.
         on_backend: Whether a backend is to run them.
-    """
-    """A part of a graph.
-
-    Args:
-        graph: The whole.
-        nodes: Calls, in order.
-        on_backend: What `Part.on_backend` is to be.
     """
     inside = set(nodes)
     reads = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)

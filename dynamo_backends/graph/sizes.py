@@ -95,6 +95,13 @@ def _remembering_all(symbolic: Sequence[Any], value: Sequence[int]) -> tuple[Any
     return tuple(remembering(s, v) for s, v in zip(symbolic, value, strict=True))
 
 
+def forget_sizes(graph: Graph) -> None:
+    """Makes a graph one for concrete shapes only."""
+    for node in graph.module.graph.nodes:
+        node.meta.pop(SIZES, None)
+        node.meta.pop(STRIDES, None)
+
+
 def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
     """The sizes of a node's tensor; None for those that nothing is known of but this call's value.
 

@@ -73,12 +73,8 @@ class InductorFreezing(Backend):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""
-        if not isinstance(node.target, OpOverload):
-            return Support(False, "it is not an ATen operator")
         shape = unknown_shape(node)
-        if shape is not None:
-            return Support(False, shape)
-        return SUPPORTED
+        return SUPPORTED if shape is None else Support(False, shape)
 
     def compile(self, graph: Graph, options: InductorOptions) -> Executable:
         """See `Backend.compile`."""

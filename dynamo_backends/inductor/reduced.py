@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.attention import flash_attention_for_cpu
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.decompose import origin, replace
 from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.kernels.measured import fastest
@@ -105,9 +105,10 @@ def _multiply_attention(graph: fx.Graph) -> bool:
     changed = False
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
         if _is_divisible(node) and _is_faster_in_products(node):
+            call = origin(node)
             replace(node, flash_attention_for_cpu)
             if node.kwargs.get("attn_mask") is None:
-                _trust_softmax(graph, node.name)
+                _trust_softmax(graph, call)
             changed = True
     return changed
 
@@ -130,7 +131,7 @@ def _is_divisible(node: fx.Node) -> bool:
 def _trust_softmax(graph: fx.Graph, attention: str) -> None:
     """Without a mask each query sees a key, which torch's softmax for attention looks for."""
     for node in graph.find_nodes(op="call_function", target=aten._safe_softmax.default):
-        if node.meta.get("expanded_from") == attention:
+        if origin(node) == attention:
             node.target = aten._softmax.default
             node.args, node.kwargs = (*node.args[:2], False), {}
 

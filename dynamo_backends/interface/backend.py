@@ -1,7 +1,8 @@
 """The one interface of a backend.
 
 A backend author writes one `Backend` subclass: what is needed to run here (`availability`), which
-ATen calls it takes (`supports`), and how a graph of such calls is compiled (`compile`). Training,
+ATen calls it takes (`supports`, or `plan` for a whole graph), and how a graph of such calls is
+compiled (`compile`). Training,
 mutation, views, dynamic shapes, partitioning, fallback, frozen weights, verification, caching and
 reports come from the pipeline.
 """
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.interface.plan import Plan
     from dynamo_backends.interface.report import GraphReport
 
 
@@ -41,10 +43,17 @@ class Availability:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a backend takes one ATen call; a "no" carries its reason."""
+    """Whether a backend takes one ATen call; a "no" carries its reason.
+
+    Attributes:
+        yes: It does.
+        reason: If not, why.
+        decomposed: If so, after torch's rules have decomposed the call.
+    """
 
     yes: bool
     reason: str = ""
+    decomposed: bool = False
 
     def __bool__(self) -> bool:
         """True when the call is supported."""
@@ -140,13 +149,30 @@ class Backend(ABC):
     def availability(self) -> Availability:
         """Whether it can run here; if not, why and what fixes it. Must not raise."""
 
-    @abstractmethod
     def supports(self, node: "fx.Node", options: Any) -> Support:
-        """Whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken."""
+        """Whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken.
+
+        A backend that decides about whole graphs has `plan` instead.
+        """
+        raise NotImplementedError(f"{self.name} has neither `supports` nor `plan`")
+
+    def plan(self, graph: "Graph", options: Any) -> "Plan":
+        """Decides about every call of a graph: native, decomposed, or left to eager.
+
+        Asks `supports` about each, unless a backend decides about several together.
+
+        Args:
+            graph: The calls in question, with static shapes; not to be changed. Results of calls
+                that run in eager anyway are inputs.
+            options: An instance of `Options`.
+        """
+        from dynamo_backends.interface.plan import plan_each
+
+        return plan_each(graph, lambda node: self.supports(node, options), self.name)
 
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:
-        """Compiles a graph of supported calls with static shapes.
+        """Compiles a graph with static shapes, of calls that `plan` takes.
 
         Raises:
             LoweringError: One node cannot be lowered after all; it will run in eager.
@@ -180,7 +206,7 @@ class Backend(ABC):
         return None
 
     def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
-        """Compiles a whole training step, all of whose calls are supported (see `compile_step`).
+        """Compiles a whole training step, all of whose calls are taken (see `compile_step`).
 
         A backend that can write over its inputs does that here. None: what the step updates is
         computed by an executable (see `compile`) and copied to where it belongs.
@@ -203,6 +229,13 @@ class Backend(ABC):
         """Composite operators to be handed over whole instead of decomposed."""
         return ()
 
+    def decomposes(self, options: Any) -> Collection["OpOverload"]:
+        """What is decomposed where it comes up inside of a call that `plan` has decomposed.
+
+        Besides the operators that are not core ATen and not kept, which are so anyway.
+        """
+        return ()
+
     def prepare(self, graph: "Graph", options: Any) -> None:  # noqa: B027 - has a default
         """Checks, once per captured graph, that it can be compiled for the tensors' devices.
 
@@ -216,6 +249,12 @@ class Backend(ABC):
 
     def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
         """Recreates an executable from `Executable.dump`.
+
+        Args:
+            parts: What was dumped.
+            graph: Has the inputs and outputs of the one that was compiled. Calls are whole in it
+                that were decomposed in that one.
+            options: An instance of `Options`.
 
         Raises:
             CompileError: The parts are damaged or from another version; they will be dropped.

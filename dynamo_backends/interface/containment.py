@@ -3,6 +3,7 @@
 | what fails | what runs in eager | where the reason is |
 |---|---|---|
 | `Backend.supports`, a trial | the call | `GraphReport.fallbacks` |
+| `Backend.plan` | all calls in question | `GraphReport.fallbacks` |
 | `Backend.compile` | the block | `GraphReport.fallbacks` |
 | a compiled block when it is called | the block | `GraphReport.events` |
 | normal form, passes, partition, programs | the functional graph | `GraphReport.reverted` |
@@ -23,9 +24,7 @@ import os
 from collections.abc import Iterator
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import (
-    BackendUnavailableError,
     CompileError,
     DynamoBackendsError,
     ForkedProcessError,
@@ -73,22 +72,3 @@ def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
             log.warning("%s", text)
         else:
             report.note_failure(text)
-
-
-def availability_of(backend: Backend) -> Availability:
-    """Whether a backend can run here; one that fails to tell cannot."""
-    try:
-        return backend.availability()
-    except Exception as error:
-        log.debug("asking %s failed", backend.name, exc_info=True)
-        return Availability(False, f"its check failed ({brief_error(error)})", "please report this")
-
-
-def require_available(backend: Backend) -> None:
-    """Raises `BackendUnavailableError` if the backend cannot run here."""
-    available = backend.availability()
-    if not available.usable:
-        remedy = f" To mend it: {available.remedy}" if available.remedy else ""
-        raise BackendUnavailableError(
-            f"backend {backend.name!r} cannot run here: {available.reason}.{remedy}"
-        )

@@ -1,6 +1,6 @@
 """The backend `iree`: the IREE compiler and runtime on torch's memory."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,9 +9,10 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.plan import Plan, plan_each
 from dynamo_backends.trials.trials import kind_of
 
 
@@ -74,9 +75,19 @@ class IREE(Backend):
         """See `Backend.prepare`."""
         require_cpu(graph, "iree")
 
-    def supports(self, node: fx.Node, options: IreeOptions) -> Support:
-        """See `Backend.supports`."""
-        return self._verdict(node, options).support
+    def decomposes(self, options: IreeOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposes`."""
+        from dynamo_backends.iree.rules import DECOMPOSED
+
+        return DECOMPOSED
+
+    def plan(self, graph: Graph, options: IreeOptions) -> Plan:
+        """See `Backend.plan`. Calls are tried together."""
+        from dynamo_backends.iree.trial import verdict
+
+        settings, beside = _settings(options), graph.calls
+        answer = lambda node: verdict(node, settings, options.cache, beside).support  # noqa: E731
+        return plan_each(graph, answer, self.name)
 
     def compile(self, graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.compile`. What the compiler breaks down at is to be left out."""
@@ -101,7 +112,7 @@ class IREE(Backend):
         from dynamo_backends.iree.compiler import compile_program
         from dynamo_backends.iree.lowering import lower, to_mlir
 
-        lowered = lower(graph, lambda node: self._verdict(node, options).decomposed)
+        lowered = lower(graph)
         return compile_program(to_mlir(graph, lowered), _settings(options)), lowered.wiring
 
     def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
@@ -136,11 +147,6 @@ class IREE(Backend):
         from dynamo_backends.iree.session import open_device
 
         return IreeExecutable.load(dict(parts), graph, open_device(options.num_threads))
-
-    def _verdict(self, node: fx.Node, options: IreeOptions) -> Any:
-        from dynamo_backends.iree.trial import verdict
-
-        return verdict(node, _settings(options), options.cache)
 
 
 def _settings(options: IreeOptions) -> Any:

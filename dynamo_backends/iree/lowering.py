@@ -1,20 +1,15 @@
 """ATen graphs to programs of the torch dialect.
 
-What happens to a graph, in order: calls that IREE has nothing for are decomposed by torch's
-decompositions; torch's type promotion becomes casts; calls whose lowering is inexact are spelled in
-other words; indices are kept within their dimension; inputs and outputs that torch stores in
-another order than row-major are permuted inside the graph; weights of floating-point types become
-parameters of the program; the importer translates the rest.
+What happens to a graph, in order: torch's type promotion becomes casts; calls whose lowering is
+inexact are spelled in other words; indices are kept within their dimension; inputs and outputs that
+torch stores in another order than row-major are permuted inside the graph; weights of
+floating-point types become parameters of the program; the importer translates the rest.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.decompose import decompose
-from dynamo_backends.graph.decompositions import decompositions, every_rule
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
@@ -24,8 +19,6 @@ from dynamo_backends.iree.indices import keep_within
 from dynamo_backends.iree.legalize import spell
 
 ENTRY = "main"
-
-_SQUEEZE = torch.ops.aten.squeeze.dims  # many decompositions end with it; IREE has nothing for it
 
 
 @dataclass(frozen=True)
@@ -49,12 +42,11 @@ class LoweredIree:
     wiring: IreeInputMap
 
 
-def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) -> LoweredIree:
+def lower(graph: Graph, name: str = ENTRY) -> LoweredIree:
     """Prepares a graph with static shapes for the importer.
 
     Args:
         graph: In normal form. It is not changed.
-        expanded: Which calls are decomposed by torch's decompositions.
         name: Of the function.
 
     Returns:
@@ -62,9 +54,9 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
         stores them (see `graph.legalize.store`).
 
     Raises:
-        LoweringError: A call cannot be decomposed.
+        LoweringError: A call cannot be spelled.
     """
-    module = promoted(_expanded(graph, expanded))
+    module = promoted(graph)
     spell(module.graph)
     keep_within(module.graph)
     store(module.graph, graph)
@@ -80,19 +72,6 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], name: str = ENTRY) 
     _tidy(module.graph)
     function = Function(name, module.graph, tuple(name for _, name in parameters))
     return LoweredIree(function, IreeInputMap(tuple(arguments), tuple(parameters)))
-
-
-def _expanded(graph: Graph, expanded: Callable[[fx.Node], bool]) -> Graph:
-    chosen = {node.name for node in graph.calls if expanded(node)}
-    if not chosen:
-        return graph
-    graph = graph.copy()
-    known = every_rule()
-    inner = {**decompositions(keep=()), _SQUEEZE: known[_SQUEEZE]}
-    for node in [n for n in graph.module.graph.nodes if n.name in chosen]:
-        decompose(node, {**inner, node.target: known[node.target]})
-    graph.module.recompile()
-    return graph
 
 
 def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:

@@ -53,6 +53,10 @@ _DIVISIONS = frozenset(
 )
 
 
+DECOMPOSED = (torch.ops.aten.squeeze.dims,)
+"""What many decompositions end with; IREE has nothing for it."""
+
+
 def why_not(node: fx.Node) -> str | None:
     """Why a call is not given to IREE; None if it may be tried."""
     name = str(node.target).removeprefix("aten.")

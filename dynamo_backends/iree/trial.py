@@ -6,20 +6,21 @@ one that means something else are found before a graph depends on them, and each
 reason. Verdicts are kept (`runtime/verdicts.py`).
 
 Starting the compiler takes longer than compiling a function. So when one call of a graph is asked
-about, all calls of that graph are tried, many functions in one program.
+about, all calls of that graph are tried beside it, many functions in one program.
 """
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
-from dynamo_backends.graph.decompositions import has_decomposition
+from dynamo_backends.graph.decompositions import has_decomposition, inner_decompositions
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
@@ -55,7 +56,7 @@ class _Trial:
     Attributes:
         kind: What the verdict depends on.
         node: The call.
-        graph: The call alone.
+        graph: The call alone, as it was.
         lowered: As a function.
         decomposed: It was decomposed.
     """
@@ -67,8 +68,17 @@ class _Trial:
     decomposed: bool
 
 
-def verdict(node: fx.Node, settings: Settings, keep: bool) -> Verdict:
-    """What is known about a call, after trials if need be; `keep`: verdicts are kept on disk."""
+def verdict(
+    node: fx.Node, settings: Settings, keep: bool, beside: Iterable[fx.Node] = ()
+) -> Verdict:
+    """What is known about a call, after trials if need be.
+
+    Args:
+        node: The call.
+        settings: How it is compiled.
+        keep: Whether verdicts are kept on disk.
+        beside: Calls that are tried together with it.
+    """
     reason = _untriable(node)
     if reason is not None:
         return Verdict(reason)
@@ -76,7 +86,7 @@ def verdict(node: fx.Node, settings: Settings, keep: bool) -> Verdict:
     with _lock:
         known = _verdicts.get(kind, keep)
         if known is None:
-            calls = dict(_undecided(node, settings, keep))
+            calls = dict(_undecided((node, *beside), settings, keep))
             with disable_current_modes(), torch.no_grad():
                 found = _try_all(calls, settings)
             for each, outcome in found.items():
@@ -85,10 +95,12 @@ def verdict(node: fx.Node, settings: Settings, keep: bool) -> Verdict:
         return known
 
 
-def _undecided(node: fx.Node, settings: Settings, keep: bool) -> Iterator[tuple[str, fx.Node]]:
-    """A call and the others of its graph on which there is no verdict, one of each kind."""
+def _undecided(
+    calls: Iterable[fx.Node], settings: Settings, keep: bool
+) -> Iterator[tuple[str, fx.Node]]:
+    """Those calls on which there is no verdict, one of each kind."""
     seen: set[str] = set()
-    for call in (node, *node.graph.nodes):
+    for call in calls:
         if _untriable(call) is None and (kind := _kind(call, settings)) not in seen:
             seen.add(kind)
             if _verdicts.get(kind, keep) is None:
@@ -169,7 +181,9 @@ def _try_as(
 def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
     """A call as a function that the importer can translate; raises if it cannot."""
     graph = alone(node)
-    lowered = lower(graph, lambda n: decomposed and n.target is node.target, name)
+    names = [graph.calls[0].name] if decomposed else []
+    inside = inner_decompositions((), rules.DECOMPOSED)
+    lowered = compile_decomposed(graph, names, inside, lambda copy: lower(copy, name))
     if decomposed:
         _check_inside(lowered)
     translate([lowered.function])

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.interface.errors import DeviceError
@@ -44,9 +43,8 @@ class LazyTensorCore(Backend):
         """See `Backend.supports`."""
         from dynamo_backends.lazy.lowering import why_not
 
-        if not isinstance(node.target, OpOverload):
-            return Support(False, "it is not an ATen operator")
-        if node.target._schema.name in _STRIDED:
+        target: Any = node.target
+        if target._schema.name in _STRIDED:
             return Support(False, "it depends on the strides of its input; lazy tensors have none")
         shape = unknown_shape(node)
         if shape is not None:

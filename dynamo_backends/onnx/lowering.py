@@ -7,7 +7,6 @@ rewrites; weights become initializers whose data is not in the model.
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from onnxscript import optimizer, version_converter
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.fixed_sizes import fixes_sizes
+from dynamo_backends.graph.decompose import ORIGIN, origin
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.legalize import promote
@@ -25,7 +24,6 @@ from dynamo_backends.graph.masked_attention import guard_hidden_queries
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import to_onnx
-from dynamo_backends.onnx.expansion import expand
 from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
@@ -55,12 +53,11 @@ class LoweredOnnx:
     outputs: tuple[str, ...]
 
 
-def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = False) -> LoweredOnnx:
+def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
     """Lowers a graph with static shapes.
 
     Args:
         graph: In normal form. It is not changed.
-        expanded: Which calls are decomposed by torch's decompositions before they are lowered.
         ranged: Sizes that come from symbolic shapes (see `graph.sizes`) stay symbolic in the model.
 
     Returns:
@@ -72,7 +69,7 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
         CompileError: The model cannot be optimised, or a size does not follow from the inputs.
     """
     with _lock, silenced(*_EXPORTERS):
-        module = _promoted(graph, expanded, ranged)
+        module = _promoted(graph)
         dimensions = Dimensions(graph) if ranged else None
         if dimensions is not None:
             dimensions.separate(module)
@@ -90,16 +87,9 @@ def lower(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool = Fals
         return LoweredOnnx(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
 
 
-def _promoted(graph: Graph, expanded: Callable[[fx.Node], bool], ranged: bool) -> fx.GraphModule:
-    """A copy of the graph's module with explicit type promotion and some calls decomposed."""
+def _promoted(graph: Graph) -> fx.GraphModule:
+    """A copy of the graph's module with explicit type promotion."""
     module = graph.copy().module
-    for node in graph.calls:
-        if expanded(node):
-            if ranged and fixes_sizes(node, expand):
-                raise CompileError(f"the decomposition of {node.name!r} may depend on sizes")
-            expand(next(n for n in module.graph.nodes if n.name == node.name))
-    module.graph.lint()
-    module.recompile()
     promote(module)
     guard_hidden_queries(module)
     return module
@@ -160,10 +150,10 @@ def _give_defaults(node: fx.Node) -> None:
 
 
 def _blamed(node: fx.Node, own: set[str]) -> str:
-    """The node of the captured graph that a node of the rewritten graph belongs to."""
-    while node.name not in own and node.meta.get("expanded_from") is None and node.users:
+    """The call of the captured graph that a node of the rewritten graph belongs to."""
+    while node.name not in own and ORIGIN not in node.meta and node.users:
         node = next(iter(node.users))
-    return node.meta.get("expanded_from", node.name)
+    return origin(node)
 
 
 def _reason(error: BaseException) -> str:

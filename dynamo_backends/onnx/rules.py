@@ -5,11 +5,13 @@ left to eager. Every other lowering is still tried on each kind of call before i
 """
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, onnx_registry
+from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import used_results
 
@@ -76,6 +78,18 @@ def lowered_overloads() -> frozenset[OpOverload]:
     """Every overload that has a lowering that is used."""
     targets = (metas[0].fx_target for metas in registry().functions.values())
     return frozenset(t for t in targets if isinstance(t, OpOverload) and is_lowered(t))
+
+
+@functools.cache
+def unlowered_overloads() -> frozenset[OpOverload]:
+    """Every overload that has no lowering that is used, but a decomposition."""
+    return frozenset(op for op in every_rule() if not is_lowered(op))
+
+
+@functools.cache
+def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
+    """How operators are decomposed that come up where a call is decomposed."""
+    return inner_decompositions(lowered_overloads(), unlowered_overloads())
 
 
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:

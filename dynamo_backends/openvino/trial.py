@@ -7,7 +7,7 @@ are kept (`runtime/verdicts.py`).
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -16,21 +16,19 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Support
-from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.trials.samples import samples
 from dynamo_backends.trials.trials import (
     alone,
-    is_run,
+    attempt,
     kind_of,
     smaller,
+    spared_samples,
     tensors,
-    why_wrong,
 )
 
 _verdicts = Verdicts("ov")
@@ -105,28 +103,15 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
 
     It is run on the values that its inputs are known to have, or on a sample.
     """
-    graph = alone(node)
-    floats = _has_only_floats(graph)
-    if floats and not known:
+    given: Iterable[list[Tensor]] | None = None
+    if known:
+        given = [list(known)]
+    elif _has_only_floats(alone(node)):
         node = smaller(node)
-        graph = alone(node)
-    if not graph.outputs:
-        return "it has no result that is a tensor"
-    try:
-        run = compile_graph(graph, settings).bind(())[0]
-    except LoweringError as error:
-        return error.reason
-    except CompileError as error:
-        return str(error)
-    except MemoryError:  # says nothing about the call
-        raise
-    except Exception as error:  # of the frontend's Python half; none may reach the user
-        return f"its conversion to OpenVINO failed: {plain(error)}"
-    if floats and not is_run(node):
-        return None
-    chosen = ([rules.spared(node, x) for x in args] for args in samples(node))
-    given = [list(known)] if known else chosen
-    return why_wrong(graph, run, given, "OpenVINO", plain)
+    else:  # whatever their size: large integers are computed otherwise
+        given = spared_samples(node, rules.spared)
+    make = lambda graph: compile_graph(graph, settings).bind(())[0]  # noqa: E731
+    return attempt(node, make, "OpenVINO", plain, rules.spared, given)
 
 
 def _has_only_floats(graph: Graph) -> bool:

@@ -112,16 +112,27 @@ class OnnxRuntime(Backend):
 
         return lowered_overloads()
 
+    def decomposes(self, options: OrtOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposes`."""
+        from dynamo_backends.onnx.rules import unlowered_overloads
+
+        return unlowered_overloads()
+
     def supports(self, node: fx.Node, options: OrtOptions) -> Support:
         """See `Backend.supports`."""
-        return self._verdict(node, options).support
+        from dynamo_backends.ort.compiler import compile_graph
+        from dynamo_backends.ort.trial import verdict
+
+        alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
+        settings = _of_trials(self._settings_of_node(node, alone))
+        make = lambda graph: compile_graph(graph, settings)  # noqa: E731
+        return verdict(node, make, settings, options.cache).support
 
     def compile(self, graph: Graph, options: OrtOptions) -> Any:
         """See `Backend.compile`."""
         from dynamo_backends.ort.compiler import compile_graph
 
-        settings = self._settings(graph, options)
-        return compile_graph(graph, settings, lambda n: self._verdict(n, options).decomposed)
+        return compile_graph(graph, self._settings(graph, options))
 
     def cache_key(self, options: OrtOptions) -> str:
         """See `Backend.cache_key`."""
@@ -134,14 +145,6 @@ class OnnxRuntime(Backend):
         from dynamo_backends.ort.compiler import load
 
         return load(parts, graph, self._settings(graph, options))
-
-    def _verdict(self, node: fx.Node, options: OrtOptions) -> Any:
-        from dynamo_backends.ort.compiler import compile_graph
-        from dynamo_backends.ort.trial import verdict
-
-        alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
-        settings = _of_trials(self._settings_of_node(node, alone))
-        return verdict(node, lambda g, e: compile_graph(g, settings, e), settings, options.cache)
 
     def _settings_of_node(self, node: fx.Node, options: OrtOptions) -> Any:
         values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]

@@ -13,6 +13,7 @@ from torch import fx
 
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
@@ -27,8 +28,7 @@ from dynamo_backends.trials.trials import (
 
 _VENDOR = "ONNX Runtime"
 
-Compile = Callable[[Graph, Callable[[fx.Node], bool]], Any]
-
+Compile = Callable[[Graph], Any]
 
 _verdicts = Verdicts("onnxrt")
 
@@ -63,21 +63,25 @@ def _untriable(node: fx.Node) -> str | None:
 def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
     reason = rules.why_not_call(node)
     if reason is None:
-        reason = _run(node, compile_graph, expanded=False)
+        reason = _run(node, compile_graph)
         if reason is None:
             return Verdict()
-    if has_decomposition(node.target) and _run(node, compile_graph, expanded=True) is None:
+    if has_decomposition(node.target) and _run(node, _decomposing(compile_graph)) is None:
         return Verdict(decomposed=True)
     return Verdict(reason)
 
 
-def _run(node: fx.Node, compile_graph: Compile, expanded: bool) -> str | None:
+def _decomposing(compile_graph: Compile) -> Compile:
+    """Compiles a graph of one call, and of its results, with that call decomposed."""
+
+    def compile_call(graph: Graph) -> Any:
+        call = graph.calls[0].name
+        return compile_decomposed(graph, [call], rules.inner_rules(), compile_graph)
+
+    return compile_call
+
+
+def _run(node: fx.Node, compile_graph: Compile) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is."""
-
-    def make(graph: Graph) -> Callable[[list[Any]], Any]:
-        run: Callable[[list[Any]], Any] = compile_graph(
-            graph, lambda n: expanded and n.target is node.target
-        ).bind(())[0]
-        return run
-
+    make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
     return attempt(node, make, _VENDOR, plain, rules.spared)

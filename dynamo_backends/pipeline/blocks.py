@@ -1,35 +1,32 @@
 """Programs of one graph: split into blocks, each compiled or loaded, the rest left to eager."""
 
-import dataclasses
 import functools
-import hashlib
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.aliasing import is_replayed
-from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.partition import Part, Partition, count_ops, partition
+from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
+from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.sizes import Size, is_ranged, opened
-from dynamo_backends.interface.backend import Backend, Executable, Support
-from dynamo_backends.interface.containment import done_without, is_for_others
+from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
     FallbackRefusedError,
     LoweringError,
-    brief_error,
 )
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
@@ -37,7 +34,7 @@ from dynamo_backends.pipeline.description import (
 )
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.pipeline.registers import Registers, dead_after
-from dynamo_backends.runtime.cache import DiskCache, cache_folder
+from dynamo_backends.runtime.load_or_compile import load_or_compile
 from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
 
 log = logging.getLogger("dynamo_backends")
@@ -92,6 +89,7 @@ class ProgramBuilder:
         self._constants = constants
         self._options = options
         self._report = report
+        self._plan = Plan()
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
         self._reverted = ""
@@ -99,6 +97,7 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
+        self._plan = self._planned()
         while True:
             split = self._split()
             self._check_fallbacks(split)
@@ -124,7 +123,7 @@ class ProgramBuilder:
         # With fallback="error" only what the user named runs in eager, so no block is too small.
         strict = options.fallback == "error"
         minimum = 1 if strict else options.min_block_size
-        split = partition(self._graph, self._supports, minimum, _AT_THE_EDGES)
+        split = partition(self._graph, self._eager(), minimum, _AT_THE_EDGES)
         if strict or options.fragmented == "keep" or self._reverted:
             return split
         reason = fragmentation(split)
@@ -139,29 +138,51 @@ class ProgramBuilder:
             self._refused = {n.name: split.reasons.get(n, FRAGMENTS) for n in self._graph.calls}
         else:
             self._backend = InductorBlocks()
+            self._plan = self._planned()
             self._compiled.clear()
         return self._split()
 
-    def _supports(self, node: fx.Node) -> Support:
+    def _eager(self) -> dict[fx.Node, str]:
+        """Why calls run in eager: by a rule of the pipeline, or because the backend cannot."""
+        eager: dict[fx.Node, str] = {}
+        for node in self._graph.calls:
+            source = node.args[0] if node.target is operator.getitem else None
+            reason = self._kept(node)
+            if reason is None:
+                reason = self._plan.eager.get(node.name)
+            if reason is None and isinstance(source, fx.Node):
+                reason = eager.get(source)
+            if reason is not None:
+                eager[node] = reason
+        return eager
+
+    def _kept(self, node: fx.Node) -> str | None:
+        """Why a call runs in eager whatever the backend says, or said; None if it need not."""
         if node.name in self._refused:
-            return Support(False, self._refused[node.name])
+            return self._refused[node.name]
         if is_replayed(node):
-            return Support(False, VIEW_OF_OUTPUT)
+            return VIEW_OF_OUTPUT
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            return self._supports(node.args[0])
+            return self._kept(node.args[0])
         if is_random(node):
-            return Support(False, DRAWN_BY_TORCH)
+            return DRAWN_BY_TORCH
         if not isinstance(node.target, OpOverload):
-            return Support(False, "it is not an ATen operator")
-        if is_named(node, self._options.keep_in_eager):
-            return Support(False, KEPT_BY_OPTION)
+            return NOT_ATEN
+        return KEPT_BY_OPTION if is_named(node, self._options.keep_in_eager) else None
+
+    def _planned(self) -> Plan:
+        """What the backend makes of the other calls; where it fails to say, they run in eager."""
+        graph = self._graph
+        calls = [node for node in graph.calls if self._kept(node) is None]
+        if not calls:
+            return Plan()
+        if len(calls) < len(graph.calls):
+            graph = extract(graph, calls, on_backend=True).graph
         try:
-            return self._backend.supports(node, self._options)
+            return self._backend.plan(graph, self._options)
         except Exception as error:
-            if is_for_others(error):
-                raise
-            log.debug("asking about %s failed", node.target, exc_info=True)
-            return Support(False, f"asking {self._backend.name} failed ({brief_error(error)})")
+            reason = why_unanswered(error, self._backend.name)
+            return Plan(dict.fromkeys((node.name for node in calls), reason))
 
     def _compile_blocks(self, split: Partition) -> list[Executable | None] | None:
         executables: list[Executable | None] = []
@@ -190,54 +211,25 @@ class ProgramBuilder:
             self._refused[node.name] = reason
 
     def _compile_block(self, graph: Graph) -> Executable:
-        mark = fingerprint(graph)
+        mark = planned_fingerprint(graph, self._plan)
         if mark not in self._compiled:
-            # A copy: whatever the backend does to it, eager can fall back to the original.
-            executable = self._load(graph.copy())
+            ranged = is_ranged(graph.module.graph)
+            executable = load_or_compile(
+                self._backend,
+                self._options,
+                f"{planned_fingerprint(graph, self._plan, ranged)} {ranged}",
+                functools.partial(self._load, graph.copy()),
+                lambda: _compile(self._backend, self._options, self._plan, graph),
+                self._report,
+                keep=lambda made: made.serves_range >= ranged,  # else it is of one size
+            )
             self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]
 
-    def _load(self, graph: Graph) -> Executable:
-        cache = DiskCache(cache_folder())
-        ranged = is_ranged(graph.module.graph)
-        key: str | None = None
-        with done_without(self._report, "reading the disk cache"):
-            key = self._key(f"{fingerprint(graph, ranged)} {ranged}")
-            found = self._loaded(cache, key, graph) if key is not None else None
-            if found is not None:
-                return found
-        executable = self._backend.compile(graph, self._options)
-        if key is not None and executable.serves_range >= ranged:  # else it is of one size
-            with done_without(self._report, "writing to the disk cache"):
-                dumped = executable.dump()
-                if dumped is not None:
-                    cache.put(key, dumped)
-        return executable
-
-    def _key(self, mark: str) -> str | None:
-        """What a block is called in the disk cache; None: it is not kept there."""
-        versions = self._backend.cache_key(self._options) if self._options.cache else None
-        if versions is None:
-            return None
-        settings = {**dataclasses.asdict(self._options), "verify": "off"}  # not compiled in
-        text = f"{mark} {self._backend.name} {versions} {torch.__version__} {settings}"
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _loaded(self, cache: DiskCache, key: str, graph: Graph) -> Executable | None:
-        """A block from the disk cache, if it is there; an entry that cannot be used is dropped."""
-        parts = cache.get(key)
-        if parts is None:
-            return None
-        try:
-            executable = self._backend.load(parts, graph, self._options)
-        except Exception as error:
-            cache.drop(key)
-            if not isinstance(error, CompileError):
-                raise
-            log.warning("dropped an unusable cache entry: %s", error)
-            return None
+    def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
+        executable = self._backend.load(parts, graph, self._options)
         self._report.cache_hits += 1
         return executable
 
@@ -304,7 +296,7 @@ class ProgramBuilder:
         if executable is None:
             module = graph.module
             return lambda values: module(*values)
-        compile_part = functools.partial(_compile_part, self._backend, self._options)
+        compile_part = functools.partial(_compile, self._backend, self._options, self._plan)
         return Block(
             graph,
             executable,
@@ -317,5 +309,8 @@ class ProgramBuilder:
         )
 
 
-def _compile_part(backend: Backend, options: Options, graph: Graph) -> Executable:
-    return backend.compile(graph, options)
+def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Executable:
+    """Compiles a copy: whatever the backend does to it, eager can fall back to the original."""
+    return compile_planned(
+        backend, options, plan, graph, lambda copy: backend.compile(copy, options)
+    )

@@ -29,8 +29,9 @@ from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
 from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without, require_available
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
     SaveError,
     UnknownBackendError,

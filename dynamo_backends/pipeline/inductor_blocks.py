@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_backends._torch_private import OpOverload, compile_with_inductor
+from dynamo_backends._torch_private import compile_with_inductor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
@@ -25,9 +25,7 @@ class InductorBlocks(Backend):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""
-        if isinstance(node.target, OpOverload):
-            return SUPPORTED
-        return Support(False, "it is not an ATen operator")
+        return SUPPORTED
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.interface.backend import SUPPORTED, Support
+from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor
@@ -40,7 +40,7 @@ class Verdict:
     @property
     def support(self) -> Support:
         """The same as an answer of `Backend.supports`."""
-        return Support(False, self.reason) if self.reason else SUPPORTED
+        return Support(not self.reason, self.reason, self.decomposed)
 
 
 class Verdicts:

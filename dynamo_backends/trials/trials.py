@@ -372,12 +372,22 @@ def not_plain(node: fx.Node, vendor: str) -> str | None:
     return None
 
 
+Spare = Callable[[fx.Node, Tensor], Tensor]
+"""Takes what is accepted as a difference out of an input of a call."""
+
+
+def spared_samples(node: fx.Node, spare: Spare) -> Iterator[list[Any]]:
+    """The `samples` of a call, without what is accepted as a difference."""
+    return ([spare(node, x) for x in args] for args in samples(node))
+
+
 def attempt(
     node: fx.Node,
     make: Callable[[Graph], Run],
     vendor: str,
     plain: Callable[[BaseException], str],
-    spare: Callable[[fx.Node, Tensor], Tensor] = lambda node, tensor: tensor,
+    spare: Spare = lambda node, tensor: tensor,
+    given: Iterable[list[Any]] | None = None,
 ) -> str | None:
     """What is wrong with a call compiled alone, and run on samples; None if nothing is.
 
@@ -387,6 +397,7 @@ def attempt(
         vendor: Whose name appears in what is said.
         plain: Makes one line of one of the vendor's errors.
         spare: Takes what is accepted as a difference out of an input.
+        given: What it is run on instead of samples, however large it is.
     """
     graph = alone(node)
     if not graph.outputs:
@@ -401,9 +412,10 @@ def attempt(
         raise
     except Exception as error:  # of the vendor's Python half; none may reach the user
         return f"{vendor} cannot lower it: {plain(error)}"
-    if not is_run(node):
-        return None
-    given = ([spare(node, x) for x in args] for args in samples(node))
+    if given is None:
+        if not is_run(node):
+            return None
+        given = spared_samples(node, spare)
     return why_wrong(graph, run, given, vendor, plain)
 
 

@@ -9,8 +9,9 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import foreign_input
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver
@@ -48,16 +49,12 @@ class TensorRT(Backend):
 
     def prepare(self, graph: Graph, options: TensorRTOptions) -> None:
         """See `Backend.prepare`."""
-        from dynamo_backends.trt.survey import FROZEN
-
         require_device(graph, self.name)
         if vendor.release()[0] >= 11 and not options.strongly_typed:
             raise OptionError(
                 f"option 'strongly_typed' of {self.name} must be True with TensorRT "
                 f"{vendor.tensorrt().__version__}: version 11 has no other networks."
             )
-        for i in graph.weights:
-            graph.placeholders[i].meta[FROZEN] = True
 
     def keeps(self, options: TensorRTOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering that is used."""
@@ -65,22 +62,26 @@ class TensorRT(Backend):
 
         return lowered_overloads()
 
-    def supports(self, node: fx.Node, options: TensorRTOptions) -> Support:
-        """See `Backend.supports`."""
+    def decomposes(self, options: TensorRTOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposes`."""
+        from dynamo_backends.onnx.rules import unlowered_overloads
+
+        return unlowered_overloads()
+
+    def plan(self, graph: Graph, options: TensorRTOptions) -> Plan:
+        """See `Backend.plan`."""
         from dynamo_backends.trt.survey import Surveys
 
         if self._surveys is None:
             self._surveys = Surveys()
-        survey: Any = self._surveys(node.graph, _settings(node.graph, options))
-        return survey.support(node)
+        plan: Plan = self._surveys(graph, _settings(graph, options))
+        return plan
 
     def compile(self, graph: Graph, options: TensorRTOptions) -> Any:
         """See `Backend.compile`."""
         from dynamo_backends.trt.compiler import compile_graph
-        from dynamo_backends.trt.survey import EXPANDED
 
-        settings = _settings(graph.module.graph, options)
-        return compile_graph(graph, settings, lambda node: node.meta.get(EXPANDED, False))
+        return compile_graph(graph, _settings(graph, options))
 
 
 def require_device(graph: Graph, name: str) -> None:
@@ -95,10 +96,10 @@ def require_device(graph: Graph, name: str) -> None:
         )
 
 
-def _settings(graph: fx.Graph, options: TensorRTOptions) -> Any:
+def _settings(graph: Graph, options: TensorRTOptions) -> Any:
     from dynamo_backends.trt.building import Settings
 
-    return Settings.of(options, device_index(graph))
+    return Settings.of(options, device_index(graph.module.graph))
 
 
 def device_index(graph: fx.Graph) -> int:

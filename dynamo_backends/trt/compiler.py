@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from torch import fx
-
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import SIZES, Size, is_ranged
+from dynamo_backends.graph.sizes import forget_sizes, is_ranged
 from dynamo_backends.interface.backend import Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.onnx.lowering import lower
@@ -20,10 +18,8 @@ from dynamo_backends.trt.runtime import TensorRTExecutable, owned_weights
 from dynamo_backends.trt.store import PROGRAMS, BeyondProfileError, Names
 from dynamo_backends.trt.vendor import log
 
-Expanded = Callable[[fx.Node], bool]
 
-
-def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Executable:
+def compile_graph(graph: Graph, settings: Settings) -> Executable:
     """Compiles a graph of supported calls.
 
     What depends on weights alone is computed by torch when weights are bound, so that every weight
@@ -32,7 +28,6 @@ def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Execu
     Args:
         graph: For concrete shapes. Where these come from symbolic ones, one engine serves a range.
         settings: What engines depend on.
-        expanded: Which calls are decomposed before they are lowered.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
@@ -43,22 +38,20 @@ def compile_graph(graph: Graph, settings: Settings, expanded: Expanded) -> Execu
         graph = reduce_precision(graph, reduced)
     prologue = Prologue(graph)
     graph = prologue.rest
-    if is_ranged(graph.module.graph) and not any(expanded(n) for n in graph.calls if _varies(n)):
+    if is_ranged(graph.module.graph):
         try:
-            found = _find(graph, settings, expanded, ranged=True)
+            found = _find(graph, settings, ranged=True)
             return TensorRTExecutable(graph, *found, prologue)
         except BeyondProfileError:
             raise
         except (LoweringError, CompileError) as error:
             # A lowering or TensorRT has to know a size: every shape gets an engine of its own.
             log.info("one engine cannot serve a range of shapes: %s", error)
-    found = _find(_static(graph), settings, expanded, ranged=False)
+    found = _find(_static(graph), settings, ranged=False)
     return TensorRTExecutable(graph, *found, prologue)
 
 
-def _find(
-    graph: Graph, settings: Settings, expanded: Expanded, ranged: bool
-) -> tuple[SharedEngine, bool]:
+def _find(graph: Graph, settings: Settings, ranged: bool) -> tuple[SharedEngine, bool]:
     """A program for a graph, and whether it came from disk just now."""
     written = engine_graph(graph)
 
@@ -66,13 +59,12 @@ def _find(
         return profile(written, names, settings.options.max_size)
 
     def make(adjust: Callable[[Profile], Profile]) -> Plan:
-        lowered = lower(written, expanded, ranged)
+        lowered = lower(written, ranged)
         model = serialize(lowered.model)
         wanted = adjust(ranges(lowered.inputs))
         return Plan(build(model, wanted, settings), model, lowered.inputs, lowered.outputs, wanted)
 
-    mark = f"{fingerprint(written, ranged)} {[i for i, n in enumerate(graph.calls) if expanded(n)]}"
-    return PROGRAMS.find(mark, ranges, settings, make)
+    return PROGRAMS.find(fingerprint(written, ranged), ranges, settings, make)
 
 
 def engine_graph(graph: Graph) -> Graph:
@@ -87,12 +79,5 @@ def engine_graph(graph: Graph) -> Graph:
 def _static(graph: Graph) -> Graph:
     """A copy that has forgotten where its sizes come from."""
     copy = graph.copy()
-    for node in (*copy.placeholders, *copy.calls):
-        node.meta.pop(SIZES, None)
+    forget_sizes(copy)
     return copy
-
-
-def _varies(node: fx.Node) -> bool:
-    """Whether a call reads or gives a size that may vary."""
-    sizes = [s for n in (node, *node.all_input_nodes) for s in n.meta.get(SIZES) or (None,)]
-    return any(isinstance(s, Size) for s in sizes)

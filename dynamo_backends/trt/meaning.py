@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
@@ -31,11 +30,7 @@ def judge(node: fx.Node) -> Verdict | None:
     Args:
         node: A call whose inputs are tensors of static shapes.
     """
-
-    def compile_alone(graph: Graph, expanded: Any) -> Any:
-        return compile_graph(graph, _CPU, expanded)
-
-    found = verdict(_twin(node), compile_alone, _CPU, keep=False)
+    found = verdict(_twin(node), lambda graph: compile_graph(graph, _CPU), _CPU, keep=False)
     if found.support.yes or found.support.reason.startswith(_JUDGED):
         return found
     return None

@@ -8,23 +8,22 @@ takes all that remains: one complaint may hide others.
 
 import operator
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.backend import SUPPORTED, Support
 from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
@@ -42,12 +41,6 @@ from dynamo_backends.trt.dtypes import is_supported
 from dynamo_backends.trt.meaning import judge
 from dynamo_backends.trt.runtime import owned_weights
 
-FROZEN = "tensorrt_weight"
-"""Key in a placeholder's `meta`: it is a weight, so that its data is in the model."""
-
-EXPANDED = "tensorrt_expanded"
-"""Key in a call's `meta`: it is decomposed before it is lowered."""
-
 _ROUNDS = 24
 _REMEMBERED = 64
 
@@ -58,60 +51,38 @@ class Survey:
 
     Attributes:
         refused: Why calls are not taken.
-        expanded: Calls that are decomposed before they are lowered.
+        decomposed: Calls that are decomposed before they are lowered.
         whole: Why these are not taken whole.
     """
 
     refused: dict[str, str] = field(default_factory=dict)
-    expanded: set[str] = field(default_factory=set)
+    decomposed: set[str] = field(default_factory=set)
     whole: dict[str, str] = field(default_factory=dict)
-
-    def support(self, node: fx.Node) -> Support:
-        """Whether a call is taken."""
-        reason = self.refused.get(node.name)
-        return SUPPORTED if reason is None else Support(False, reason)
-
-    def is_expanded(self, node: fx.Node) -> bool:
-        """Whether a call is decomposed."""
-        return node.name in self.expanded
 
 
 class Surveys:
-    """Surveys of graphs, remembered for the process."""
+    """Plans from surveys of graphs, remembered for the process."""
 
     def __init__(self) -> None:
-        self._of_graphs: weakref.WeakKeyDictionary[fx.Graph, tuple[object, Survey]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._lock = threading.RLock()
         self._known: OrderedDict[str, tuple[dict[int, str], set[int]]] = OrderedDict()
 
-    def __call__(self, graph: fx.Graph, settings: Settings) -> Survey:
-        """The survey of a whole graph; its calls that are to be decomposed are marked."""
-        state = len(graph.nodes), settings
+    def __call__(self, graph: Graph, settings: Settings) -> Plan:
+        """What becomes of the calls of a graph with static shapes."""
+        names = [node.name for node in graph.calls]
+        key = f"{fingerprint(graph, ranged=True)} {settings.key()}"
         with self._lock:
-            known = self._of_graphs.get(graph)
-            if known is None or known[0] != state:
-                known = self._of_graphs[graph] = state, self._find(graph, settings)
-                for node in graph.nodes:
-                    node.meta[EXPANDED] = known[1].is_expanded(node)
-            return known[1]
-
-    def _find(self, graph: fx.Graph, settings: Settings) -> Survey:
-        whole = _whole(graph)
-        names = [node.name for node in whole.calls]
-        key = f"{fingerprint(whole, ranged=True)} {settings.key()}"
-        if key not in self._known:
-            with disable_current_modes():
-                found = survey(whole, settings)
-            place = {name: i for i, name in enumerate(names)}
-            refused = {place[name]: reason for name, reason in found.refused.items()}
-            self._known[key] = refused, {place[name] for name in found.expanded}
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        reasons, expanded = self._known[key]
-        return Survey({names[i]: r for i, r in reasons.items()}, {names[i] for i in expanded})
+            if key not in self._known:
+                with disable_current_modes():
+                    found = survey(graph, settings)
+                place = {name: i for i, name in enumerate(names)}
+                refused = {place[name]: reason for name, reason in found.refused.items()}
+                self._known[key] = refused, {place[name] for name in found.decomposed}
+                while len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+            reasons, decomposed = self._known[key]
+        return Plan({names[i]: r for i, r in reasons.items()}, {names[i] for i in decomposed})
 
 
 def survey(graph: Graph, settings: Settings) -> Survey:
@@ -138,13 +109,6 @@ def survey(graph: Graph, settings: Settings) -> Survey:
     return found
 
 
-def _whole(graph: fx.Graph) -> Graph:
-    places = graph.find_nodes(op="placeholder")
-    roles = [Input(n.name, Role.ACTIVATION, frozen=bool(n.meta.get(FROZEN))) for n in places]
-    module = fx.GraphModule(graph.owning_module or torch.nn.Module(), copy_graph(graph))
-    return Graph(module, "inference", tuple(roles))
-
-
 def _untold(node: fx.Node) -> str | None:
     """Why the parser need not be asked about a call; None if it has to be."""
     if node.target is operator.getitem:
@@ -159,7 +123,7 @@ def _try(found: Survey, node: fx.Node) -> None:
     """Leaves out a lowering that means something else than the call."""
     judged = judge(node)
     if judged is not None and judged.decomposed:
-        found.expanded.add(node.name)
+        found.decomposed.add(node.name)
         found.whole[node.name] = "its lowering to ONNX is not right"
     elif judged is not None and not judged.support:
         found.refused[node.name] = judged.support.reason
@@ -167,15 +131,15 @@ def _try(found: Survey, node: fx.Node) -> None:
 
 def _note(found: Survey, node: fx.Node, reason: str) -> None:
     """Takes a call apart that the parser complains of, or if that is no way, refuses it."""
-    if node.name not in found.expanded and _can_expand(node):
-        found.expanded.add(node.name)
+    if node.name not in found.decomposed and _can_decompose(node):
+        found.decomposed.add(node.name)
         found.whole[node.name] = reason
         return
-    found.expanded.discard(node.name)
+    found.decomposed.discard(node.name)
     found.refused[node.name] = found.whole.get(node.name, reason)
 
 
-def _can_expand(node: fx.Node) -> bool:
+def _can_decompose(node: fx.Node) -> bool:
     plain = not_plain(node, "") is None and all(
         is_supported(t.dtype)
         for n in (*node.all_input_nodes, node)
@@ -187,7 +151,7 @@ def _can_expand(node: fx.Node) -> bool:
 def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
     """What is wrong with the calls of a part, by their names; empty if nothing is."""
     try:
-        lowered = lower(part, found.is_expanded)
+        lowered = compile_decomposed(part, found.decomposed, rules.inner_rules(), lower)
     except LoweringError as error:
         return {error.node_name: error.reason}
     except CompileError as error:

@@ -10,7 +10,6 @@ from dynamo_backends.graph.fragments import BLOCK_COST, MANY_BLOCKS, fragmentati
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import partition
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.backend import Support
 
 aten = torch.ops.aten
 
@@ -30,7 +29,7 @@ def chain(blocks: int, size: int, elements: int) -> Graph:
 
 def verdict(blocks: int, size: int, elements: int = 4) -> str | None:
     graph = chain(blocks, size, elements)
-    split = partition(graph, lambda n: Support(n.target is not aten.cos.default, "no"), 1)
+    split = partition(graph, {n: "no" for n in graph.calls if n.target is aten.cos.default}, 1)
     assert sum(part.on_backend for part in split.parts) == blocks
     return fragmentation(split)
 

@@ -10,7 +10,6 @@ from torch import fx
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import Partition, partition
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.backend import Support
 
 aten = torch.ops.aten
 
@@ -47,7 +46,7 @@ pair = st.tuples(st.integers(0, 99), st.integers(0, 99))
 def test_any_partition_computes_what_the_graph_computes(spec: list, minimum: int):
     graph = build([edge for edge, _ in spec])
     eager = {n for n, (_, yes) in zip(graph.calls, spec, strict=True) if not yes}
-    split = partition(graph, lambda n: Support(n not in eager, "no"), minimum)
+    split = partition(graph, dict.fromkeys(eager, "no"), minimum)
     note(f"{len(split.parts)} parts")
     x = torch.arange(3.0)
     torch.testing.assert_close(run(graph, split, x), list(graph.module(x)))
@@ -59,15 +58,14 @@ def test_any_partition_computes_what_the_graph_computes(spec: list, minimum: int
 
 def test_a_whole_graph_is_one_block():
     graph = build([(0, 0), (1, 0), (2, 1)])
-    split = partition(graph, lambda _: Support(True), min_block_size=100)
+    split = partition(graph, {}, min_block_size=100)
     assert [p.on_backend for p in split.parts] == [True]
 
 
 def test_independent_eager_nodes_do_not_split_blocks_more_than_needed():
     # x -> a (eager) -> b ; x -> c -> d: b, c and d need two blocks at most, not three
     graph = build([(0, 0), (1, 1), (0, 0), (3, 3)])
-    first = graph.calls[0]
-    split = partition(graph, lambda n: Support(n is not first, "no"), 1)
+    split = partition(graph, {graph.calls[0]: "no"}, 1)
     assert len(split.parts) <= 3
     assert split.parts[0].on_backend is False, "what needs no block runs first"
 
@@ -83,7 +81,7 @@ def test_random_numbers_keep_their_order():
         node.meta["val"] = torch.empty(3)
     whole = Graph(fx.GraphModule({}, graph), "inference", (Input("x", Role.ACTIVATION),))
     random = (aten.bernoulli.default, aten.rand.default)
-    split = partition(whole, lambda n: Support(n.target not in random, "random"), 1)
+    split = partition(whole, {n: "random" for n in whole.calls if n.target in random}, 1)
     order = [n.target for p in split.parts for n in p.graph.calls if n.target in random]
     assert order == list(random)
 
@@ -95,7 +93,6 @@ def test_elements_of_a_tuple_follow_their_source():
 
     gm = torch.fx.experimental.proxy_tensor.make_fx(fn)(torch.randn(3, 4))
     graph = Graph(gm, "inference", (Input("x_1", Role.ACTIVATION),))
-    split = partition(
-        graph, lambda n: Support(n.target not in (aten.max.dim, operator.getitem), "no"), 1
-    )
+    largest = (aten.max.dim, operator.getitem)
+    split = partition(graph, {n: "no" for n in graph.calls if n.target in largest}, 1)
     assert all(len(p.graph.module.graph.nodes) >= 3 for p in split.parts)

@@ -19,6 +19,7 @@ from dynamo_backends.ort.backend import OnnxRuntimeCUDA, OrtOptions, _of_trials,
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings, run_options
 from dynamo_backends.runtime.tf32 import Tf32, allowed_tf32
+from dynamo_backends.runtime.verdicts import Verdict
 from tests import refusals
 from tests.cudagraphs.double import DoubleCuda
 
@@ -89,10 +90,11 @@ def test_a_trial_refuses_the_host_and_records_nothing():
 
     def verdict(node: Any, compile_node: Any, settings: SessionSettings, keep: bool) -> Any:
         seen.append(settings)
+        return Verdict()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dynamo_backends.ort.trial.verdict", verdict)
-        backend._verdict(graph.placeholders[0], options)
+        assert backend.supports(graph.placeholders[0], options)
     (settings,) = seen
     assert [name for name, _ in settings.providers] == [cuda.CUDA]
     assert "enable_cuda_graph" not in dict(settings.providers[0][1])
@@ -138,7 +140,7 @@ def static(*args: torch.Tensor) -> Any:
     )
     graph = normalize(module, "inference", freeze=False).graph
     settings = SessionSettings(((cuda.CPU, ()),), graphs=True)
-    return compile_graph(graph, settings, lambda node: False).bind(())[0]
+    return compile_graph(graph, settings).bind(())[0]
 
 
 def test_static_memory_gives_each_call_its_own_results():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 import dynamo_backends
+from dynamo_backends import Support
 from dynamo_backends.onnx import rules
 from dynamo_backends.ort import trial
 from dynamo_backends.runtime.verdicts import Verdicts
@@ -122,9 +123,7 @@ def test_what_has_no_lowering_is_taken_apart():
     node = _node(aten.hardswish_backward.default, torch.randn(8), torch.randn(8))
     backend: Any = dynamo_backends.get_backend("onnxrt")
     assert not rules.is_lowered(aten.hardswish_backward.default)
-    verdict = backend._verdict(node, backend.Options())
-    assert verdict.support.yes
-    assert verdict.decomposed
+    assert backend.supports(node, backend.Options()) == Support(True, decomposed=True)
     x = torch.randn(40, requires_grad=True)
     y = torch.compile(torch.nn.functional.hardswish, backend="onnxrt")(x)
     (ours,) = torch.autograd.grad(y.sum(), x)

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
-from dynamo_backends.aot.step.cached import load_or_compile
+from dynamo_backends.aot.step.cached import program_of_step
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import dropout
+from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import require_available
 from dynamo_backends.interface.errors import DynamoBackendsError, OptionError, StepCaptureError
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import get_backend, load
 
 
@@ -102,30 +102,21 @@ def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgr
         DynamoBackendsError: It can run none of it, and the user has to change something.
     """
     backend.prepare(graph, options)
-    _check_supported(backend, options, graph)
+    plan = backend.plan(graph, options)
+    _check_whole(backend, graph, plan)
     try:
-        return load_or_compile(backend, options, graph)
+        return program_of_step(backend, options, plan, graph)
     except DynamoBackendsError as error:
         raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
 
 
-def _check_supported(backend: Backend, options: Options, graph: Graph) -> None:
+def _check_whole(backend: Backend, graph: Graph, plan: Plan) -> None:
     for node in graph.calls:
-        support = _supports(backend, options, node)
-        if support is not None:
+        if node.name in plan.eager:
             where = source_line(node)
             raise StepCaptureError(
-                f"{backend.name} cannot run {node.target} in a step: {support}"
+                f"{backend.name} cannot run {node.target} in a step: {plan.eager[node.name]}"
                 + (f" (called at {where})" if where else "")
                 + '. Use another backend ("inductor", "aot_eager"), or pass fallback="split" to '
                 "run such operators in eager between compiled parts."
             )
-
-
-def _supports(backend: Backend, options: Options, node: fx.Node) -> str | None:
-    import operator
-
-    if node.target is operator.getitem:
-        return None
-    support = backend.supports(node, options)
-    return None if support else support.reason

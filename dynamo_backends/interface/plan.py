@@ -1,0 +1,80 @@
+"""Plans: what becomes of every call of a graph, decided once before anything is compiled."""
+
+import logging
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.interface.containment import is_for_others
+from dynamo_backends.interface.errors import brief_error
+
+if TYPE_CHECKING:
+    from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.interface.backend import Support
+
+log = logging.getLogger("dynamo_backends")
+
+NOT_ATEN = "it is not an ATen operator"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the calls of a graph; those that it does not name are taken as they are.
+
+    What picks one of several results of a call goes with the call.
+
+    Attributes:
+        eager: Why calls are left to eager, by their names.
+        decomposed: Names of calls that are decomposed by torch's rules before a graph is compiled.
+    """
+
+    eager: Mapping[str, str] = field(default_factory=dict)
+    decomposed: Collection[str] = frozenset()
+
+
+def plan_each(graph: "Graph", answer: Callable[[fx.Node], "Support"], who: str) -> Plan:
+    """A plan made of answers about single calls; where asking fails, the call is left to eager.
+
+    Args:
+        graph: The graph.
+        answer: Whether an ATen call is taken.
+        who: Name of the backend that answers, for reasons.
+    """
+    eager: dict[str, str] = {}
+    decomposed: set[str] = set()
+    for node in graph.calls:
+        if node.target is operator.getitem:
+            continue
+        if not isinstance(node.target, OpOverload):
+            eager[node.name] = NOT_ATEN
+            continue
+        try:
+            support = answer(node)
+        except Exception as error:
+            eager[node.name] = why_unanswered(error, who)
+            continue
+        if not support:
+            eager[node.name] = support.reason
+        elif support.decomposed:
+            decomposed.add(node.name)
+    return Plan(eager, decomposed)
+
+
+def why_unanswered(error: Exception, who: str) -> str:
+    """Why calls are left to eager: asking a backend about them failed.
+
+    Args:
+        error: What it raised.
+        who: Its name.
+
+    Raises:
+        Exception: The error itself, if it is meant for others (see `is_for_others`).
+    """
+    if is_for_others(error):
+        raise error
+    log.debug("asking %s failed", who, exc_info=error)
+    return f"asking {who} failed ({brief_error(error)})"

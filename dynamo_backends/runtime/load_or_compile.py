@@ -1,0 +1,92 @@
+"""The one protocol of the disk cache: load what was compiled before, or compile and keep it.
+
+Results do not depend on the cache: where reading or writing fails, that is noted and done without.
+"""
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import torch
+
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
+
+log = logging.getLogger("dynamo_backends")
+
+
+class Kept(Protocol):
+    """What can be kept on disk."""
+
+    def dump(self) -> dict[str, bytes] | None:
+        """See `Executable.dump`."""
+
+
+T = TypeVar("T", bound=Kept)
+
+
+def load_or_compile(
+    backend: Backend,
+    options: Options,
+    mark: str,
+    load: Callable[[Mapping[str, bytes]], T],
+    make: Callable[[], T],
+    report: GraphReport | None = None,
+    keep: Callable[[T], bool] = lambda made: True,
+) -> T:
+    """What was compiled before, from disk if it is there.
+
+    Args:
+        backend: What compiles it.
+        options: Of the backend; `Options.cache` says whether to look and to keep.
+        mark: Of what is compiled.
+        load: Makes it from what it was dumped to.
+        make: Compiles it.
+        report: Gets what failed and was done without.
+        keep: Whether what was compiled is what `mark` says.
+    """
+    cache = DiskCache(cache_folder())
+    key: str | None = None
+    with done_without(report, "reading the disk cache"):
+        key = _key(backend, options, mark)
+        found = _loaded(cache, key, load) if key is not None else None
+        if found is not None:
+            return found
+    made = make()
+    if key is not None and keep(made):
+        with done_without(report, "writing to the disk cache"):
+            dumped = made.dump()
+            if dumped is not None:
+                cache.put(key, dumped)
+    return made
+
+
+def _key(backend: Backend, options: Options, mark: str) -> str | None:
+    """What it is called in the disk cache; None: it is not kept there."""
+    versions = backend.cache_key(options) if options.cache else None
+    if versions is None:
+        return None
+    settings = {**dataclasses.asdict(options), "verify": "off"}  # not compiled in
+    text = f"{mark} {backend.name} {versions} {torch.__version__} {settings}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _loaded(cache: DiskCache, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
+    """What is under a key, if it is there; an entry that cannot be used is dropped."""
+    parts = cache.get(key)
+    if parts is None:
+        return None
+    try:
+        return load(parts)
+    except Exception as error:
+        cache.drop(key)
+        if not isinstance(error, CompileError):
+            raise
+        log.warning("dropped an unusable cache entry: %s", error)
+        return None

@@ -93,17 +93,18 @@ def test_sizes_that_are_computed(double: Machine):
     assert report.fallbacks == ()
 
 
-def test_a_size_that_is_used_as_a_number(double: Machine):
-    """Numbers are constants of an engine, so every shape has its own."""
+@pytest.mark.parametrize(("dtype", "engines"), [(torch.float32, 1), (torch.int32, 3)])
+def test_a_size_that_is_used_as_a_number(double: Machine, dtype: torch.dtype, engines: int):
+    """Beside floating-point tensors it is computed; others' numbers are constants of an engine."""
 
     def fn(x: Tensor) -> Tensor:
-        return (x * x.shape[0]).relu() + x.sum() / x.shape[0]
+        return (x * x.shape[0]).relu() + x
 
-    run, report = compiled(fn, torch.randn(3, 4), dynamic=True)
+    run, report = compiled(fn, torch.ones(3, 4, dtype=dtype), dynamic=True)
     for batch in (3, 5, 7):
-        x = torch.randn(batch, 4)
+        x = torch.arange(batch * 4, dtype=dtype).view(batch, 4)
         torch.testing.assert_close(run(x), fn(x))
-    assert len(double.log.builds) == 3
+    assert len(double.log.builds) == engines
     assert report.fallbacks == ()
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import dynamo_backends
 from dynamo_backends import Support
@@ -129,6 +129,29 @@ def test_what_has_no_lowering_is_taken_apart():
     (ours,) = torch.autograd.grad(y.sum(), x)
     (theirs,) = torch.autograd.grad(torch.nn.functional.hardswish(x).sum(), x)
     torch.testing.assert_close(ours, theirs)
+
+
+def test_a_step_is_given_calls_that_are_decomposed():
+    def losses(compiled: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Hardswish(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        function: Any = step
+        if compiled:
+            function = dynamo_backends.compile_step(
+                step, model=model, optimizer=optimizer, backend="onnxrt"
+            )
+        return [function(torch.ones(4, 6)).item() for _ in range(3)]
+
+    assert losses(compiled=True) == pytest.approx(losses(compiled=False), rel=1e-5)
 
 
 def _node(op: Any, *inputs: Tensor) -> fx.Node:

@@ -36,8 +36,7 @@ CALL = "mlp"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {}
     named = settings.models or []
     if not named or CALL in named:

@@ -194,7 +194,7 @@ class Step:
             return self._split(*args, **kwargs)
         variant, tensors, numbers = found
         program = variant.program
-        if program.yields:
+        if program.prefers_eager:
             return self._in_eager(args, kwargs)
         comparison = program.comparison
         if comparison is None:

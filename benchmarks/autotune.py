@@ -188,12 +188,8 @@ def table(results: Results, backends: Sequence[str], settings: argparse.Namespac
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser = harness.model_arguments(__doc__, rounds=20)
     parser.add_argument("--suite", choices=list(harness.SUITES), help="only this suite")
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20, help="samples of each")
     parser.add_argument(
         "--backend",
         action="append",
@@ -206,9 +202,6 @@ def parse(arguments: Sequence[str] | None) -> Any:
                         help="seconds that autotune may take for a model")  # fmt: skip
     parser.add_argument(
         "--budget", type=float, metavar="S", help="begin no model that may end later"
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="save the results; an existing file is continued"
     )
     return parser.parse_args(arguments)
 

@@ -26,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     for _ in track(range(settings.rounds), "starting", console=console, transient=True):
         with tempfile.TemporaryDirectory() as folder:
@@ -58,19 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def in_a_process(settings: argparse.Namespace, folder: str) -> dict[str, Any]:
     """Makes the first call in a fresh process that uses the cache folder."""
-    command = [__file__, "--child", "--model", settings.model, "--batch", str(settings.batch)]
+    command = [__file__, "--child", "start", "--model", settings.model]
+    command += ["--batch", str(settings.batch), "--backend", settings.backend]
     environment = {
         "DYNAMO_BACKENDS_CACHE": f"{folder}/executables",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
         "TORCH_CACHING_PRECOMPILE": str(int(settings.precompile)),
     }
-    return harness.run_child([*command, "--backend", settings.backend], environment)
+    return harness.run_child(command, environment)
 
 
 @torch.no_grad()
 def child(settings: argparse.Namespace) -> int:
     """Makes the first call and hands back what it took."""
-    case = harness.find_cases(harness.suite("classic", batch=settings.batch), [settings.model])[0]
+    case = harness.find_case("classic", settings.model, batch=settings.batch)
     compiled = harness.compile_model(case.make(), case.inputs(), settings.backend)
     torch.compiler.save_cache_artifacts()
     harness.hand_back(
@@ -85,15 +85,9 @@ def child(settings: argparse.Namespace) -> int:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="of the classic suite")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--backend", default="openxla")
+    parser = harness.process_arguments(__doc__)
     parser.add_argument("--precompile", action="store_true", help="torch keeps the capture as well")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

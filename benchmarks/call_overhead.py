@@ -26,8 +26,7 @@ FEATURES = 16
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     records = []
     for name, mode in (("no_grad", torch.no_grad), ("inference_mode", torch.inference_mode)):
         with mode(), console.status(f"measuring under {name}"):
@@ -129,10 +128,9 @@ def table(settings: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Ta
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__, rounds=30)
     parser.add_argument("--backend", default="openxla")
     parser.add_argument("--layers", type=int, default=100, help="two parameters each")
-    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=100, help="calls per sample")
     parser.add_argument("--calls", type=int, default=1000, help="calls of the memory test")
     parser.add_argument("--cpu", action="store_true", help="the calling thread's CPU time")
@@ -140,7 +138,6 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument(
         "--growth-limit", type=float, default=1024, metavar="KIB", help="what counts as flat"
     )
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

@@ -38,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return child(settings.model, settings.child, settings.batch, settings.verify)
     if settings.share:
         return print_shares(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     backends = [settings.backend, settings.against]
     seconds: dict[str, list[dict[str, float]]] = {name: [] for name in backends}
     order = [name for _ in range(settings.rounds) for name in backends]
@@ -60,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_shares(settings: argparse.Namespace) -> int:
     """Prints the comparison's share of the first call of each model; 1 if one is over the limit."""
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     table = Table("model", "first call s", "comparison s", "share", "grows MiB", "without", "ratio")
     names = settings.models or [case.name for case in harness.suite("classic")]
     shares, rows = [], []
@@ -99,7 +97,7 @@ def in_a_process(
 @torch.no_grad()
 def child(model_name: str, backend: str, batch: int, verify: str) -> int:
     """Compiles once and hands the seconds back."""
-    case = harness.find_cases(harness.suite("classic", batch=batch), [model_name])[0]
+    case = harness.find_case("classic", model_name, batch=batch)
     model, inputs = case.make(), case.inputs()
     options = OPTIONS.get(backend, {})
     if backend in dynamo_backends.list_backends():
@@ -122,19 +120,13 @@ def child(model_name: str, backend: str, batch: int, verify: str) -> int:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="of the classic suite")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--backend", default="openxla")
+    parser = harness.process_arguments(__doc__)
     parser.add_argument("--against", default="inductor")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
     parser.add_argument("--share", action="store_true", help="what the comparison with eager takes")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="with --share: only these")
     parser.add_argument("--at-most", type=float, metavar="SHARE", help="largest that passes")
     parser.add_argument("--verify", default="first", help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="save the results")
-    parser.add_argument("--child", metavar="BACKEND", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

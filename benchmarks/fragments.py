@@ -66,8 +66,7 @@ def measure(size: int, elements: int, rounds: int) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     table = Table(title="one block and one operator in eager, µs")
     for column in ("elements", "operators in the block", "eager", "compiled"):
         table.add_column(column, justify="right")

@@ -7,7 +7,6 @@ reads in torch's memory, only the address is looked at. "time" is the median of 
 "CPU" the same of the thread's own CPU time, which other processes disturb less.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ POLICIES: tuple[Policy, ...] = ("probe", "strict")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and the default check exceeds it."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     weights = parameters(settings.parameters, settings.width)
     size = sum(w.numel() * w.element_size() for w in weights) / 2**20
     with console.status("measuring"), torch.no_grad():
@@ -96,14 +94,12 @@ def measure(
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__, rounds=30)
     parser.add_argument("--parameters", type=int, default=200)
     parser.add_argument("--width", type=int, default=64, help="channels of the convolutions")
-    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=200, help="calls per round")
     parser.add_argument("--limit", type=float, metavar="US", help="largest cost that passes")
     parser.add_argument("--cpu", action="store_true", help="hold CPU time against the limit")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

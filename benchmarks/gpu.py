@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ BACKENDS = {
 
 TORCHS = {"inductor": ("cuda", "cpu"), "cudagraphs": ("cuda",)}
 AUTOTUNE = cell_tables.AUTOTUNE
-VENDORS = ("triton", "onnxruntime-gpu", "tensorrt", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,18 +162,12 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
         else environment["processor"],
         "driver": facts.driver,
         "cuda": facts.built_for,
-        "versions": {**environment["versions"], **vendors()},
+        "versions": environment["versions"],
         "python": environment["python"],
         "scale": settings.scale,
         "rounds": settings.rounds,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def vendors() -> dict[str, str]:
-    """Versions of the vendors' packages for GPUs that are installed."""
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    return {n: v for n, v in sorted(found.items()) if n in VENDORS or n.startswith("nvfuser")}
 
 
 def report(ledger: Ledger, left: int, settings: argparse.Namespace, console: Console) -> int:

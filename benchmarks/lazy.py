@@ -21,8 +21,7 @@ from harness.suites.case import call
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a model's results are wrong."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     cases = harness.chosen_cases(settings, console)
     if not cases:
         return 2

@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     kinds = {
         "eager": "eager",
         "started": f"eager, {settings.backend} started",
@@ -75,7 +74,7 @@ def in_a_process(settings: argparse.Namespace, kind: str) -> dict[str, Any]:
 @torch.no_grad()
 def child(settings: argparse.Namespace) -> int:
     """Runs the model and hands back the largest size of the process, in bytes."""
-    case = harness.find_cases(harness.suite("classic", batch=settings.batch), [settings.model])[0]
+    case = harness.find_case("classic", settings.model, batch=settings.batch)
     model, inputs = case.make(), case.inputs()
     gc.collect()
     harness.reset_peak_rss()  # what making the weights took is not of interest
@@ -134,14 +133,8 @@ def private_bytes() -> int:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="of the classic suite")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--backend", default="openxla")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = harness.process_arguments(__doc__)
     parser.add_argument("--limit", type=float, metavar="MULTIPLE", help="largest that passes")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
-    parser.add_argument("--child", metavar="KIND", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

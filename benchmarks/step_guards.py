@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import compile_step
-from dynamo_backends.aot.step.capture import numbers_of
+from dynamo_backends.aot.step.recording import numbers_of
 
 
 def main() -> None:

@@ -37,8 +37,7 @@ KINDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and a ratio is below it."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     records = []
     for backend in settings.backend or ["onnxrt"]:
         with torch.no_grad():
@@ -94,12 +93,10 @@ def timed(call: Callable[..., object], *arguments: Tensor) -> float:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.arguments(__doc__, rounds=100)
     parser.add_argument("--backend", action="append", metavar="NAME", help="repeatable")
     parser.add_argument("--size", type=int, default=512, help="rows and columns of the matrices")
-    parser.add_argument("--rounds", type=int, default=100, help="samples of each")
     parser.add_argument("--limit", type=float, metavar="RATIO", help="smallest ratio that passes")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

@@ -137,9 +137,7 @@ def are_known(names: Sequence[str], console: Console) -> bool:
 
 def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:
     """Makes every kind of step of a model, checks that losses agree, and times them."""
-    case = harness.find_cases(harness.suite(MODELS[name], settings.scale, settings.batch), [name])[
-        0
-    ]
+    case = harness.find_case(MODELS[name], name, settings.scale, settings.batch)
     row, steps = Row(name), {}
     for column in columns_of(settings.backends):
         note(f"making {column}")
@@ -269,18 +267,13 @@ def print_mistakes(rows: Sequence[Row], console: Console) -> bool:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(MODELS))
+    parser = harness.model_arguments(__doc__, rounds=15, models=list(MODELS))
     parser.add_argument(
         "--backends", nargs="+", metavar="NAME", default=["inductor", "openxla"], help="to compare"
     )
     parser.add_argument(
         "--tuning", type=float, default=300, metavar="S", help="seconds for autotune per column"
     )
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=15, help="samples of each")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

@@ -38,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.child:
         return child(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     if not training.are_known(settings.models, console):
         return 2
     rows: dict[str, dict[str, dict[str, float]]] = {name: {} for name in settings.models}
@@ -84,8 +83,8 @@ def in_a_process(settings: argparse.Namespace, name: str, column: str) -> dict[s
 def child(settings: argparse.Namespace) -> int:
     """Trains, and hands back by how much steps grow the process, and its largest size then."""
     (name,) = settings.models
-    suite = harness.suite(training.MODELS[name], settings.scale, settings.batch)
-    step = training.make_step(harness.find_cases(suite, [name])[0], COLUMNS[settings.child])
+    case = harness.find_case(training.MODELS[name], name, settings.scale, settings.batch)
+    step = training.make_step(case, COLUMNS[settings.child])
     for _ in range(WARMUP):
         step()
     gc.collect()
@@ -102,12 +101,7 @@ def child(settings: argparse.Namespace) -> int:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", default=list(training.MODELS))
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser = harness.model_arguments(__doc__, rounds=3, models=list(training.MODELS))
     parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

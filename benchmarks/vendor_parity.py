@@ -29,15 +29,14 @@ from dynamo_backends import GraphReport
 from harness.suites import Inputs
 from harness.suites.case import call
 
-Run = Callable[[], Any]
+Call = Callable[[], Any]
 CALL = "mlp"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    console = harness.announce()
     makers: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {}
     named = settings.models or []
     if not named or CALL in named:
@@ -97,7 +96,7 @@ def measure(
     }
 
 
-def without_dynamo(report: GraphReport, call: Run) -> Run:
+def without_dynamo(report: GraphReport, call: Call) -> Call:
     """The compiled graph as AOT Autograd calls it.
 
     Args:
@@ -127,7 +126,7 @@ def tensors(tree: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
-def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Run:
+def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Call:
     """The model exported by `torch.onnx.export`, in a session of its own."""
     import onnxruntime
 
@@ -159,11 +158,11 @@ def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Run:
         return results
 
     # What ONNX Runtime reads and writes must live as long as the function.
-    run.kept = (given, results)  # type: ignore[attr-defined]
+    run.keeps_alive = (given, results)  # type: ignore[attr-defined]
     return run
 
 
-def bare_openvino(model: nn.Module, inputs: Inputs) -> Run:
+def bare_openvino(model: nn.Module, inputs: Inputs) -> Call:
     """The model converted by `openvino.convert_model`, compiled in float32."""
     import openvino
     from openvino import _pyopenvino as native
@@ -194,11 +193,11 @@ def bare_openvino(model: nn.Module, inputs: Inputs) -> Run:
         return results
 
     # What OpenVINO reads and writes must live as long as the function.
-    run.kept = (given, results)  # type: ignore[attr-defined]
+    run.keeps_alive = (given, results)  # type: ignore[attr-defined]
     return run
 
 
-VENDORS: dict[str, Callable[[nn.Module, Inputs], Run]] = {
+VENDORS: dict[str, Callable[[nn.Module, Inputs], Call]] = {
     "onnxrt": bare_onnxruntime,
     "ov": bare_openvino,
 }

@@ -101,18 +101,13 @@ def print_summary(results: Sequence[harness.Result], console: Console) -> None:
 
 def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
+    parser = harness.model_arguments(__doc__, rounds=20)
     parser.add_argument("--suite", default="classic", choices=list(harness.SUITES))
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20, help="samples of each")
     parser.add_argument(
         "--backend", action="append", metavar="NAME", help="repeatable; default: openxla"
     )
     parser.add_argument("--inductor", action="store_true", help="measure torch's own as well")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

@@ -14,8 +14,8 @@ from dynamo_backends import GraphReport
 from dynamo_backends.interface.backend import RANGED
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.staging import LIMIT
-from harness import ModelCase, compile_model, suite
 from harness import check as check_model
+from harness import compile_model, find_case
 from tests.checking import aliases, copy_inputs, same, widen
 
 
@@ -88,6 +88,23 @@ def net() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
     ).eval()
+
+
+def mlp() -> nn.Module:
+    """A small net of linear layers, 6 to 3."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+def compiled(
+    backend: str, module: nn.Module, *inputs: Tensor, **options: Any
+) -> tuple[Any, GraphReport, Any]:
+    """A compiled module that ran once, its report and its only executable."""
+    torch._dynamo.reset()
+    function = torch.compile(module, backend=dynamo_backends.compiler(backend, **options))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        function(*inputs)
+    (block,) = reports[0].executable.static_program.blocks
+    return function, reports[0], block.executable
 
 
 def _fused_step(module: nn.Module) -> None:
@@ -182,6 +199,39 @@ def results_are_the_callers(backend: str) -> None:
                 torch.testing.assert_close(found, expected)
 
 
+def each_call_has_results_of_its_own(function: Callable[..., Any], x: Tensor) -> None:
+    """Calls return new memory, and a later call with other numbers leaves earlier results alone."""
+    with torch.no_grad():
+        first, second = function(x), function(x)
+        before = first.clone()
+        function(torch.randn_like(x))
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, before)
+
+
+def weights_that_change_stop_being_prepared(
+    function: Callable[..., Any], module: nn.Module, executable: Any, prepared: list[Any]
+) -> None:
+    """Weights of `mlp` that change at every call are soon read as they are.
+
+    Args:
+        function: The module, compiled.
+        module: Made by `mlp`.
+        executable: Of `function`.
+        prepared: Grows when weights are prepared.
+    """
+    x = torch.randn(4, 6)
+    prepared.clear()
+    with torch.no_grad():
+        for _ in range(8):
+            module[0].weight.mul_(1.1)
+            torch.testing.assert_close(function(x), module(x))
+        assert len(prepared) < 4
+        assert "_live" in vars(executable)
+        module[0].weight.data = torch.randn(8, 6)
+        torch.testing.assert_close(function(x), module(x))
+
+
 def threads_agree(function: Callable[..., Any], model: nn.Module, *shape: int) -> None:
     """Eight threads call a compiled model at once, each with an input of its own."""
 
@@ -225,7 +275,7 @@ def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = Fa
         name: Of the model.
         may_fail: Compiled blocks may fail at run time, so that they run in eager.
     """
-    case = find(suite_name, name)
+    case = find_case(suite_name, name, "test")
     model = case.make()
     with torch.no_grad():
         compiled = compile_model(model, case.inputs(), backend, fullgraph=True)
@@ -240,8 +290,3 @@ def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = Fa
     assert report.verified <= report.blocks <= report.verified + len(report.runtime_fallbacks)
     assert report.unverified == []
     return report
-
-
-def find(suite_name: str, name: str) -> ModelCase:
-    (case,) = [c for c in suite(suite_name, "test") if c.name == name]
-    return case

@@ -5,13 +5,10 @@ from dynamo_backends.cli.torchvision_shim import import_torchvision, import_tran
 from dynamo_backends.tuning.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
 from harness.accuracy import Accuracy, check, compare_outputs
-from harness.arguments import chosen_cases, model_arguments
-from harness.processes import (
-    ChildError,
-    hand_back,
-    run_child,
-)
+from harness.arguments import arguments, chosen_cases, model_arguments, process_arguments
+from harness.processes import ChildError, hand_back, run_child
 from harness.report import (
+    announce,
     as_record,
     environment,
     environment_line,
@@ -30,7 +27,7 @@ from harness.runner import (
     measure_case,
 )
 from harness.statistics import compare, geometric_mean
-from harness.suites import SUITES, ModelCase, enliven, find_cases, suite
+from harness.suites import SUITES, ModelCase, enliven, find_case, find_cases, suite
 
 __all__ = [
     "SUITES",
@@ -41,6 +38,8 @@ __all__ = [
     "Ratio",
     "Result",
     "Timing",
+    "announce",
+    "arguments",
     "as_record",
     "candidates_table",
     "check",
@@ -51,6 +50,7 @@ __all__ = [
     "enliven",
     "environment",
     "environment_line",
+    "find_case",
     "find_cases",
     "format_ratio",
     "geometric_mean",
@@ -63,6 +63,7 @@ __all__ = [
     "measure_case",
     "model_arguments",
     "peak_rss_bytes",
+    "process_arguments",
     "reset_peak_rss",
     "results_table",
     "rss_bytes",

@@ -21,7 +21,7 @@ from dynamo_backends.interface.registry import list_backends
 from dynamo_backends.interface.report import record
 from harness.accuracy import compare_outputs
 from harness.statistics import compare
-from harness.suites import Inputs, ModelCase, Scale, call, find_cases, suite
+from harness.suites import Inputs, ModelCase, Scale, call, find_case
 
 Mode = Literal["inference", "training"]
 
@@ -60,7 +60,7 @@ class Cell:
 
     def case(self, scale: Scale) -> ModelCase:
         """The model and its inputs."""
-        return find_cases(suite(self.suite, scale, self.batch), [self.model])[0]
+        return find_case(self.suite, self.model, scale, self.batch)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -5,7 +5,6 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,29 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_backends.interface.packages import versions
+from dynamo_backends.interface.registry import list_backends, package_versions
 from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.runtime.processor import processor_name
 from dynamo_backends.tuning.statistics import Ratio
 from harness.runner import Result
 from harness.statistics import geometric_mean
 
-_PACKAGES = ("torch", "jax", "jaxlib", "numpy", "torchvision", "transformers")
+_PACKAGES = ("torch", "numpy", "torchvision", "transformers")
+"""Besides those of the backends."""
 
 
 def make_console() -> Console:
     """A console for reports; wide enough for their tables where no terminal says how wide."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
+
+
+def announce() -> Console:
+    """A console that has printed what measurements depend on."""
+    console = make_console()
+    console.print(f"[dim]{environment_line()}[/]")
+    return console
 
 
 def results_table(title: str, results: Sequence[Result]) -> Table:
@@ -114,12 +123,6 @@ def as_record(result: Result) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """What a measurement depends on: versions, processor, threads, devices."""
-    versions: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -127,7 +130,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": versions,
+        "versions": versions(_PACKAGES) | package_versions(list_backends()),
     }
 
 
@@ -135,10 +138,10 @@ def environment_line() -> str:
     """`environment` in one line, for the head of a table."""
     facts = environment()
     device = facts["cuda"] or facts["processor"]
-    versions = facts["versions"]
+    torch_and_jax = (f"{n} {v}" for n, v in facts["versions"].items() if n in ("torch", "jax"))
     return (
         f"{device}, {facts['torch_threads']} torch threads; Python {facts['python']},"
-        f" torch {versions['torch']}, jax {versions['jax']}"
+        f" {', '.join(torch_and_jax)}"
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.random import generator_state, redraw
 
 
@@ -57,9 +58,7 @@ def make_views_again(joint: fx.GraphModule) -> None:
 
 def _is_plain_view(node: fx.Node) -> bool:
     """Whether a call is a view of its first argument, of a shape that is known."""
-    if node.op != "call_function" or not isinstance(node.target, private.OpOverload):
-        return False
-    if not node.target.is_view or "recompute" in node.meta:
+    if not is_view(node) or "recompute" in node.meta:
         return False
     sources = node.all_input_nodes
     values = [node.meta.get("val"), *(source.meta.get("val") for source in sources)]

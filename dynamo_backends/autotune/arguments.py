@@ -106,20 +106,22 @@ class Arguments:
         self.values = list(values)
         self.mutated = frozenset(mutated)
         shared = {memory_of(v) for i, v in enumerate(values) if i not in static or i in mutated}
-        self.kept = frozenset(
+        self.uncopied = frozenset(
             i for i in static if i not in mutated and memory_of(values[i]) not in shared - {None}
         )
-        kept = {i: v for i, v in enumerate(values) if i in self.kept and isinstance(v, Tensor)}
-        self.weights = Watch(kept)
+        weights = {
+            i: v for i, v in enumerate(values) if i in self.uncopied and isinstance(v, Tensor)
+        }
+        self.weights = Watch(weights)
 
     def fresh(self) -> list[Any]:
         """Inputs for one call: weights as they are, everything else copied."""
-        return copies(self.values, self.kept)
+        return copies(self.values, self.uncopied)
 
     @property
     def copied_bytes(self) -> int:
         """How much memory one copy of the inputs takes, without the weights."""
-        copied = [v for i, v in enumerate(self.values) if i not in self.kept]
+        copied = [v for i, v in enumerate(self.values) if i not in self.uncopied]
         return sum(v.numel() * v.element_size() for v in copied if isinstance(v, Tensor))
 
     def perturbed(self, seed: int = 0) -> "Arguments":
@@ -129,10 +131,10 @@ class Arguments:
         indices, change places with others of the same tensor. What shares memory remains.
         """
         generator = torch.Generator().manual_seed(seed)
-        others = copies(self.values, self.kept)
+        others = copies(self.values, self.uncopied)
         places = [memory_of(v) for v in others]
         for i, value in enumerate(others):
-            if i in self.kept or places[i] is None or places.count(places[i]) > 1:
+            if i in self.uncopied or places[i] is None or places.count(places[i]) > 1:
                 continue
             if value.is_floating_point():
                 _multiply(value, generator)
@@ -140,7 +142,7 @@ class Arguments:
                 # Of rows, so that each column keeps its range; not of offsets, which are sorted.
                 value.data.copy_(value.roll(1, 0 if len(value) > 1 else -1))
         result = object.__new__(Arguments)
-        result.values, result.mutated, result.kept = others, self.mutated, self.kept
+        result.values, result.mutated, result.uncopied = others, self.mutated, self.uncopied
         result.weights = self.weights
         return result
 

@@ -49,7 +49,7 @@ def rehearsed(
         task = {
             "candidate": dataclasses.asdict(candidate),
             "options": dataclasses.asdict(options),
-            "kept": [] if training else sorted(arguments.kept),
+            "uncopied": [] if training else sorted(arguments.uncopied),
             "mutated": sorted(arguments.mutated),
             "training": training,
         }

@@ -28,17 +28,17 @@ from dynamo_backends.tuning.race import Run
 class _Rebuilt(nn.Module):
     """The graph with weights that are parameters, as Dynamo had found it."""
 
-    def __init__(self, graph: fx.GraphModule, values: Sequence[Any], kept: Sequence[int]):
+    def __init__(self, graph: fx.GraphModule, values: Sequence[Any], places: Sequence[int]):
         super().__init__()
         self.graph = graph
-        self.kept = tuple(kept)
+        self.places = tuple(places)
         self.weights = nn.ParameterList(
-            nn.Parameter(values[i].detach(), values[i].requires_grad) for i in kept
+            nn.Parameter(values[i].detach(), values[i].requires_grad) for i in places
         )
 
     def forward(self, *activations: Any) -> Any:
         args = list(activations)
-        for place, weight in zip(self.kept, self.weights, strict=True):
+        for place, weight in zip(self.places, self.weights, strict=True):
             args.insert(place, weight)
         return self.graph(*args)
 
@@ -58,22 +58,22 @@ def try_out(graph: fx.GraphModule, values: list[Any], task: dict[str, Any]) -> s
         k: tuple(v) if isinstance(v, list) else v for k, v in task["options"].items()
     }
     options = AutotuneOptions(**settings)
-    kept = frozenset(task["kept"])
+    uncopied = frozenset(task["uncopied"])
     adapt: Callable[[Callable[..., Any]], Run] = differentiated if task["training"] else _plain
 
     def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return candidate.compile(captured, inputs, options)
 
-    module = _Rebuilt(graph, values, sorted(kept))
+    module = _Rebuilt(graph, values, sorted(uncopied))
     compiled = torch.compile(module, backend=compile_captured)
     subject = Subject(
         adapt(graph.forward),
         adapt(precise_captured(graph)),
-        Arguments(values, kept, task["mutated"]),
+        Arguments(values, uncopied, task["mutated"]),
     )
     with torch.set_grad_enabled(task["training"]):
         trials = subject.trials()
-        run = adapt(lambda *args: compiled(*(a for i, a in enumerate(args) if i not in kept)))
+        run = adapt(lambda *args: compiled(*(a for i, a in enumerate(args) if i not in uncopied)))
         try:
             verdict = judge(trials, run, candidate.reduced)
         except Exception as error:

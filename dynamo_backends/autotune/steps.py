@@ -66,7 +66,7 @@ class StepEnsemble(StepProgram):
         self._program: StepProgram | None = None
         self._rivals: dict[str, StepProgram] = {}  # while real steps are compared
         self._lock = threading.Lock()
-        self.yields = False
+        self.prefers_eager = False
         self.comparison = None
 
     def report_to(self, report: GraphReport) -> None:
@@ -119,7 +119,7 @@ class StepEnsemble(StepProgram):
         self._ensemble.note(choice)
         if not any(row.name == FUNCTION for row in choice.candidates):  # not settled before
             programs = self._compare(choice, programs, inputs)
-        self.yields = not programs
+        self.prefers_eager = not programs
         return next(iter(programs.values()), None) or self._eager()
 
     def _compare(
@@ -187,10 +187,10 @@ class StepEnsemble(StepProgram):
         COUNTS.samples += sum(map(len, (*self.comparison.compiled, self.comparison.eager)))
         seconds = dict(zip(self._rivals, compiled, strict=True))
         winner = min(seconds, key=seconds.__getitem__)
-        self.comparison, self.yields = None, eager_wins(seconds[winner], eager)
+        self.comparison, self.prefers_eager = None, eager_wins(seconds[winner], eager)
         programs, self._rivals = self._rivals, {}
         seconds[FUNCTION] = eager
-        if self.yields:
+        if self.prefers_eager:
             winner, self._program = FUNCTION, self._eager()
         else:
             self._program = programs[winner]
@@ -246,5 +246,5 @@ class StepEnsemble(StepProgram):
             self.comparison.give_up(list(self._rivals).index(names[0]))
             return
         self._ensemble.switch(self._take_in_eager, "step", failure).instead(error, inputs, taken)
-        self.comparison, self.yields, self._rivals = None, True, {}
+        self.comparison, self.prefers_eager, self._rivals = None, True, {}
         self._choice = choice._replace(winner=EAGER)

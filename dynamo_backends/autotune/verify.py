@@ -141,7 +141,7 @@ class Trial:
         watched = {
             i: a
             for i, a in enumerate(args)
-            if isinstance(a, Tensor) and i not in self._arguments.kept
+            if isinstance(a, Tensor) and i not in self._arguments.uncopied
         }
         watch = Watch(watched)
         start = time.perf_counter()

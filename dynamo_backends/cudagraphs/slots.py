@@ -45,7 +45,7 @@ class Place:
             self._core_shape, self._core_strides, dtype=like.dtype, device=like.device
         )
 
-    def whole(self, core: Tensor) -> Tensor:
+    def with_core(self, core: Tensor) -> Tensor:
         """The tensor whose core is given."""
         return core.expand(self.shape) if self._is_expanded else core
 
@@ -76,7 +76,7 @@ class Slots:
         # Not an inference tensor, which could not be written to at later calls outside of the mode.
         with torch.inference_mode(False), disable_current_modes():
             self._cores = [p.make(x) for p, x in zip(self._places, inputs, strict=True)]
-            self.tensors = [p.whole(c) for p, c in zip(self._places, self._cores, strict=True)]
+            self.tensors = [p.with_core(c) for p, c in zip(self._places, self._cores, strict=True)]
 
     def fill(self, inputs: Sequence[Tensor]) -> None:
         """Copies values in, with as few launches as torch can do it in.
@@ -126,5 +126,5 @@ class Results:
             with torch.no_grad():
                 torch._foreach_copy_(copies, self._cores)
             for i, place, copy in zip(self._tensors, self._places, copies, strict=True):
-                results[i] = place.whole(copy)
+                results[i] = place.with_core(copy)
         return results

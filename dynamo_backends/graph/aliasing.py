@@ -18,6 +18,11 @@ from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 REPLAYED = "replayed_view"
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether a call is of an operator that returns views of its first argument."""
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
 def is_replayed(node: fx.Node) -> bool:
     """Whether a node is a view of another output, to be made by torch."""
     return REPLAYED in node.meta
@@ -70,7 +75,7 @@ def _base(node: fx.Node) -> fx.Node | None:
     if node.target is operator.getitem:
         source = node.args[0]
         return source if isinstance(source, fx.Node) and _base(source) is not None else None
-    if isinstance(node.target, OpOverload) and node.target.is_view:
+    if is_view(node):
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
     return None

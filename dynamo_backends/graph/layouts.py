@@ -76,10 +76,8 @@ def storage_of(value: Tensor) -> Storage:
     )
     if value.is_contiguous():
         return row_major(value.ndim)
-    order = sorted(range(value.ndim), key=lambda d: (-value.stride()[d], d))
-    if not expanded and not _is_dense(value, order):
-        return row_major(value.ndim)
-    return Storage(tuple(order), expanded)
+    order = _memory_order(value) if expanded else dense_order(value)
+    return row_major(value.ndim) if order is None else Storage(order, expanded)
 
 
 def input_storage(value: Tensor) -> Storage:
@@ -88,14 +86,19 @@ def input_storage(value: Tensor) -> Storage:
     return row_major(value.ndim) if storage.expanded else storage
 
 
-def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
-    expected = 1
+def _memory_order(value: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(range(value.ndim), key=lambda d: (-value.stride()[d], d)))
+
+
+def dense_order(value: Tensor) -> tuple[int, ...] | None:
+    """The dimensions, outermost in memory first; None if there are gaps or overlaps."""
+    order, expected = _memory_order(value), 1
     for d in reversed(order):
         if value.shape[d] != 1:
             if value.stride(d) != expected:
-                return False
+                return None
             expected *= value.shape[d]
-    return True
+    return order
 
 
 class Importer:
@@ -191,7 +194,7 @@ class Exporter:
     def _needs_copy(self, value: Tensor) -> bool:
         if value.numel() == 0 or value.is_contiguous() or self.storage.expanded:
             return False
-        return not _is_dense(value, self.storage.order)
+        return dense_order(value) is None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The output as torch promises it."""

@@ -23,8 +23,8 @@ constexpr int64_t COLUMNS = 2;               // vectors of channels that are sum
 constexpr int64_t PANEL = COLUMNS * LANES;
 constexpr int64_t PIXELS = LANES == 16 ? 12 : 6;  // PIXELS * COLUMNS sums are in registers
 constexpr int64_t STEP = PIXELS / 3;         // the last pixels of a row are rounded up to that,
-constexpr int64_t WHOLE = 4;                 // with groups to this; copied rows have room for both
-constexpr int64_t IN_GROUPS = 2 * WHOLE;     // pixels at once where there are groups
+constexpr int64_t LEAST_PIXELS = 4;                 // with groups to this; copied rows have room for both
+constexpr int64_t IN_GROUPS = 2 * LEAST_PIXELS;     // pixels at once where there are groups
 constexpr int64_t MOST_POOLED = @MOST_POOLED@;  // rows that a max pool covers
 
 struct Sizes {
@@ -237,8 +237,8 @@ struct Groups {
                 const auto* const window = rows + x * STRIDE * s.channels + k;
                 const int64_t count = std::min(s.out_width - x, IN_GROUPS);
                 auto* const to = output + x * s.out_channels + k;
-                if (count <= WHOLE) {
-                    multiply<WHOLE, Type>(window, weight, b, to, count, places, s);
+                if (count <= LEAST_PIXELS) {
+                    multiply<LEAST_PIXELS, Type>(window, weight, b, to, count, places, s);
                 } else {
                     multiply<IN_GROUPS, Type>(window, weight, b, to, count, places, s);
                 }
@@ -372,7 +372,7 @@ static void convolve(const Source* image, const float* weight, const float* bias
 
 extern "C" int64_t lanes() { return LANES; }
 extern "C" int64_t panel() { return PANEL; }
-extern "C" int64_t whole() { return WHOLE; }
+extern "C" int64_t least_pixels() { return LEAST_PIXELS; }
 extern "C" int64_t has_groups() { return HAS_GROUPS; }
 extern "C" int64_t has_bfloat16() { return HAS_BFLOAT16; }
 

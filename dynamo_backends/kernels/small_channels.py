@@ -71,7 +71,7 @@ def _library(grouped: bool, dtype: torch.dtype) -> Any:
     library = load_kernel(__file__, FUNCTIONS=text, MOST_POOLED=str(_MOST_POOLED))
     if library is None:
         return None
-    for name in ("lanes", "panel", "whole", "has_groups", "has_bfloat16"):
+    for name in ("lanes", "panel", "least_pixels", "has_groups", "has_bfloat16"):
         getattr(library, name).restype = ctypes.c_int64
     if not all(getattr(library, name)() for name in needed):
         return None
@@ -130,7 +130,7 @@ def _plan(
     over, down, kept = (pool[0], pool[2], pool[0]) if pool else (1, 1, 0)  # rows of results
     grouped = len(packed) == _IN_GROUPS
     library = _library(grouped, dtype)
-    pixels = -(-shape[3] // library.whole()) * library.whole()
+    pixels = -(-shape[3] // library.least_pixels()) * library.least_pixels()
     row = _covered(pixels, window[1], stride[1]) * size[1]
     copied = (_POOLED_STRIP if pool else _STRIP) // (row * dtype.itemsize)  # rows
     strip = _windows(_windows(copied, window[0], stride[0]), over, down)

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
-from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.runtime.prologue import with_prologue
 from dynamo_backends.runtime.results import unknown_shape
@@ -31,13 +31,7 @@ class LazyTensorCore(Backend):
 
     def prepare(self, graph: Graph, options: Any) -> None:
         """See `Backend.prepare`."""
-        for node in graph.placeholders:
-            value = node.meta["val"]
-            if isinstance(value, Tensor) and value.device.type != "cpu":
-                raise DeviceError(
-                    f"{self.name} runs tensors on cpu, and an input is on {value.device.type}; "
-                    "move the model and its inputs, or use another backend."
-                )
+        require_cpu(graph, self.name)
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`."""

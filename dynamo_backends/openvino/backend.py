@@ -77,9 +77,9 @@ class OpenVINO(Backend):
 
     def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        from dynamo_backends.openvino.rules import whole
+        from dynamo_backends.openvino.rules import whole_operators
 
-        return whole()
+        return whole_operators()
 
     def supports(self, node: fx.Node, options: OpenVinoOptions) -> Support:
         """See `Backend.supports`."""

@@ -95,7 +95,7 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def whole() -> frozenset[OpOverload]:
+def whole_operators() -> frozenset[OpOverload]:
     """The overloads of `WHOLE` that this torch has."""
     found = set()
     for name in WHOLE:

@@ -152,7 +152,7 @@ class OpenVinoExecutable(Executable):
                 return results
             return [y.export(result) for y, result in zip(outputs, results, strict=True)]
 
-        run.kept = kept  # type: ignore[attr-defined]
+        run.keeps_alive = kept  # type: ignore[attr-defined]
         return run
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.sizes import sizes_in
@@ -83,14 +84,10 @@ def _early(graph: Graph) -> list[fx.Node]:
             known.add(node)
     needed: set[fx.Node] = set()
     for node in reversed(graph.calls):
-        if node in known and (node in needed or not _is_view(node)):
+        if node in known and (node in needed or not is_view(node)):
             needed.add(node)
             needed.update(node.all_input_nodes)
     return [node for node in graph.calls if node in needed]
-
-
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 class _WithPrologue(Executable):

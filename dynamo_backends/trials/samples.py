@@ -125,7 +125,7 @@ def samples(node: fx.Node) -> Iterator[list[Tensor]]:
 
 def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     values = [n.meta["val"] for n in node.all_input_nodes]
-    for turn in range(turns(values)):
+    for turn in range(sample_count(values)):
         yield sample(node.target, values, turn)
     floats = [i for i, v in enumerate(values) if v.dtype.is_floating_point and v.numel()]
     if _is_pointwise(node.target):
@@ -167,7 +167,7 @@ def _defined(node: fx.Node, found: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def turns(values: Sequence[Tensor]) -> int:
+def sample_count(values: Sequence[Tensor]) -> int:
     """How many samples of (fake) inputs are needed to show all of the usual numbers."""
     largest = max((v.numel() for v in values), default=len(_KNOWN))
     return math.ceil(len(_KNOWN) / largest) if 0 < largest < len(_KNOWN) else 1
@@ -182,7 +182,7 @@ def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
     Args:
         op: The operator.
         values: Fake inputs.
-        turn: Which of the samples (see `turns`).
+        turn: Which of the samples (see `sample_count`).
     """
     generator = torch.Generator().manual_seed(turn)
     floats, integers = _floats, _indices

@@ -57,9 +57,9 @@ class TVM(Backend):
 
     def keeps(self, options: TvmOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        from dynamo_backends.tvm.rules import whole
+        from dynamo_backends.tvm.rules import whole_operators
 
-        return whole()
+        return whole_operators()
 
     def supports(self, node: fx.Node, options: TvmOptions) -> Support:
         """See `Backend.supports`."""

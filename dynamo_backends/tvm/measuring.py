@@ -32,7 +32,7 @@ _RACE_S = 6.0
 _HOPELESS = 2.0
 """What takes so many times as long as the fastest at its first call is not called again."""
 
-Run = Callable[[list[Tensor]], Any]
+Kernel = Callable[[list[Tensor]], Any]
 
 
 class Bench:
@@ -88,7 +88,7 @@ class Bench:
         Returns:
             Its place, the hash of its program, and how many times faster it is; None: none is.
         """
-        runs: dict[str, Run] = {DEFAULT: self._default}
+        runs: dict[str, Kernel] = {DEFAULT: self._default}
         marks = {}
         self.refused.clear()
         for place, trace in enumerate(traces):
@@ -110,7 +110,7 @@ class Bench:
         gain = measured.timings[winner].speedup
         return (int(winner), marks[winner], gain) if gain.low > 1 else None
 
-    def compiled(self, function: Any) -> Run:
+    def compiled(self, function: Any) -> Kernel:
         """A program of a scheduled function, on the list of its inputs and results."""
         module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         program = tvm.compile(module, target=self._processor).jit()
@@ -121,7 +121,7 @@ class Bench:
 
         return run
 
-    def _time(self, run: Run, args: list[Tensor], first: float) -> float:
+    def _time(self, run: Kernel, args: list[Tensor], first: float) -> float:
         """Seconds of a call: the shortest of a few, which is enough to lead a search."""
         if first > _HOPELESS * self._best:
             return first
@@ -148,7 +148,7 @@ class Bench:
             for shape, dtype in self._types[self._inputs :]
         ]
 
-    def _results(self, run: Run, given: list[Tensor]) -> list[Tensor]:
+    def _results(self, run: Kernel, given: list[Tensor]) -> list[Tensor]:
         results = self._blank()
         run([*given, *results])
         return results
@@ -159,7 +159,7 @@ class Bench:
                 raise ValueError("its results are not those of the default schedule")
 
 
-def _seconds(run: Run, args: list[Tensor], repeat: int = 1) -> float:
+def _seconds(run: Kernel, args: list[Tensor], repeat: int = 1) -> float:
     start = time.perf_counter()
     for _ in range(repeat):
         run(args)

@@ -45,21 +45,21 @@ class Record:
         return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
 
     @classmethod
-    def from_bytes(cls, given: bytes) -> "Record":
+    def from_bytes(cls, data: bytes) -> "Record":
         """The reverse of `to_bytes`.
 
         Raises:
             ValueError: It is no record; the message says why.
         """
-        found = json.loads(given)
-        if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise ValueError(f"it has not the format {_FORMAT}")
         for name, kinds in _TYPES.items():
-            if not isinstance(found.get(name), kinds):
+            if not isinstance(fields.get(name), kinds):
                 raise ValueError(f"{name!r} is missing or wrong")
-        speedup = found["speedup"]
-        found["speedup"] = None if speedup is None else tuple(map(float, speedup))
-        return cls(**{name: found[name] for name in _TYPES})
+        speedup = fields["speedup"]
+        fields["speedup"] = None if speedup is None else tuple(map(float, speedup))
+        return cls(**{name: fields[name] for name in _TYPES})
 
 
 _TYPES: dict[str, Any] = {

@@ -67,7 +67,7 @@ def _is_integer(value: Any) -> bool:
 
 
 @functools.cache
-def whole() -> frozenset[OpOverload]:
+def whole_operators() -> frozenset[OpOverload]:
     """The overloads of `WHOLE` that this torch and this TVM have."""
     from dynamo_backends.tvm.converters import convertible
 

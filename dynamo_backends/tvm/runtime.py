@@ -91,7 +91,7 @@ class TvmExecutable(Executable):
             taken = known.union(map(Tensor.data_ptr, given))
             return [y(_own(x, taken)) for y, x in zip(outputs, results, strict=True)]
 
-        run.kept = shared  # type: ignore[attr-defined]
+        run.keeps_alive = shared  # type: ignore[attr-defined]
         return run
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:

@@ -76,15 +76,15 @@ class Search:
         """A schedule that was not proposed yet; None if none is found any more."""
         self._count += 1
         while self._tiles and (self._count % 2 or not self._spaces):
-            found = self._tile(self._tiles.pop(0))
-            if found is not None and found.mark not in self._seen:
-                self._seen.add(found.mark)
-                return found
+            proposal = self._tile(self._tiles.pop(0))
+            if proposal is not None and proposal.mark not in self._seen:
+                self._seen.add(proposal.mark)
+                return proposal
         for _ in range(_ATTEMPTS if self._spaces else 0):
-            found = self._finished(self._drawn())
-            if found is not None and found.mark not in self._seen:
-                self._seen.add(found.mark)
-                return found
+            proposal = self._finished(self._drawn())
+            if proposal is not None and proposal.mark not in self._seen:
+                self._seen.add(proposal.mark)
+                return proposal
         return None
 
     def tell(self, proposal: Proposal, seconds: float) -> None:

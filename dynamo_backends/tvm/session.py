@@ -28,13 +28,13 @@ class Settings:
         num_threads: 0: as many as torch has.
         tune_trials: Schedules that are measured for a graph; 0: nothing is tuned.
         tune_budget_s: Seconds that this process may spend on tuning.
-        known: Whether schedules that tuning has found are used.
+        uses_records: Whether schedules that tuning has found are used.
     """
 
     num_threads: int = 0
     tune_trials: int = 0
     tune_budget_s: float = 300
-    known: bool = True
+    uses_records: bool = True
 
     @property
     def threads(self) -> int:

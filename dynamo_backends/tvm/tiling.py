@@ -90,29 +90,33 @@ def _width(extent: int) -> int:
     return max(n for n in (1, 2, 4, 8, 16, 32) if extent % n == 0)
 
 
-def tile(plan: Any, block: Any, found: Contraction, size: tuple[int, int], parallel: bool) -> Any:
+def tile(
+    plan: Any, block: Any, contraction: Contraction, size: tuple[int, int], parallel: bool
+) -> Any:
     """Orders a contraction's loops; returns the one around a tile.
 
     Args:
         plan: The schedule.
         block: The contraction.
-        found: What is known about it.
+        contraction: What is known about it.
         size: Rows and columns of a tile.
         parallel: Whether tiles are computed in several threads.
     """
     loops = list(plan.get_loops(block))
     rows, width = size
-    vector_out, vector_in = plan.split(loops[found.vector], factors=[None, width])
-    outer = [loops[i] for i in found.spatial if i not in (found.row, found.vector)]
+    vector_out, vector_in = plan.split(loops[contraction.vector], factors=[None, width])
+    outer = [
+        loops[i] for i in contraction.spatial if i not in (contraction.row, contraction.vector)
+    ]
     # Output channels or columns go before the rest, so that one operand's part stays cached.
     order = [*outer[:1], vector_out, *outer[1:]]
-    if found.row is None:
+    if contraction.row is None:
         inside: list[Any] = []
     else:
-        row_out, row_in = plan.split(loops[found.row], factors=[None, rows])
+        row_out, row_in = plan.split(loops[contraction.row], factors=[None, rows])
         order.append(row_out)
         inside = [row_in]
-    sums = [loops[i] for i in found.summed]
+    sums = [loops[i] for i in contraction.summed]
     plan.reorder(*order, *sums, *inside, vector_in)
     around = order.pop()
     if not order:
@@ -129,10 +133,10 @@ def tile(plan: Any, block: Any, found: Contraction, size: tuple[int, int], paral
     return around
 
 
-def keep_vectors_together(plan: Any, block: Any, found: Contraction) -> None:
+def keep_vectors_together(plan: Any, block: Any, contraction: Contraction) -> None:
     """Gives a contraction's result the order of dimensions in which a tile's vectors are whole."""
     statement = plan.get(block)
-    variable = statement.iter_vars[found.vector].var
+    variable = statement.iter_vars[contraction.vector].var
     indices = [r.min for r in statement.writes[0].region]
     (place,) = [i for i, index in enumerate(indices) if index.same_as(variable)]
 
@@ -143,10 +147,10 @@ def keep_vectors_together(plan: Any, block: Any, found: Contraction) -> None:
         plan.transform_layout(block, ("write", 0), last)
 
 
-def output_size(plan: Any, block: Any, found: Contraction) -> tuple[int, int]:
+def output_size(plan: Any, block: Any, contraction: Contraction) -> tuple[int, int]:
     """Rows and columns of a contraction's output."""
     extents = [int(plan.get(loop).extent) for loop in plan.get_loops(block)]
-    return 1 if found.row is None else extents[found.row], extents[found.vector]
+    return 1 if contraction.row is None else extents[contraction.row], extents[contraction.vector]
 
 
 def tile_sizes(rows: int, columns: int, lanes: int) -> list[tuple[int, int]]:

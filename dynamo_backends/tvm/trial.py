@@ -25,7 +25,7 @@ from dynamo_backends.tvm.lowering import plain
 from dynamo_backends.tvm.session import Settings
 
 _VENDOR = "TVM"
-_SETTINGS = Settings(num_threads=1, known=False)  # trials are small
+_SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small
 _verdicts = Verdicts("tvm")
 
 

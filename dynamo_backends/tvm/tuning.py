@@ -99,7 +99,7 @@ def tuned(module: Any, settings: Settings) -> Outcome:
         settings: Whether to tune, and how much.
     """
     records = records_of(settings.threads)
-    if not settings.known or (not settings.tune_trials and records.empty):
+    if not settings.uses_records or (not settings.tune_trials and records.empty):
         return Outcome(module, 0, True)
     with stderr_without(CHATTER):
         functions = _functions(module, settings.threads)
@@ -134,22 +134,22 @@ def _functions(module: Any, threads: int) -> list[Function]:
     def visit(node: Any) -> None:
         if not isinstance(node, relax.Call) or node.op != call_tir or len(node.args) != 2:
             return
-        called, given = node.args
-        if isinstance(given, relax.Tuple):
-            calls[str(called.name_hint)] += 1
-            inputs[str(called.name_hint)] = len(given.fields)
+        callee, arguments = node.args
+        if isinstance(arguments, relax.Tuple):
+            calls[str(callee.name_hint)] += 1
+            inputs[str(callee.name_hint)] = len(arguments.fields)
 
     for name, function in module.functions_items():
         if isinstance(function, relax.Function) and name.name_hint != PREPARE:
             relax.analysis.post_order_visit(function.body, visit)
-    found = []
+    functions = []
     for name, count in calls.items():
         function = module[name]
         if not isinstance(function, tvm.tirx.PrimFunc):
             continue
         if "tirx.is_scheduled" not in function.attrs and _can_be_tuned(function):
-            found.append(Function(name, function, inputs[name], count, _key(function, threads)))
-    return found
+            functions.append(Function(name, function, inputs[name], count, _key(function, threads)))
+    return functions
 
 
 def _can_be_tuned(function: Any) -> bool:
@@ -185,7 +185,7 @@ def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
 
 
 @dataclass
-class _Found:
+class _Standing:
     """What the trials of a function have found.
 
     Attributes:
@@ -264,7 +264,7 @@ class _Tuning:
 
     def _costs(self, process: MeasuringProcess, say: Progress) -> dict[Function, float]:
         """Seconds that functions take in a call of the graph, with their default schedules."""
-        found: dict[Function, float] = {}
+        costs: dict[Function, float] = {}
         for number, each in enumerate(self._functions, 1):
             if not self._budget.left_s:
                 break
@@ -273,8 +273,8 @@ class _Tuning:
             if seconds is None:
                 self._records.put(each.key, replace(_DEFAULT, goal=self._settings.tune_trials))
             else:
-                found[each] = seconds * each.calls
-        return found
+                costs[each] = seconds * each.calls
+        return costs
 
     def _open(self, each: Function, process: MeasuringProcess) -> float | None:
         """Seconds of a function with its default schedule; None if it cannot be measured."""
@@ -302,21 +302,21 @@ class _Tuning:
             say: Shows progress.
         """
         COUNTS.functions += 1
-        found = _Found(trials)
+        standing = _Standing(trials)
         try:
-            self._attempt(each, found, share, process, say)
+            self._attempt(each, standing, share, process, say)
         except KeyboardInterrupt:
-            if found.best:
+            if standing.best:
                 say(f"tvm: tuning {each.name}: comparing the fastest (Ctrl-C again: without)")
-                self._keep(each, found, process)
+                self._keep(each, standing, process)
             raise
         say(f"tvm: tuning {each.name}: comparing the fastest")
-        self._keep(each, found, process)
+        self._keep(each, standing, process)
 
     def _attempt(
         self,
         each: Function,
-        found: "_Found",
+        standing: "_Standing",
         share: float,
         process: MeasuringProcess,
         say: Progress,
@@ -325,28 +325,28 @@ class _Tuning:
         lost = 0
         until = self._budget.left_s * (1 - share)
         default = self._open(each, process)
-        while found.left and default is not None and self._budget.left_s > until:
-            at = f"trial {found.done + 1} of {found.trials}"
-            say(f"tvm: tuning {each.name}: {at}{found.gain(default)}")
-            found.done += 1
+        while standing.left and default is not None and self._budget.left_s > until:
+            at = f"trial {standing.done + 1} of {standing.trials}"
+            say(f"tvm: tuning {each.name}: {at}{standing.gain(default)}")
+            standing.done += 1
             self._trials -= 1
             COUNTS.trials += 1
             answer = _asked(process, {"do": "attempt"}, TRIAL_S)
             if "exhausted" in answer:
-                found.finished = True
+                standing.finished = True
             elif "seconds" in answer:
-                found.add(answer["seconds"], answer["trace"])
+                standing.add(answer["seconds"], answer["trace"])
             elif not process.running:
                 lost += 1
-                found.finished = lost == _LOST
+                standing.finished = lost == _LOST
                 default = self._open(each, process)
-        if not found.left or default is None:
-            found.finished = True
+        if not standing.left or default is None:
+            standing.finished = True
 
-    def _keep(self, each: Function, found: "_Found", process: MeasuringProcess) -> None:
-        goal = self._settings.tune_trials if found.finished else 0
-        record = self._decide(each, [trace for _, trace in found.best], process)
-        self._records.put(each.key, replace(record, trials=found.done, goal=goal))
+    def _keep(self, each: Function, standing: "_Standing", process: MeasuringProcess) -> None:
+        goal = self._settings.tune_trials if standing.finished else 0
+        record = self._decide(each, [trace for _, trace in standing.best], process)
+        self._records.put(each.key, replace(record, trials=standing.done, goal=goal))
 
     def _decide(self, each: Function, traces: list[Any], process: MeasuringProcess) -> Record:
         """The schedule that is faster than the default one, or the default one."""

@@ -29,9 +29,9 @@ class Worker:
         except Exception as error:
             return {"problem": f"{type(error).__name__}: {error}"}
 
-    def _answer(self, do: str, **given: Any) -> dict[str, Any]:
+    def _answer(self, do: str, **arguments: Any) -> dict[str, Any]:
         if do == "open":
-            return self._open(**given)
+            return self._open(**arguments)
         if self._bench is None:
             raise ValueError("no function is open")
         if do == "attempt":
@@ -40,7 +40,7 @@ class Worker:
                 return {"exhausted": True}
             proposal, seconds = made
             return {"seconds": seconds, "trace": proposal.trace}
-        decision = self._bench.decide(given["traces"])
+        decision = self._bench.decide(arguments["traces"])
         refused = self._bench.refused
         told = {"problem": "; ".join(refused)} if refused else {}
         if decision is None:

@@ -99,17 +99,17 @@ class Comparison:
         why_not = self._unusable or self._acts or _is_recorded()
         if why_not:
             return Outcome(run(), unverified=why_not)
-        found = _Found(inputs, self._promised, self._reduced)
+        outputs = _Outputs(inputs, self._promised, self._reduced)
         stopwatch = _Stopwatch()
         early = self._is_early
         with stopwatch:
-            unverified = self._replay(inputs, found.keep) if early else ""
+            unverified = self._replay(inputs, outputs.keep) if early else ""
         results = run()
         if not unverified:
             with stopwatch:
-                unverified = guarded(lambda: self._judge(found, inputs, results))
-        expected = [found.kept[i] for i in sorted(found.kept)] if early else None
-        wrong = "" if unverified else found.wrong
+                unverified = guarded(lambda: self._judge(outputs, inputs, results))
+        expected = [outputs.expected[i] for i in sorted(outputs.expected)] if early else None
+        wrong = "" if unverified else outputs.wrong
         return Outcome(results, wrong, unverified, expected, stopwatch.seconds)
 
     def _is_small_beside_what_lies_between(self) -> bool:
@@ -118,19 +118,19 @@ class Comparison:
         kept = sum(tensor_bytes(x.meta.get("val")) for x in outputs if x.op != "placeholder")
         return kept <= peak_bytes(graph.module.graph) / 2
 
-    def _judge(self, found: "_Found", inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    def _judge(self, outputs: "_Outputs", inputs: Sequence[Any], results: Sequence[Any]) -> None:
         count = len(self._promised)
         if len(results) != count:
-            found.wrong = f"{len(results)} outputs instead of {count}"
+            outputs.wrong = f"{len(results)} outputs instead of {count}"
             return
-        found.results = results
+        outputs.results = results
         if self._is_early:
             for place in range(count):
-                found.compare(place, found.kept[place])
+                outputs.compare(place, outputs.expected[place])
         else:
-            Replay(self._module)(inputs, found.compare)
-        if found.doubts and not found.wrong:
-            found.settle(self._module)
+            Replay(self._module)(inputs, outputs.compare)
+        if outputs.doubts and not outputs.wrong:
+            outputs.settle(self._module)
 
     def _replay(self, inputs: Sequence[Any], visit: Callable[[int, Any], None]) -> str:
         return guarded(lambda: Replay(self._module)(inputs, visit))
@@ -158,7 +158,7 @@ def guarded(
 
 
 @dataclass
-class _Found:
+class _Outputs:
     """What is known of the outputs of one call.
 
     Attributes:
@@ -166,7 +166,7 @@ class _Found:
         promised: What outputs may have, besides what eager's have.
         reduced: Whether the user admits bfloat16.
         results: The compiled outputs.
-        kept: Eager's, by position.
+        expected: Eager's, by position.
         doubts: Outputs that are not close to eager's.
         wrong: What is wrong beyond doubt.
     """
@@ -175,7 +175,7 @@ class _Found:
     promised: Sequence[Promise]
     reduced: bool
     results: Sequence[Any] = ()
-    kept: dict[int, Any] = field(default_factory=dict)
+    expected: dict[int, Any] = field(default_factory=dict)
     doubts: dict[int, Doubt] = field(default_factory=dict)
     wrong: str = ""
 
@@ -184,7 +184,7 @@ class _Found:
 
     def keep(self, place: int, value: Any) -> None:
         """Keeps an output of eager's."""
-        self.kept[place] = value
+        self.expected[place] = value
 
     def compare(self, place: int, expected: Any) -> None:
         """Compares an output with eager's."""

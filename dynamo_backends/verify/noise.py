@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.verify.rule import is_inexact
 
 aten = torch.ops.aten
@@ -85,9 +85,7 @@ class Noise:
             return self._filled(value)
         if node.target in _CASTS:
             value = self._without_overflow(value, args[0])
-        if node.target is operator.getitem:
-            return value
-        if isinstance(node.target, OpOverload) and node.target.is_view:
+        if node.target is operator.getitem or is_view(node):
             return value
         if node.target in _OPEN and not kwargs.get("stable"):
             value = self._among_equals(node, value, args, kwargs)

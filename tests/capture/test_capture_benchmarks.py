@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import Compiled, Ratio, Result, Timing, find_cases, suite
+from harness import Compiled, Ratio, Result, Timing, find_case
 from harness.suites.case import ModelCase
 from tests.bench.programs import load
 
@@ -14,7 +14,7 @@ overhead = load("benchmarks/capture_overhead.py")
 
 
 def case(name: str) -> ModelCase:
-    return find_cases(suite("control_flow", "test"), [name])[0]
+    return find_case("control_flow", name, "test")
 
 
 def test_a_model_of_each_kind_in_the_table() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dynamo_backends import coverage, disable, optimize
 from dynamo_backends.capture import metering
 from dynamo_backends.capture.metering import CountCalls
-from harness import find_cases, suite
+from harness import find_case
 from harness.suites.case import call
 from tests.capture.programs import Counting, state, toy, wave
 
@@ -68,7 +68,7 @@ def test_a_graph_break_is_counted_op_by_op() -> None:
 @pytest.mark.parametrize("name", ["branch_on_value", "loop_until_small", "mixture_of_experts"])
 @torch.no_grad()
 def test_graphs_and_eager_add_up_to_the_run_without_dynamo(name: str) -> None:
-    (case,) = find_cases(suite("control_flow", "test"), [name])
+    case = find_case("control_flow", name, "test")
     model, inputs = case.make(), case.inputs()
     with CountCalls() as eager:
         expected = call(model, inputs)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import dynamo_backends
-from harness import check
+from harness import check, find_case
 from harness.suites import call
-from tests.backend_checks import find
 from tests.bench.programs import load
 from tests.cudagraphs.conftest import Machine
 
@@ -22,7 +21,7 @@ def test_a_model_is_one_graph(
     suite: str, name: str, machine: Machine, only_with_full: Callable[[bool], None]
 ):
     only_with_full(name not in FEW)
-    case = find(suite, name)
+    case = find_case(suite, name, "test")
     with torch.device("cpu"):
         model, inputs = case.make(), case.inputs()
     model = model.to(machine.device)

@@ -1,7 +1,7 @@
 """What torch promises beyond values, memory, indices, threads and processes."""
 
 import threading
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -9,23 +9,12 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.interface.errors import ForkedProcessError
-from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import Device, open_device
 from tests import backend_checks as checks
+from tests.backend_checks import mlp
 from tests.checking import check
 
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-
-
-def compiled(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Any, IreeExecutable]:
-    """A compiled model that ran once, and its only executable."""
-    function = torch.compile(model, backend=dynamo_backends.compiler("iree", **options))
-    with torch.no_grad(), dynamo_backends.record() as reports:
-        function(*inputs)
-    (block,) = reports[0].executable.static_program.blocks
-    return function, block.executable
+compiled = partial(checks.compiled, "iree")
 
 
 @pytest.mark.parametrize("what", checks.SEMANTICS)
@@ -84,15 +73,10 @@ def test_types_are_kept():
 
 def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
     x = torch.randn(4, 6)
-    function, executable = compiled(net(), x)
+    function, _, executable = compiled(mlp(), x)
     view = executable._device.wrap(x)
     assert executable._device.unwrap(view).data_ptr() == x.data_ptr()
-    with torch.no_grad():
-        first, second = function(x), function(x)
-        kept = first.clone()
-        function(torch.randn(4, 6))
-    assert first.data_ptr() != second.data_ptr()
-    assert torch.equal(first, kept)
+    checks.each_call_has_results_of_its_own(function, x)
 
 
 def test_results_share_no_memory_with_inputs_with_each_other_or_with_constants():
@@ -115,8 +99,8 @@ def test_results_share_no_memory_with_inputs_with_each_other_or_with_constants()
 def test_a_tensor_that_does_not_begin_where_iree_can_read_it():
     x = torch.randn(25)[1:].view(4, 6)
     assert x.data_ptr() % 64
-    model = net()
-    function, _ = compiled(model, x)
+    model = mlp()
+    function, _, _ = compiled(model, x)
     with torch.no_grad():
         torch.testing.assert_close(function(x), model(x))
         x.add_(1)
@@ -135,7 +119,7 @@ def test_weights_that_are_prepared_and_those_that_are_not():
             return (x @ self.weight.t())[:, self.order] * self.mask + 1
 
     model, x = Mixed().eval(), torch.randn(4, 6)
-    function, executable = compiled(model, x)
+    function, _, executable = compiled(model, x)
     assert len(executable._parameters) == 1
     assert len(executable._fixed) == 2
     with torch.no_grad():
@@ -199,7 +183,7 @@ def test_memory_that_nobody_wrote():
 
 
 def test_threads_can_share_compiled_models():
-    models = [net(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).eval()]
+    models = [mlp(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).eval()]
     functions = [compiled(model, torch.randn(4, 6), num_threads=2)[0] for model in models]
     inputs = [torch.randn(4, 6) for _ in range(6)]
     results: dict[int, Tensor] = {}

@@ -10,13 +10,10 @@ from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.openvino.compiler import compile_graph, load
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings
+from tests.backend_checks import mlp
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-
-
-@pytest.mark.parametrize("model", [net(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
+@pytest.mark.parametrize("model", [mlp(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
 def test_a_second_compilation_is_read_from_disk(model: nn.Module):
     x = torch.randn(4, 6)
     hits = []
@@ -30,7 +27,7 @@ def test_a_second_compilation_is_read_from_disk(model: nn.Module):
 
 
 def test_weights_are_not_part_of_what_is_kept():
-    x, first, second = torch.randn(4, 6), net(), net()
+    x, first, second = torch.randn(4, 6), mlp(), mlp()
     with torch.no_grad():
         torch.compile(first, backend="ov")(x)
         torch._dynamo.reset()
@@ -47,7 +44,7 @@ def lowered(model: nn.Module, x: torch.Tensor) -> tuple[Graph, dict[str, bytes]]
     return graph, compile_graph(graph, Settings()).dump()
 
 
-@pytest.mark.parametrize("model", [net(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
+@pytest.mark.parametrize("model", [mlp(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
 def test_damaged_parts_are_refused(model: nn.Module):
     graph, parts = lowered(model, torch.randn(4, 6))
     assert isinstance(load(parts, graph, Settings()), OpenVinoExecutable)

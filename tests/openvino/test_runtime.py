@@ -1,6 +1,7 @@
 """Compiled models and requests: threads, precision, memory, changing weights, shapes, processes."""
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,25 +11,12 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
-from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import compile_model, core, passed_through
-from tests.backend_checks import results_are_the_callers, threads_agree
+from tests import backend_checks as checks
+from tests.backend_checks import mlp
 from tests.checking import check
 
-
-def compiled(
-    model: nn.Module, *inputs: torch.Tensor, **options: Any
-) -> tuple[Any, OpenVinoExecutable]:
-    """A compiled model that ran once, and its only executable."""
-    function = torch.compile(model, backend="ov", options=options)
-    with torch.no_grad(), dynamo_backends.record() as reports:
-        function(*inputs)
-    (block,) = reports[0].executable.static_program.blocks
-    return function, block.executable
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+compiled = partial(checks.compiled, "ov")
 
 
 @pytest.fixture
@@ -49,7 +37,7 @@ def properties(model: Any, *names: str) -> list[str]:
 
 
 def test_float32_on_torchs_threads_without_pinning(made: list[Any]):
-    compiled(net(), torch.randn(2, 6))
+    compiled(mlp(), torch.randn(2, 6))
     assert properties(
         made[-1], "INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "ENABLE_CPU_PINNING"
     ) == ["<Type: 'float32'>", str(torch.get_num_threads()), "False"]
@@ -58,7 +46,7 @@ def test_float32_on_torchs_threads_without_pinning(made: list[Any]):
 
 def test_options_reach_the_model(made: list[Any]):
     compiled(
-        net(),
+        mlp(),
         torch.randn(2, 6),
         performance_hint="throughput",
         num_threads=1,
@@ -73,7 +61,7 @@ def test_options_reach_the_model(made: list[Any]):
 
 def test_bfloat16_only_when_it_is_asked_for(made: list[Any]):
     model, x = nn.Linear(64, 64).eval(), torch.randn(8, 64)
-    function, _ = compiled(model, x, precision="bf16")
+    function, _, _ = compiled(model, x, precision="bf16")
     # Processors without such instructions compute in float32 all the same.
     able = "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     expected = "bfloat16" if able else "float32"
@@ -84,14 +72,9 @@ def test_bfloat16_only_when_it_is_asked_for(made: list[Any]):
 
 def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
     x = torch.randn(4, 6)
-    function, executable = compiled(net(), x)
+    function, _, executable = compiled(mlp(), x)
     assert executable._activations[0].check(x).data_ptr() == x.data_ptr()
-    with torch.no_grad():
-        first, second = function(x), function(x)
-        kept = first.clone()
-        function(torch.randn(4, 6))
-    assert first.data_ptr() != second.data_ptr()
-    assert torch.equal(first, kept)
+    checks.each_call_has_results_of_its_own(function, x)
 
 
 def test_empty_tensors_and_scalars():
@@ -106,32 +89,23 @@ def test_empty_tensors_and_scalars():
 
 
 def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
-    model, x = net(), torch.randn(4, 6)
-    function, executable = compiled(model, x)
-    made.clear()
-    with torch.no_grad():
-        for _ in range(8):
-            model[0].weight.mul_(1.1)
-            torch.testing.assert_close(function(x), model(x))
-    assert len(made) < 4
-    assert "_live" in vars(executable)
-    with torch.no_grad():
-        model[0].weight.data = torch.randn(8, 6)
-        torch.testing.assert_close(function(x), model(x))
+    model = mlp()
+    function, _, executable = compiled(model, torch.randn(4, 6))
+    checks.weights_that_change_stop_being_prepared(function, model, executable, made)
 
 
 def test_results_are_the_callers():
-    results_are_the_callers("ov")
+    checks.results_are_the_callers("ov")
 
 
 def test_threads_can_share_a_compiled_model():
-    model = net()
-    function, _ = compiled(model, torch.randn(4, 6))
-    threads_agree(function, model, 4, 6)
+    model = mlp()
+    function, _, _ = compiled(model, torch.randn(4, 6))
+    checks.threads_agree(function, model, 4, 6)
 
 
 def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
-    _, executable = compiled(nn.Sigmoid(), torch.randn(4))
+    _, _, executable = compiled(nn.Sigmoid(), torch.randn(4))
     run, _ = executable.bind(())
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ForkedProcessError, match=r"before os\.fork\(\)"):
@@ -141,7 +115,7 @@ def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_one_executable_serves_all_batch_sizes():
-    model = net()
+    model = mlp()
     function = torch.compile(model, backend="ov", dynamic=True)
     with torch.no_grad(), dynamo_backends.record() as reports:
         for size in (2, 5, 3, 5):
@@ -166,5 +140,5 @@ def test_outputs_that_are_inputs_are_found(made: list[Any]):
 
 def test_the_processors_treatment_of_denormal_numbers_stays_as_it_is():
     tiny = torch.tensor([1e-40])
-    compiled(net(), torch.randn(2, 6))
+    compiled(mlp(), torch.randn(2, 6))
     assert (tiny * 0.5).item() > 0

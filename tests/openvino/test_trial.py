@@ -74,7 +74,7 @@ def test_an_answer_is_remembered_whatever_the_sizes_are(monkeypatch: pytest.Monk
 
 
 def test_every_operator_that_is_taken_whole_exists():
-    assert len(rules.whole()) == len(rules.WHOLE)
+    assert len(rules.whole_operators()) == len(rules.WHOLE)
 
 
 def test_a_late_failure_names_its_node(monkeypatch: pytest.MonkeyPatch):

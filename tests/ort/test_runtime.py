@@ -1,34 +1,24 @@
 """Sessions and bindings: threads, memory, changing weights, processes and threads."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import dynamo_backends
 from dynamo_backends import Bound, OptionError
 from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.ort import runtime
-from dynamo_backends.ort.runtime import OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, make_session
-from tests.backend_checks import results_are_the_callers, threads_agree
+from tests import backend_checks as checks
+from tests.backend_checks import mlp
 from tests.checking import check
 
 CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),))
 
 
-def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[Any, OrtExecutable]:
-    """A compiled model that ran once, and its only executable."""
-    function = torch.compile(model, backend=dynamo_backends.compiler("onnxrt", **options))
-    with torch.no_grad(), dynamo_backends.record() as reports:
-        function(*inputs)
-    (block,) = reports[0].executable.static_program.blocks
-    return function, block.executable
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+compiled = partial(checks.compiled, "onnxrt")
 
 
 def test_sessions_have_torchs_threads_and_do_not_spin():
@@ -50,7 +40,7 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runtime, "make_session", watch)
     config = {"session.intra_op.allow_spinning": "1"}
     function = torch.compile(
-        net(),
+        mlp(),
         backend="onnxrt",
         options={
             "graph_optimization_level": "basic",
@@ -72,14 +62,9 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
 
 def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
     x = torch.randn(4, 6)
-    function, executable = compiled(net(), x)
+    function, _, executable = compiled(mlp(), x)
     assert executable._inputs[0].check(x).data_ptr() == x.data_ptr()
-    with torch.no_grad():
-        first, second = function(x), function(x)
-        kept = first.clone()
-        function(torch.randn(4, 6))
-    assert first.data_ptr() != second.data_ptr()
-    assert torch.equal(first, kept)
+    checks.each_call_has_results_of_its_own(function, x)
 
 
 def test_empty_tensors():
@@ -87,9 +72,9 @@ def test_empty_tensors():
 
 
 def test_weights_that_change_at_every_call_stop_being_prepared(monkeypatch: pytest.MonkeyPatch):
-    model, x = net(), torch.randn(4, 6)
-    function, executable = compiled(model, x)
-    made = []
+    model = mlp()
+    function, _, executable = compiled(model, torch.randn(4, 6))
+    made: list[Any] = []
     original = make_session
 
     def count(*args: Any) -> Any:
@@ -97,32 +82,24 @@ def test_weights_that_change_at_every_call_stop_being_prepared(monkeypatch: pyte
         return original(*args)
 
     monkeypatch.setattr(runtime, "make_session", count)
-    with torch.no_grad():
-        for _ in range(8):
-            model[0].weight.mul_(1.1)
-            torch.testing.assert_close(function(x), model(x))
-    assert len(made) < 4
-    assert "_live" in vars(executable)
-    with torch.no_grad():
-        model[0].weight.data = torch.randn(8, 6)
-        torch.testing.assert_close(function(x), model(x))
+    checks.weights_that_change_stop_being_prepared(function, model, executable, made)
 
 
 def test_results_are_the_callers():
-    results_are_the_callers("onnxrt")
+    checks.results_are_the_callers("onnxrt")
 
 
 def test_threads_can_share_a_compiled_model():
-    model = net()
-    function, executable = compiled(model, torch.randn(4, 6))
+    model = mlp()
+    function, _, executable = compiled(model, torch.randn(4, 6))
     weights = list(model.parameters())
     order = [executable.graph.inputs[i].name for i in executable.graph.weights]
     assert len(order) == len(weights)
-    threads_agree(function, model, 4, 6)
+    checks.threads_agree(function, model, 4, 6)
 
 
 def test_a_forked_process_gets_an_error_instead_of_waiting_for_threads():
-    _, executable = compiled(net(), torch.randn(4, 6))
+    _, _, executable = compiled(mlp(), torch.randn(4, 6))
     executable._pid = -1
     with pytest.raises(ForkedProcessError, match="do not survive a fork"):
         executable.bind(())
@@ -148,7 +125,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str):
 
 def test_a_wrong_session_entry_is_reported_and_the_graph_runs_in_eager():
     with torch.no_grad(), dynamo_backends.record() as reports:
-        model, x = net(), torch.randn(2, 6)
+        model, x = mlp(), torch.randn(2, 6)
         options = {"provider_options": {"no_such_option": "1"}}
         result = torch.compile(model, backend="onnxrt", options=options)(x)
         torch.testing.assert_close(result, model(x))

@@ -7,8 +7,7 @@ each with both optimizers, in float64 and in float32.
 import pytest
 import torch
 
-from harness import suite
-from tests.backend_checks import find
+from harness import find_case, suite
 from tests.training import stepping
 
 SUITES = ("classic", "transformers", "recurrent", "unet")
@@ -40,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_ten_steps_equal_eagers(case: tuple[str, str, str]):
     suite_name, name, dtype = case
-    model = find(suite_name, name)
+    model = find_case(suite_name, name, "test")
     reports = stepping.compare(model, "openxla", tuple(stepping.OPTIMIZERS), dtype == "float64")
     assert [(r.kind, r.blocks, r.executables) for r in reports] == [
         ("forward", 1, 1),
@@ -67,5 +66,6 @@ def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch):
         return x, weight * (1 + 1e-8), bias
 
     monkeypatch.setitem(registry._TABLE, op, replace(row, fn=wrong))
+    case = find_case("transformers", "gpt2", "test")
     with pytest.raises(AssertionError, match=r"gradient of transformer.h.0.ln_1.weight differs by"):
-        stepping.compare(find("transformers", "gpt2"), "openxla", ("sgd",), True, cache=False)
+        stepping.compare(case, "openxla", ("sgd",), True, cache=False)

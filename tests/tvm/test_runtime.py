@@ -1,45 +1,29 @@
 """Programs and weights: memory, changes, the disk cache, processes."""
 
 import os
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-import dynamo_backends
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.tvm import session
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.session import Settings
+from tests import backend_checks as checks
+from tests.backend_checks import mlp
 from tests.checking import check
 
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-
-
-def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
-    """A compiled model that ran once, its report and its only executable."""
-    torch._dynamo.reset()
-    function = torch.compile(model, backend=dynamo_backends.compiler("tvm", **options))
-    with torch.no_grad(), dynamo_backends.record() as reports:
-        function(*inputs)
-    (block,) = reports[0].executable.static_program.blocks
-    return function, reports[0], block.executable
+compiled = partial(checks.compiled, "tvm")
 
 
 def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
     x = torch.randn(4, 6)
-    function, _, executable = compiled(net(), x)
+    function, _, executable = compiled(mlp(), x)
     assert executable._inputs[0](x).data_ptr() == x.data_ptr()
-    with torch.no_grad():
-        first, second = function(x), function(x)
-        kept = first.clone()
-        function(torch.randn(4, 6))
-    assert first.data_ptr() != second.data_ptr()
-    assert torch.equal(first, kept)
+    checks.each_call_has_results_of_its_own(function, x)
 
 
 @pytest.mark.parametrize("offset", range(4))
@@ -62,7 +46,7 @@ def test_strides_that_do_not_matter():
 
 
 def test_weights_are_prepared_when_they_are_bound():
-    model, x = net(), torch.randn(4, 6)
+    model, x = mlp(), torch.randn(4, 6)
     _, _, executable = compiled(model, x)
     assert len(executable.program.weights) == 4
     # Both matrices are transposed; biases are read where they are.
@@ -70,7 +54,7 @@ def test_weights_are_prepared_when_they_are_bound():
 
 
 def test_a_weight_that_is_not_prepared_is_never_copied():
-    model, x = net(), torch.randn(4, 6)
+    model, x = mlp(), torch.randn(4, 6)
     function, report, _ = compiled(model, x)
     with torch.no_grad():
         model[0].bias.detach().numpy()[...] += 1
@@ -81,9 +65,9 @@ def test_a_weight_that_is_not_prepared_is_never_copied():
 
 
 def test_a_second_process_would_find_the_program():
-    model, x = net(), torch.randn(4, 6)
+    model, x = mlp(), torch.randn(4, 6)
     assert compiled(model, x)[1].cache_hits == 0
-    other = net()
+    other = mlp()
     function, report, _ = compiled(other, x)
     assert report.cache_hits == 1
     with torch.no_grad():  # weights are no part of what is kept
@@ -92,7 +76,7 @@ def test_a_second_process_would_find_the_program():
 
 def test_damaged_programs_are_refused():
     x = torch.randn(4, 6)
-    _, report, executable = compiled(net(), x)
+    _, report, executable = compiled(mlp(), x)
     parts, graph = executable.dump(), report.executable._graph
     assert isinstance(TvmExecutable.load(parts, graph, Settings()), TvmExecutable)
     for name in parts:
@@ -130,7 +114,7 @@ def test_several_threads_give_the_same_results():
 
 
 def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
-    _, _, executable = compiled(net(), torch.randn(4, 6))
+    _, _, executable = compiled(mlp(), torch.randn(4, 6))
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ForkedProcessError, match=r"before os\.fork\(\)"):
         executable.bind(())

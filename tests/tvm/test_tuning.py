@@ -270,7 +270,7 @@ def test_integers_and_views_are_not_tuned(process: MeasuringProcess):
 def test_trials_of_single_calls_use_no_records(process: MeasuringProcess):
     compiled(tune_trials=6)
     module: Any = object()
-    outcome = tuning.tuned(module, Settings(num_threads=1, known=False))
+    outcome = tuning.tuned(module, Settings(num_threads=1, uses_records=False))
     assert (outcome.module, outcome.tuned, outcome.settled) == (module, 0, True)
 
 

@@ -1,7 +1,7 @@
 """Models to test and measure compilers with, grouped into suites."""
 
 from harness.suites.case import Inputs, ModelCase, Scale, call
-from harness.suites.catalogue import SUITES, find_cases, suite
+from harness.suites.catalogue import SUITES, find_case, find_cases, suite
 from harness.suites.unet import UNet
 from harness.suites.weights import enliven
 
@@ -13,6 +13,7 @@ __all__ = [
     "UNet",
     "call",
     "enliven",
+    "find_case",
     "find_cases",
     "suite",
 ]

@@ -38,6 +38,11 @@ def suite(name: str, scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
     return SUITES[name](scale, batch)
 
 
+def find_case(name: str, model: str, scale: Scale = "bench", batch: int = 4) -> ModelCase:
+    """A model of a suite; see `suite` and `find_cases`."""
+    return find_cases(suite(name, scale, batch), [model])[0]
+
+
 def find_cases(cases: Iterable[ModelCase], names: Iterable[str]) -> list[ModelCase]:
     """The named models, in the order of the names.
 

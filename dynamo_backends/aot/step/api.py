@@ -13,13 +13,13 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
-from dynamo_backends.aot.step.capture import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.places import Place, is_number
+from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
 from dynamo_backends.runtime.foreign import refuse_step
@@ -194,7 +194,7 @@ class Step:
             return self._split(*args, **kwargs)
         variant, tensors, numbers = found
         program = variant.program
-        if program.yields:
+        if program.prefers_eager:
             return self._in_eager(args, kwargs)
         comparison = program.comparison
         if comparison is None:

@@ -2,21 +2,20 @@
 
 import contextlib
 import itertools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private import FakeTensor, FakeTensorMode
+from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.aot.step.aliases import Aliases, Key
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, unflatten_batch
-from dynamo_backends.aot.step.hooks import carry_over
-from dynamo_backends.aot.step.hyperparameters import group_constants, group_numbers, read_number
+from dynamo_backends.aot.step.bindings import Bindings
+from dynamo_backends.aot.step.gradients import Gradients, SlotGradients, is_leaf
+from dynamo_backends.aot.step.hyperparameters import group_constants
 from dynamo_backends.aot.step.inventory import Inventory, Slot
 from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.microbatches import StepCall
@@ -25,116 +24,21 @@ from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.outside import refuse_outside_effects
 from dynamo_backends.aot.step.provenance import Provenance
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
-from dynamo_backends.aot.step.python_state.effects import Effect
-from dynamo_backends.aot.step.python_state.following import Conditions, Following
+from dynamo_backends.aot.step.python_state.following import Following
 from dynamo_backends.aot.step.python_state.places import Place
-from dynamo_backends.aot.step.recomputed import Recomputed, names_recomputed, recomputed_by
-from dynamo_backends.aot.step.scalars import Answer, Scalars
+from dynamo_backends.aot.step.recomputed import recomputed_by
+from dynamo_backends.aot.step.recording import (
+    WHAT_TO_DO,
+    Definition,
+    Recording,
+    Result,
+    UndeclaredTensors,
+    numbers_of,
+)
+from dynamo_backends.aot.step.scalars import Scalars
 from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError, text_of
-
-WHAT_TO_DO = (
-    'Change the function so that it is one graph, or pass fallback="split" to compile the parts of '
-    "it with torch.compile."
-)
-
-
-@dataclass(frozen=True)
-class Definition:
-    """What is to be captured.
-
-    Attributes:
-        function: The user's step function.
-        models: Whose parameters and buffers it uses.
-        optimizers: That it steps.
-        accumulate: In how many parts it takes a batch.
-    """
-
-    function: Callable[..., Any]
-    models: tuple[nn.Module, ...]
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    accumulate: int = 1
-
-
-@dataclass(frozen=True)
-class Result:
-    """Where one leaf of the function's result comes from.
-
-    Attributes:
-        kind: "output" of the graph, "slot" (a tensor that lives on), "term" or "constant".
-        value: Position of the output or slot, the term, or the constant.
-    """
-
-    kind: str
-    value: Any
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A step as a graph that still writes to its inputs.
-
-    Attributes:
-        module: The graph. Inputs: numbers, slots, gradients, batch.
-        fakes: One per input.
-        roles: One per input.
-        names: One per input.
-        results: One per leaf of what the function returned.
-        spec: How the leaves are put together.
-        gradient_slots: Slots whose gradients at the start are inputs.
-        leaves: Slots that may have gradients.
-        gradients: Output and slot of each gradient that is left when the step ends.
-        batch_gradients: The same for tensors of the batch: output and position.
-        rebound: Output and slot of each buffer that was replaced instead of written to.
-        effects: What the step does in Python.
-        first: What of that comes before the numbers are read.
-        conditions: What it found in Python.
-        free: Slots whose gradients at the start do not matter.
-        cleared: Slots whose gradient the step takes away.
-        answers: What the function was told about numbers.
-        living: Slots whose values the terms of these answers have after the numbers.
-        scalers: Of losses (GradScaler) that it uses.
-        recomputed: Attributes of modules that outputs belong to.
-        batch_with_gradient: Positions of tensors of the batch whose gradients are inputs.
-        promoted_types: Of the numbers in Python that are inputs.
-        aliases: Memory that several slots share; it is the last inputs.
-    """
-
-    module: fx.GraphModule
-    fakes: tuple[Tensor, ...]
-    roles: tuple[Role, ...]
-    names: tuple[str, ...]
-    results: tuple[Result, ...]
-    spec: Any
-    gradient_slots: tuple[int, ...]
-    leaves: tuple[int, ...]
-    gradients: tuple[tuple[int, int], ...]
-    batch_gradients: tuple[tuple[int, int], ...]
-    rebound: tuple[tuple[int, int], ...]
-    effects: tuple[Effect, ...]
-    first: tuple[Effect, ...]
-    conditions: Conditions
-    free: frozenset[int]
-    cleared: tuple[int, ...]
-    answers: tuple[Answer, ...]
-    living: tuple[int, ...]
-    scalers: tuple[Any, ...]
-    recomputed: tuple[Recomputed, ...]
-    batch_with_gradient: tuple[int, ...]
-    promoted_types: list[type]
-    aliases: Aliases
-
-
-class UndeclaredTensors(Exception):
-    """The step used tensors that are neither given to it nor of its models and optimizers.
-
-    Args:
-        places: Where they live; a tensor that is found nowhere lives in a list of its own.
-    """
-
-    def __init__(self, places: Sequence[Place]):
-        super().__init__(f"{len(places)} tensors by closure")
-        self.places = list(places)
 
 
 def record(
@@ -171,12 +75,6 @@ def record(
         ) from error
 
 
-def numbers_of(definition: Definition, batch: Sequence[Any]) -> list[Any]:
-    """The numbers that are inputs: of the optimizers, then of the batch."""
-    numbers = [read_number(place) for place in group_numbers(definition.optimizers)]
-    return numbers + [x for x in batch if isinstance(x, float)]
-
-
 class _Recorder:
     def __init__(
         self,
@@ -191,124 +89,103 @@ class _Recorder:
         self._batch = batch
         self._batch_spec = batch_spec
         self._mode = FakeTensorMode()
-        tensors = inventory.tensors
+        optimizers, tensors = definition.optimizers, inventory.tensors
         self._living = tuple(i for i, s in enumerate(inventory.slots) if _is_asked(s, tensors[i]))
-        values = [tensors[i].item() for i in self._living]
+        untracked = (x for x in batch if not isinstance(x, Tensor))
         self._python = Following(
-            definition.function,
-            definition.models,
-            definition.optimizers,
-            (x for x in batch if not isinstance(x, Tensor)),
-            promoted,
-            user_line,
+            definition.function, definition.models, optimizers, untracked, promoted, user_line
         )
         numbers = [*numbers_of(definition, batch), *self._python.numbers]
-        self._scalars = Scalars(numbers, values)
-        self._scaling = LossScaling(definition.optimizers)
+        self._scalars = Scalars(numbers, [tensors[i].item() for i in self._living])
+        self._scaling = LossScaling(optimizers)
         self._substitution = Substitution(self._mode, self._scalars, self._scaling)
-        self._run = StepCall(
-            definition.optimizers,
+        self._call = StepCall(
+            optimizers,
             definition.models,
             definition.accumulate,
             self._optimizer_step,
             self._substitution.clearing,
         )
-        self._leaves = leaves_of(inventory)
-        self._with_gradient = [i for i in self._leaves if tensors[i].grad is not None]
-        self._batch_leaves = [
-            i for i, x in enumerate(batch) if isinstance(x, Tensor) and is_leaf(x)
-        ]
-        shared = {(i, False): t for i, t in enumerate(tensors)}
-        shared |= {(i, True): g for i in self._with_gradient if (g := tensors[i].grad) is not None}
-        names = {(i, g): inventory.slots[i].name + ".grad" * g for i, g in shared}
-        self._aliases = Aliases(shared, names)
+        self._gradients = SlotGradients(inventory, self._call)
+        in_batch = ((i, x) for i, x in enumerate(batch) if isinstance(x, Tensor))
+        self._batch_gradients = Gradients({i: x for i, x in in_batch if is_leaf(x)})
+        self._aliases = _aliases(inventory, self._gradients)
         self._outputs: list[Tensor] = []
-        self._entry: dict[int, Tensor] = {}
-        self._batch_entry: dict[int, Tensor] = {}
-        self._touched: set[int] = set()
-        self._held: list[Any] = []
 
     def record(self) -> Recording:
-        fakes, roles, names = self._inputs()
-        constants = group_constants(self._definition.optimizers)
-        kept = [(state, dict.fromkeys(state)) for state in _states(self._definition.optimizers)]
-        bindings = [(m, dict(vars(m)), dict(m._buffers)) for m in _modules(self._definition.models)]
-        self._bindings = bindings
-        try:
-            with private.tracing_a_step(self._mode):
-                module = private.make_fx(self._trace, None)(*fakes)
-            _check_leaks(bindings, kept)
-        finally:
-            _put_back(bindings, kept)
+        optimizers = self._definition.optimizers
+        inputs = list(self._inputs())
+        constants = group_constants(optimizers)
+        self._bindings = Bindings(self._definition.models, optimizers)
+        with self._bindings.restored(), private.tracing_a_step(self._mode):
+            module = private.make_fx(self._trace, None)(*(fake for fake, _, _ in inputs))
         if self._substitution.undeclared:
             raise UndeclaredTensors(self._places_of(self._substitution.undeclared))
-        if group_constants(self._definition.optimizers) != constants:
+        if group_constants(optimizers) != constants:
             raise StepCaptureError(
                 "the step changes a setting or a number in an optimizer's param_groups or state "
                 "that is not a tensor; it would stay what it is in a graph. Keep it as a tensor, "
                 "or change it (call a scheduler) outside of the step."
             )
         _drop_dead(module.graph)
-        free = self._free(module)
-        used = [i not in free for i in self._with_gradient]
-        conditions = self._python.conditions(self._inventory.others)
+        return self._recording(module, inputs)
+
+    def _recording(
+        self, module: fx.GraphModule, inputs: Sequence[tuple[Tensor, Role, str]]
+    ) -> Recording:
+        entering = list(self._gradients.entering)
         first = 1 + len(self._inventory.slots)
-        kept_inputs = [*(True for _ in range(first)), *used]
-        kept_inputs += [True] * (len(fakes) - len(kept_inputs))
-        _drop_inputs(module, kept_inputs)
+        free = self._gradients.free(
+            self._read(module.graph, first), self._substitution.gradients_read
+        )
+        used = [True] * len(inputs)
+        used[first : first + len(entering)] = [i not in free for i in entering]
+        _drop_inputs(module, used)
+        fakes, roles, names = zip(*itertools.compress(inputs, used), strict=True)
         return Recording(
             module,
-            tuple(itertools.compress(fakes, kept_inputs)),
-            tuple(itertools.compress(roles, kept_inputs)),
-            tuple(itertools.compress(names, kept_inputs)),
-            self._results,
-            self._spec,
-            tuple(itertools.compress(self._with_gradient, used)),
-            tuple(self._leaves),
-            self._gradients,
-            self._batch_gradients,
-            self._rebound,
-            self._effects,
-            self._first,
-            conditions,
-            free,
-            self._cleared(),
-            tuple(self._scalars.answers.values()),
-            self._living,
-            tuple(self._scaling.scalers),
-            self._recomputed,
-            tuple(i for i in self._batch_leaves if self._batch[i].grad is not None),
-            list(map(type, self._python.numbers)),
-            self._aliases,
+            fakes,
+            roles,
+            names,
+            spec=self._spec,
+            gradient_slots=tuple(i for i in entering if i not in free),
+            leaves=self._gradients.slots,
+            conditions=self._python.conditions(self._inventory.others),
+            free=free,
+            cleared=self._gradients.cleared(),
+            answers=tuple(self._scalars.answers.values()),
+            living=self._living,
+            scalers=tuple(self._scaling.scalers),
+            batch_with_gradient=tuple(self._batch_gradients.entering),
+            promoted_types=list(map(type, self._python.numbers)),
+            aliases=self._aliases,
+            **self._left,
         )
 
-    def _inputs(self) -> tuple[list[Tensor], list[Role], list[str]]:
+    def _read(self, graph: fx.Graph, first: int) -> set[int]:
+        """The slots whose gradients at the start the graph reads."""
+        places = graph.find_nodes(op="placeholder")[first:]
+        entering = zip(self._gradients.entering, places, strict=False)
+        read = {i for i, place in entering if place.users}
+        return read | {i for i, is_gradient in self._aliases.views if is_gradient}
+
+    def _inputs(self) -> Iterator[tuple[Tensor, Role, str]]:
+        """For each input of the graph a fake tensor, its role and its name."""
         with self._mode:
             numbers = torch.empty(len(self._scalars.values), dtype=torch.float64)
-        tensors = self._inventory.tensors
-        fakes = [numbers, *(self._fake_of((i, False), t) for i, t in enumerate(tensors))]
-        roles, names = [Role.HYPERPARAMETERS], ["numbers"]
-        roles += [s.role for s in self._inventory.slots]
-        names += [s.name for s in self._inventory.slots]
-        for i in self._with_gradient:
-            gradient: Any = tensors[i].grad
-            fakes.append(self._fake_of((i, True), gradient))
-            roles.append(Role.GRADIENT)
-            names.append(f"{self._inventory.slots[i].name}.grad")
+        yield numbers, Role.HYPERPARAMETERS, "numbers"
+        slots = self._inventory.slots
+        for i, (slot, tensor) in enumerate(zip(slots, self._inventory.tensors, strict=True)):
+            yield self._fake_of((i, False), tensor), slot.role, slot.name
+        for i, gradient in self._gradients.entering.items():
+            yield self._fake_of((i, True), gradient), Role.GRADIENT, f"{slots[i].name}.grad"
         for i, x in enumerate(self._batch):
             if isinstance(x, Tensor):
-                fakes.append(self._fake(x))
-                roles.append(Role.ACTIVATION)
-                names.append(f"batch[{i}]")
-        for i in self._batch_leaves:
-            if self._batch[i].grad is not None:
-                fakes.append(self._fake(self._batch[i].grad))
-                roles.append(Role.ACTIVATION)
-                names.append(f"batch[{i}].grad")
-        fakes += map(self._fake, self._aliases.bases)
-        roles += [Role.BUFFER] * len(self._aliases.bases)
-        names += self._aliases.names
-        return fakes, roles, names
+                yield self._fake(x), Role.ACTIVATION, f"batch[{i}]"
+        for i, gradient in self._batch_gradients.entering.items():
+            yield self._fake(gradient), Role.ACTIVATION, f"batch[{i}].grad"
+        for base, name in zip(self._aliases.bases, self._aliases.names, strict=True):
+            yield self._fake(base), Role.BUFFER, name
 
     @contextlib.contextmanager
     def _optimizer_step(
@@ -347,72 +224,78 @@ class _Recorder:
     def _trace(self, *flat: Tensor) -> Any:
         count = len(flat) - len(self._aliases.bases)
         remaining, bases = iter(flat[:count]), flat[count:]
-        numbers = next(remaining)
-        scalars = [numbers[i] for i in range(len(self._scalars.values))]
-        first = len(scalars) - len(self._python.numbers)
-        for i, number in enumerate(self._python.numbers, first):
-            scalars[i] = scalars[i].long() if isinstance(number, int) else scalars[i]
-        scalars = [self._scalars.add(scalar, i) for i, scalar in enumerate(scalars)]
-        fakes = [
-            self._view((i, False), next(remaining), bases)
-            for i in range(len(self._inventory.slots))
-        ]
-        for real, fake in zip(self._inventory.tensors, fakes, strict=True):
-            self._substitution.add(real, fake)
-        for number, i in enumerate(self._living):
-            self._scalars.add_living(fakes[i], number)
-        for i in self._with_gradient:
-            fakes[i].grad = self._entry[i] = self._view((i, True), next(remaining), bases)
-        for i in self._leaves:
-            if fakes[i].requires_grad and fakes[i].is_leaf:
-                fakes[i].register_post_accumulate_grad_hook(_toucher(self, i))
-                self._held.append(carry_over(self._inventory.tensors[i], fakes[i]))
-        count = sum(1 for _ in group_numbers(self._definition.optimizers))
-        promoted = len(self._python.numbers)
-        given = iter(scalars[count:])
-        batch = [
-            next(remaining) if isinstance(x, Tensor) else next(given) if isinstance(x, float) else x
-            for x in self._batch
-        ]
-        for i in self._batch_leaves:
-            if self._batch[i].grad is not None:
-                batch[i].grad = self._batch_entry[i] = next(remaining)
-        self._fakes, self._batch_fakes = fakes, batch
+        scalars = self._stand_ins(next(remaining))
+        self._stand_in_for_slots(remaining, bases)
+        promoted = len(scalars) - len(self._python.numbers)
+        of_batch = promoted - sum(isinstance(x, float) for x in self._batch)
+        batch = self._stand_in_for_batch(remaining, iter(scalars[of_batch:promoted]))
         args, kwargs = unflatten_batch(batch, self._batch_spec)
-        settings = traced_settings(self._definition.optimizers, scalars[:count])
+        settings = traced_settings(self._definition.optimizers, scalars[:of_batch])
         transforms = private.transforms_given(self._substitution.fake)
         modules = modules_for_graphs(self._definition.models)
-        stand_ins = scalars[len(scalars) - promoted :]
-        with settings, self._python.set_up(stand_ins):
+        with settings, self._python.set_up(scalars[promoted:]):
             tracing = (self._scaling, modules, transforms, self._substitution, Provenance())
             with contextlib.ExitStack() as stack:
                 for each in (*tracing, self._python.follow()):
                     stack.enter_context(each)
-                result = self._run(self._definition.function, args, kwargs)
+                result = self._call(self._definition.function, args, kwargs)
             _check_arguments(batch, self._batch_spec, (args, kwargs))
-            self._keep(result)
+            self._left = self._left_by(result)
         return self._outputs
 
-    def _keep(self, result: Any) -> None:
+    def _stand_ins(self, numbers: Tensor) -> list[Any]:
+        """What stands in for numbers: of the optimizers, of the batch, then those in Python."""
+        scalars = [numbers[i] for i in range(len(self._scalars.values))]
+        first = len(scalars) - len(self._python.numbers)
+        for i, number in enumerate(self._python.numbers, first):
+            scalars[i] = scalars[i].long() if isinstance(number, int) else scalars[i]
+        return [self._scalars.add(scalar, i) for i, scalar in enumerate(scalars)]
+
+    def _stand_in_for_slots(self, remaining: Iterator[Tensor], bases: Sequence[Tensor]) -> None:
+        tensors = self._inventory.tensors
+        fakes = [self._view((i, False), next(remaining), bases) for i in range(len(tensors))]
+        for real, fake in zip(tensors, fakes, strict=True):
+            self._substitution.add(real, fake)
+        for number, i in enumerate(self._living):
+            self._scalars.add_living(fakes[i], number)
+        entering = {
+            i: self._view((i, True), next(remaining), bases) for i in self._gradients.entering
+        }
+        self._gradients.attach(fakes, entering)
+
+    def _stand_in_for_batch(self, remaining: Iterator[Tensor], numbers: Iterator[Any]) -> list[Any]:
+        batch = [
+            next(remaining)
+            if isinstance(x, Tensor)
+            else next(numbers)
+            if isinstance(x, float)
+            else x
+            for x in self._batch
+        ]
+        entering = {i: next(remaining) for i in self._batch_gradients.entering}
+        self._batch_gradients.attach(batch, entering)
+        return batch
+
+    def _left_by(self, result: Any) -> dict[str, Any]:
+        """What the step returns and leaves behind, by the names that a recording has for it."""
         leaves, self._spec = pytree.tree_flatten(result)
-        slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
-        self._slots = slots
-        self._results = tuple(self._result_of(leaf) for leaf in leaves)
-        self._gradients = tuple(
-            (self._output(fake.grad), i)
-            for i, fake in enumerate(self._fakes)
-            if fake.is_leaf and fake.grad is not None and fake.grad is not self._entry.get(i)
-        )
-        self._recomputed = tuple(recomputed_by(self._bindings, self._output))
-        batch = ((i, self._batch_fakes[i].grad) for i in self._batch_leaves)
-        self._batch_gradients = tuple(
-            (self._output(grad), i)
-            for i, grad in batch
-            if grad is not None and grad is not self._batch_entry.get(i)
-        )
-        self._effects = tuple(self._python.effects(lambda leaf, _: self._result_of(leaf)))
-        self._first = tuple(self._python.first(lambda leaf, _: self._result_of(leaf)))
-        self._rebound = tuple(self._rebound_buffers(slots))
+        self._slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
+
+        def result_of(leaf: Any, _: Any) -> Result:
+            return self._result_of(leaf)
+
+        return {
+            "results": tuple(map(self._result_of, leaves)),
+            "gradients": self._outputs_of(self._gradients),
+            "recomputed": tuple(recomputed_by(self._bindings.modules, self._output)),
+            "batch_gradients": self._outputs_of(self._batch_gradients),
+            "effects": tuple(self._python.effects(result_of)),
+            "first": tuple(self._python.first(result_of)),
+            "rebound": tuple(self._rebound_buffers()),  # the last outputs
+        }
+
+    def _outputs_of(self, gradients: Gradients) -> tuple[tuple[int, int], ...]:
+        return tuple((self._output(gradient), i) for i, gradient in gradients.left())
 
     def _result_of(self, leaf: Any) -> Result:
         term = self._scalars.number(leaf)
@@ -424,51 +307,31 @@ class _Recorder:
             return Result("slot", self._slots[id(leaf)])
         return Result("output", self._output(self._substitution.fake(leaf)))
 
-    def _rebound_buffers(self, slots: dict[int, int]) -> Iterator[tuple[int, int]]:
-        for module, _, buffers in self._bindings:
-            for key, before in buffers.items():
-                now = module._buffers.get(key)
-                if now is before or before is None or not isinstance(now, FakeTensor):
-                    continue
-                if (slots[id(before)], False) in self._aliases.views:
-                    raise StepCaptureError(
-                        f"the step replaces the buffer {key!r} of {type(module).__name__}, which "
-                        f"shares memory with another tensor. Write to it instead. {WHAT_TO_DO}"
-                    )
-                if now.shape != before.shape or now.dtype != before.dtype:
-                    raise StepCaptureError(
-                        f"the step replaces the buffer {key!r} of {type(module).__name__} by one "
-                        f"of another shape or dtype: {now.dtype}{list(now.shape)} instead of "
-                        f"{before.dtype}{list(before.shape)}. {WHAT_TO_DO}"
-                    )
-                yield self._output(now), slots[id(before)]
+    def _rebound_buffers(self) -> Iterator[tuple[int, int]]:
+        for name, before, now in self._bindings.replaced_buffers():
+            slot = self._slots[id(before)]
+            if (slot, False) in self._aliases.views:
+                raise StepCaptureError(
+                    f"the step replaces the buffer {name}, which shares memory with another "
+                    f"tensor. Write to it instead. {WHAT_TO_DO}"
+                )
+            if now.shape != before.shape or now.dtype != before.dtype:
+                raise StepCaptureError(
+                    f"the step replaces the buffer {name} by one of another shape or dtype: "
+                    f"{now.dtype}{list(now.shape)} instead of "
+                    f"{before.dtype}{list(before.shape)}. {WHAT_TO_DO}"
+                )
+            yield self._output(now), slot
 
     def _output(self, fake: Tensor) -> int:
         self._outputs.append(fake.detach())
         return len(self._outputs) - 1
 
-    def touch(self, slot: int) -> None:
-        """A gradient has been accumulated."""
-        self._touched.add(slot)
-        self._run.begun = True
 
-    def _cleared(self) -> tuple[int, ...]:
-        changed = self._touched | set(self._with_gradient) | self._slots_of(self._run.cleared)
-        changed |= self._slots_of(self._run.cleared_late)
-        return tuple(i for i in sorted(changed) if self._fakes[i].grad is None)
-
-    def _slots_of(self, parameters: set[int]) -> set[int]:
-        return {i for i, t in enumerate(self._inventory.tensors) if id(t) in parameters}
-
-    def _free(self, module: fx.GraphModule) -> frozenset[int]:
-        """Slots whose gradients at the start do not matter: not asked for, or thrown away."""
-        places = module.graph.find_nodes(op="placeholder")[1 + len(self._inventory.slots) :]
-        entries = zip(self._with_gradient, places, strict=False)
-        read = {i for i, place in entries if place.users}
-        read |= {i for i, is_gradient in self._aliases.views if is_gradient}
-        asked = {i for i in self._leaves if id(self._fakes[i]) in self._substitution.gradients_read}
-        unasked = set(self._leaves) - asked - self._touched
-        return frozenset((unasked | self._slots_of(self._run.cleared)) - read)
+def _aliases(inventory: Inventory, gradients: Gradients) -> Aliases:
+    tensors: dict[Key, Tensor] = {(i, False): t for i, t in enumerate(inventory.tensors)}
+    tensors |= {(i, True): gradient for i, gradient in gradients.entering.items()}
+    return Aliases(tensors, {(i, g): inventory.slots[i].name + ".grad" * g for i, g in tensors})
 
 
 def _check_arguments(batch: Sequence[Any], spec: BatchSpec, arguments: Any) -> None:
@@ -480,17 +343,6 @@ def _check_arguments(batch: Sequence[Any], spec: BatchSpec, arguments: Any) -> N
         )
 
 
-def is_leaf(tensor: Tensor) -> bool:
-    """Whether a tensor may have a gradient."""
-    return tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None)
-
-
-def leaves_of(inventory: Inventory) -> list[int]:
-    """The slots that may have gradients."""
-    parameters = set(inventory.parameters())
-    return [i for i, t in enumerate(inventory.tensors) if i in parameters or is_leaf(t)]
-
-
 def _is_asked(slot: Slot, tensor: Tensor) -> bool:
     """Whether Python code may ask of a slot: a counter, or a hyper-parameter that is a tensor."""
     is_integer = not (tensor.is_floating_point() or tensor.is_complex())
@@ -498,66 +350,9 @@ def _is_asked(slot: Slot, tensor: Tensor) -> bool:
     return tensor.ndim == 0 and (slot.is_setting or is_counter)
 
 
-def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
-    for model in models:
-        yield from model.modules()
-
-
-def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[dict[Any, Any]]:
-    for optimizer in optimizers:
-        yield optimizer.state
-        yield from optimizer.state.values()
-
-
-Bindings = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
-Kept = list[tuple[dict[Any, Any], dict[Any, None]]]
-
-
-def _check_leaks(bindings: Bindings, kept: Kept) -> None:
-    """Tensors of the trace must not stay in modules and optimizers."""
-    for module, attributes, _ in bindings:
-        recomputed = set(names_recomputed(module))
-        for name, value in vars(module).items():
-            is_kept = name in recomputed or value is attributes.get(name)
-            if not is_kept and _has_fakes(value):
-                raise StepCaptureError(
-                    f"the step keeps a tensor in the attribute {name!r} of "
-                    f"{type(module).__name__}, which would be set only while the step is captured. "
-                    "Register it as a buffer (register_buffer), or return it from the function."
-                )
-    for state, keys in kept:
-        for key in state:
-            if key not in keys:
-                raise StepCaptureError(
-                    f"the optimizer makes new state ({key!r}) in the middle of training, which "
-                    "one graph cannot hold. Make all state at the first step."
-                )
-
-
-def _has_fakes(value: Any) -> bool:
-    leaves = pytree.tree_leaves(value) if not isinstance(value, nn.Module) else []
-    return any(isinstance(x, FakeTensor) for x in leaves)
-
-
-def _put_back(bindings: Bindings, kept: Kept) -> None:
-    for module, attributes, buffers in bindings:
-        for name, value in list(vars(module).items()):
-            if value is not attributes.get(name) and _has_fakes(value):
-                if name in attributes:
-                    vars(module)[name] = attributes[name]
-                else:
-                    del vars(module)[name]
-        module._buffers.clear()
-        module._buffers.update(buffers)
-    for state, keys in kept:
-        for key in [k for k in state if k not in keys]:
-            del state[key]
-
-
-def _drop_inputs(module: fx.GraphModule, kept: Sequence[bool]) -> None:
-    places = module.graph.find_nodes(op="placeholder")
-    for place, keep in zip(places, kept, strict=True):
-        if not keep:
+def _drop_inputs(module: fx.GraphModule, used: Sequence[bool]) -> None:
+    for place, is_used in zip(module.graph.find_nodes(op="placeholder"), used, strict=True):
+        if not is_used:
             module.graph.erase_node(place)
     module.recompile()
 
@@ -568,15 +363,3 @@ def _drop_dead(graph: fx.Graph) -> None:
         if node.op == "call_function" and "profiler" in str(node.target) and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _toucher(recorder: "_Recorder", slot: int) -> Callable[[Tensor], None]:
-    """A hook that does not keep its recorder alive: torch may keep fakes, and so their hooks."""
-    reference = weakref.ref(recorder)
-
-    def touch(_: Tensor) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.touch(slot)
-
-    return touch

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.step.capture import WHAT_TO_DO, Recording
+from dynamo_backends.aot.step.recording import WHAT_TO_DO, Recording
 from dynamo_backends.graph.graph import Graph, copy_graph, drop_dead, source_line
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
 from dynamo_backends.graph.passes import PassSequence

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import TensorProperties, saved_tensors_hooks
-from dynamo_backends.aot.step.capture import Definition, Recording
 from dynamo_backends.aot.step.hooks import HookGuard
 from dynamo_backends.aot.step.hyperparameters import group_constants
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.loss_scaling import ScalerGuard
 from dynamo_backends.aot.step.python_state.following import PythonGuard
 from dynamo_backends.aot.step.python_state.places import Place, PlaceGuard
+from dynamo_backends.aot.step.recording import Definition, Recording
 
 
 class Guards:

@@ -187,9 +187,9 @@ def _method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[
 class _Backward(TorchFunctionMode):
     """Weighs the gradients of each part."""
 
-    def __init__(self, run: StepCall):
+    def __init__(self, call: StepCall):
         super().__init__()
-        self._run = run
+        self._call = call
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -200,6 +200,6 @@ class _Backward(TorchFunctionMode):
         loss, gradient, *rest = (*args, None) if len(args) == 1 else args
         gradient = kwargs.pop("gradient", gradient)
         gradient = torch.ones_like(loss) if gradient is None else gradient
-        func(loss, gradient * self._run.share, *rest, **kwargs)
-        self._run.after_backward(loss)
+        func(loss, gradient * self._call.share, *rest, **kwargs)
+        self._call.after_backward(loss)
         return None

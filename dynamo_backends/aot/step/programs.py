@@ -20,13 +20,13 @@ class StepProgram(ABC):
         launches: How many steps it has launched. Copying results to where they belong does not
             count.
         from_disk: Whether it was loaded instead of compiled.
-        yields: Whether the function itself is to take the steps from now on, in eager.
+        prefers_eager: Whether the function itself is to take the steps from now on, in eager.
         comparison: While it is open whether that is faster: whose turn it is.
     """
 
     launches: int = 0
     from_disk: bool = False
-    yields: bool = False
+    prefers_eager: bool = False
     comparison: OnlineComparison | None = None
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.capture import WHAT_TO_DO
+from dynamo_backends.aot.step.recording import WHAT_TO_DO
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError, first_line
 

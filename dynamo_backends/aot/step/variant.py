@@ -13,13 +13,14 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.aot.step.atomic import until_done
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import BatchSpec
-from dynamo_backends.aot.step.capture import Definition, Result, record
+from dynamo_backends.aot.step.capture import record
 from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
+from dynamo_backends.aot.step.recording import Definition, Result
 from dynamo_backends.aot.step.refusals import refuse_sparse, refused_by
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.canonicalize import CANONICALIZE

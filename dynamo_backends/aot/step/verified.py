@@ -103,7 +103,7 @@ class VerifiedStep(StepProgram):
         switch = EagerSwitch(eager, [self._report], "step", allowed=not self._strict)
         where = described_region(self._graph)
         switch.wrong(f"{wrong} ({where})", ". The step was taken in eager instead.")
-        eager.yields = True
+        eager.prefers_eager = True
         self._program = eager
         self._settle(eager)
 

@@ -38,12 +38,12 @@ class Context:
     Attributes:
         node: The call.
         options: What is lowered.
-        kept: What lowerings of calls before it keep for others of the same graph.
+        saved: What lowerings of calls before it keep for others of the same graph.
     """
 
     node: fx.Node
     options: LoweringOptions
-    kept: dict[fx.Node, Any] = field(default_factory=dict)
+    saved: dict[fx.Node, Any] = field(default_factory=dict)
 
     @property
     def out(self) -> Any:

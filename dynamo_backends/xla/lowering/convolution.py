@@ -1,26 +1,17 @@
 """Convolution and its gradients; `convolution_programs` chooses the XLA program."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
 
 from dynamo_backends.xla.lowering import convolution_programs as programs
 from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.convolution_shape import Settings
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, logical
-
-
-class _Settings(TypedDict):
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    platform: str
-    precision: jax.lax.Precision
 
 
 def _full(values: Sequence[int], spatial: int) -> tuple[int, ...]:
@@ -34,8 +25,8 @@ def _settings(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> _Settings:
-    return _Settings(
+) -> Settings:
+    return Settings(
         stride=_full(stride, spatial),
         padding=_full(padding, spatial),
         dilation=_full(dilation, spatial),
@@ -106,7 +97,7 @@ def convolution_backward(
 
 
 def _plain_gradients(
-    dy: jax.Array, x: jax.Array, w: jax.Array, common: _Settings, mask: Sequence[bool]
+    dy: jax.Array, x: jax.Array, w: jax.Array, common: Settings, mask: Sequence[bool]
 ) -> tuple[jax.Array | None, jax.Array | None]:
     grad_input = programs.grad_input(dy, w, x.shape[1:-1], **common) if mask[0] else None
     grad_weight = programs.grad_weight(x, dy, w.shape[2:], **common) if mask[1] else None
@@ -114,7 +105,7 @@ def _plain_gradients(
 
 
 def _transposed_gradients(
-    dy: jax.Array, x: jax.Array, w: jax.Array, common: _Settings, mask: Sequence[bool]
+    dy: jax.Array, x: jax.Array, w: jax.Array, common: Settings, mask: Sequence[bool]
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """A transposed convolution is the input's gradient of a plain one with the same weight.
 

@@ -7,12 +7,12 @@ up to thirty times faster as shifted multiply-adds. `RULES` is the whole choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dynamo_backends.xla.lowering.convolution_dense import (
     DOT,
@@ -23,9 +23,7 @@ from dynamo_backends.xla.lowering.convolution_dense import (
     ConvolutionProgram,
     Prepared,
 )
-from dynamo_backends.xla.lowering.convolution_shape import (
-    ConvShape,
-)
+from dynamo_backends.xla.lowering.convolution_shape import ConvShape, Settings
 from dynamo_backends.xla.lowering.convolution_winograd import WINOGRAD_F2, WINOGRAD_F4
 
 # --- blocks: a grouped convolution as dense ones, each by its own rule ----------------------------
@@ -157,13 +155,7 @@ RULES: tuple[Rule, ...] = (
 def convolve(
     x: jax.Array,
     w: jax.Array,
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    platform: str = "cpu",
-    precision: lax.PrecisionLike = None,
+    **settings: Unpack[Settings],
 ) -> jax.Array:
     """Convolve over any number of spatial dimensions, channels last, without bias.
 
@@ -173,12 +165,7 @@ def convolve(
     Args:
         x: Input, ``(N, *spatial, C_in)``.
         w: Weight in torch's layout, ``(C_out, C_in / groups, *kernel)``.
-        stride: One stride per spatial dimension.
-        padding: Zeros at both ends of each spatial dimension.
-        dilation: Distance between taps, per spatial dimension.
-        groups: Channel groups convolved independently.
-        platform: XLA platform that it will run on.
-        precision: Precision of XLA's dots and convolutions.
+        **settings: See `Settings`.
 
     Returns:
         ``(N, *out_spatial, C_out)`` in ``x``'s dtype.
@@ -186,16 +173,7 @@ def convolve(
     Raises:
         ValueError: if the arguments do not fit together, or the kernel exceeds the padded input.
     """
-    shape = ConvShape.of(
-        x,
-        w,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        platform=platform,
-        precision=precision,
-    )
+    shape = ConvShape.of(x, w, **settings)
     if shape.is_empty:
         return jnp.zeros(shape.out_shape, x.dtype)
     return choose(shape)(x, w, shape)

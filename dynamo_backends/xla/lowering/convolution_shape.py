@@ -5,10 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+class Settings(TypedDict):
+    """What is said of a convolution besides its operands; of a gradient, what its convolution has.
+
+    Attributes:
+        stride: Of a spatial dimension each.
+        padding: Zeros at both ends; of a transposed convolution, what is removed there.
+        dilation: Distance between taps.
+        groups: Channel groups convolved independently.
+        platform: The XLA platform that it will run on; by default "cpu".
+        precision: Of XLA's dots and convolutions.
+    """
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+    platform: NotRequired[str]
+    precision: NotRequired[jax.lax.PrecisionLike]
 
 
 @dataclass(frozen=True)
@@ -52,32 +73,23 @@ class ConvShape:
         cls,
         x: jax.Array | jax.ShapeDtypeStruct,
         w: jax.Array | jax.ShapeDtypeStruct,
-        *,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-        platform: str = "cpu",
-        precision: jax.lax.PrecisionLike = None,
+        **settings: Unpack[Settings],
     ) -> ConvShape:
         """Read the shape off an input ``(N, *spatial, C_in)`` and a torch-layout weight.
 
         Raises:
             ValueError: if ranks, channels or sizes do not fit together.
         """
+        options: dict[str, Any] = {**settings}
+        options |= {k: tuple(options[k]) for k in ("stride", "padding", "dilation")}
         shape = cls(
             batch=x.shape[0],
             spatial=tuple(x.shape[1:-1]),
             in_channels=x.shape[-1],
             out_channels=w.shape[0],
             kernel=tuple(w.shape[2:]),
-            stride=tuple(stride),
-            padding=tuple(padding),
-            dilation=tuple(dilation),
-            groups=groups,
             dtype=np.dtype(x.dtype).name,
-            platform=platform,
-            precision=precision,
+            **options,
         )
         shape._validate(w.shape[1])
         return shape

@@ -11,76 +11,49 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.lowering.convolution_rules import convolve
-from dynamo_backends.xla.lowering.convolution_shape import pad_spatial, preferred
+from dynamo_backends.xla.lowering.convolution_shape import Settings, pad_spatial, preferred
 
 
 def convolve_transposed(
     x: jax.Array,
     w: jax.Array,
     *,
-    stride: Sequence[int],
-    padding: Sequence[int],
     output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    platform: str = "cpu",
-    precision: lax.PrecisionLike = None,
+    **settings: Unpack[Settings],
 ) -> jax.Array:
     """Transposed convolution as in ``torch.nn.ConvTranspose``, channels last, without bias.
 
     Args:
         x: Input, ``(N, *spatial, C_in)``.
         w: Weight in torch's layout, ``(C_in, C_out / groups, *kernel)``.
-        stride: One stride per spatial dimension.
-        padding: Removed from both ends of each spatial dimension of the full result.
         output_padding: Added to the far end of each spatial dimension.
-        dilation: Distance between taps, per spatial dimension.
-        groups: Channel groups convolved independently.
-        platform: XLA platform that it will run on.
-        precision: Precision of XLA's dots and convolutions.
+        **settings: See `Settings`.
 
     Returns:
         ``(N, *out_spatial, C_out)`` in ``x``'s dtype, where ``out_spatial`` is
         ``(spatial - 1) · stride - 2 · padding + dilation · (kernel - 1) + output_padding + 1``.
     """
-    kernel = w.shape[2:]
+    steps = zip(settings["stride"], settings["padding"], settings["dilation"], strict=True)
+    sizes = zip(x.shape[1:-1], w.shape[2:], output_padding, strict=True)
     out_spatial = tuple(
         (size - 1) * s - 2 * p + d * (k - 1) + extra + 1
-        for size, s, p, d, k, extra in zip(
-            x.shape[1:-1], stride, padding, dilation, kernel, output_padding, strict=True
-        )
+        for (size, k, extra), (s, p, d) in zip(sizes, steps, strict=True)
     )
-    return grad_input(
-        x,
-        w,
-        out_spatial,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        platform=platform,
-        precision=precision,
-    )
+    return grad_input(x, w, out_spatial, **settings)
 
 
 def grad_input(
     dy: jax.Array,
     w: jax.Array,
     input_spatial: Sequence[int],
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    platform: str = "cpu",
-    precision: lax.PrecisionLike = None,
+    **settings: Unpack[Settings],
 ) -> jax.Array:
     """Gradient of `convolve` with respect to its input: scatters ``dy`` through ``w``.
 
@@ -90,24 +63,22 @@ def grad_input(
         dy: Gradient of the result, ``(N, *out_spatial, C_out)``.
         w: The weight, ``(C_out, C_in / groups, *kernel)``.
         input_spatial: Spatial size of the input, which ``dy`` alone does not determine.
-        stride: As given to `convolve`.
-        padding: As given to `convolve`.
-        dilation: As given to `convolve`.
-        groups: As given to `convolve`.
-        platform: XLA platform that it will run on.
-        precision: Precision of XLA's dots and convolutions.
+        **settings: As given to `convolve`.
 
     Returns:
         ``(N, *input_spatial, C_in)`` in ``dy``'s dtype.
     """
+    groups = settings["groups"]
     channels = w.shape[1] * groups
     if 0 in (*dy.shape, *w.shape, *input_spatial):
         return jnp.zeros((dy.shape[0], *input_spatial, channels), dy.dtype)
     # (g, C_out/g, C_in/g, *kernel) -> (g, C_in/g, C_out/g, *kernel)
     w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2)
-    if platform != "cpu":
-        return _scatter_lax(dy, w, input_spatial, stride, padding, dilation, precision)
-    return _scatter_by_phases(dy, w, input_spatial, stride, padding, dilation, precision)
+    scatter = _scatter_by_phases if settings.get("platform", "cpu") == "cpu" else _scatter_lax
+    return scatter(
+        *(dy, w, input_spatial, settings["stride"], settings["padding"], settings["dilation"]),
+        settings.get("precision"),
+    )
 
 
 def _scatter_by_phases(

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from dynamo_backends.xla.lowering.convolution_dense import LAX, columns
 from dynamo_backends.xla.lowering.convolution_rules import groups_per_block
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
+    Settings,
     accumulator,
     pad_spatial,
     preferred,
@@ -26,13 +28,7 @@ def grad_weight(
     x: jax.Array,
     dy: jax.Array,
     kernel: Sequence[int],
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    platform: str = "cpu",
-    precision: lax.PrecisionLike = None,
+    **settings: Unpack[Settings],
 ) -> jax.Array:
     """Gradient of `convolve` with respect to its weight.
 
@@ -40,30 +36,17 @@ def grad_weight(
         x: The input, ``(N, *spatial, C_in)``.
         dy: Gradient of the result, ``(N, *out_spatial, C_out)``.
         kernel: Kernel size per spatial dimension.
-        stride: As given to `convolve`.
-        padding: As given to `convolve`.
-        dilation: As given to `convolve`.
-        groups: As given to `convolve`.
-        platform: XLA platform that it will run on.
-        precision: Precision of XLA's dots and convolutions.
+        **settings: As given to `convolve`.
 
     Returns:
         ``(C_out, C_in / groups, *kernel)`` in ``x``'s dtype.
     """
+    groups = settings["groups"]
     w = jax.ShapeDtypeStruct((dy.shape[-1], x.shape[-1] // groups, *kernel), x.dtype)
-    shape = ConvShape.of(
-        x,
-        w,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        platform=platform,
-        precision=precision,
-    )
+    shape = ConvShape.of(x, w, **settings)
     if shape.is_empty:
         return jnp.zeros(w.shape, x.dtype)
-    if platform != "cpu":
+    if shape.platform != "cpu":
         return _by_transposing_lax(x, dy, shape)
     if shape.in_per_group <= 4 and groups >= 8:
         return _by_shifts(x, dy, shape)

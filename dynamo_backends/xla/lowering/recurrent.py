@@ -76,7 +76,7 @@ def lstm_layer(
     """
     bias = _bias(input, weight2, weight3, has_biases)
     (h, c), run = _layer(ctx, reverse, input, weight0, weight1, bias, hx_, cx_)
-    ctx.kept[ctx.node] = run
+    ctx.saved[ctx.node] = run
     no_workspace = jnp.zeros((0,), jnp.uint8)
     return run.hidden, h.reshape(hx_.shape), c.reshape(cx_.shape), no_workspace
 
@@ -114,7 +114,7 @@ def lstm_layer_backward(
     has oneDNN's own form in eager.
     """
     forward = _source(ctx.node.args[7])
-    run = ctx.kept.get(forward) if forward is not None else None
+    run = ctx.saved.get(forward) if forward is not None else None
     if run is None:
         bias = _bias(input, weight3, weight4, has_biases)
         _, run = _layer(ctx, reverse, input, weight1, weight2, bias, hx_, cx_tmp)
@@ -179,7 +179,7 @@ def _wide(input: jax.Array) -> jnp.dtype:
 _State = tuple[jax.Array, jax.Array]
 
 
-class _Run(NamedTuple):
+class _Steps(NamedTuple):
     """What a layer computes in all steps, in at least float32.
 
     Attributes:
@@ -202,21 +202,21 @@ def _layer(
     bias: jax.Array,
     hx: jax.Array,
     cx: jax.Array,
-) -> tuple[_State, _Run]:
+) -> tuple[_State, _Steps]:
     """The last hidden and cell state, and all steps."""
     x, w_input, w_state, h, c = (a.astype(_wide(input)) for a in (input, w_input, w_state, hx, cx))
     from_input = jnp.einsum("tbf,gf->tbg", x, w_input, precision=ctx.precision) + bias
     batch, hidden = x.shape[1], w_state.shape[1]
     transposed = w_state.T  # in the loop it would be transposed in each step
 
-    def step(state: _State, from_input: jax.Array) -> tuple[_State, _Run]:
+    def step(state: _State, from_input: jax.Array) -> tuple[_State, _Steps]:
         h, c = state
         z = from_input + jnp.matmul(h, transposed, precision=ctx.precision)
         i, f, g, o = jnp.split(z, 4, axis=-1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         c = f * c + i * g
         h = o * jnp.tanh(c)
-        return (h, c), _Run(h, c, jnp.concatenate([i, f, g, o], axis=-1))
+        return (h, c), _Steps(h, c, jnp.concatenate([i, f, g, o], axis=-1))
 
     state = (h.reshape(batch, hidden), c.reshape(batch, hidden))
     return jax.lax.scan(step, state, from_input, reverse=reverse)

@@ -10,22 +10,10 @@ import torch
 from jax import lax
 from torch import fx
 
-from dynamo_backends.graph.layouts import dense_strides
+from dynamo_backends.graph.layouts import dense_order, dense_strides
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
-
-
-def _memory_order(x: torch.Tensor) -> list[int] | None:
-    """The dimensions from the slowest to the fastest in memory; None if there are gaps."""
-    order = sorted(range(x.ndim), key=lambda d: (x.stride(d), x.shape[d]), reverse=True)
-    expected = 1
-    for d in reversed(order):
-        if x.shape[d] != 1:
-            if x.stride(d) != expected:
-                return None
-            expected *= x.shape[d]
-    return order
 
 
 def _offset(x: torch.Tensor, storage_offset: int | None) -> int:
@@ -50,7 +38,7 @@ def _outside_memory(node: fx.Node, first: int) -> str | None:
         return None  # asked again when the sizes are known
     if 0 in size:
         return None
-    if _memory_order(x) is None:
+    if dense_order(x) is None:
         return "the viewed tensor has gaps or overlaps in memory"
     begin = _offset(x, storage_offset)
     if begin < 0 or begin + _reach(size, stride) > x.numel():
@@ -58,8 +46,8 @@ def _outside_memory(node: fx.Node, first: int) -> str | None:
     return None
 
 
-def _to_memory(ctx: Context, self: jax.Array) -> tuple[jax.Array, list[int]]:
-    order = _memory_order(ctx.node.args[0].meta["val"])  # type: ignore[union-attr]
+def _to_memory(ctx: Context, self: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
+    order = dense_order(ctx.node.args[0].meta["val"])  # type: ignore[union-attr]
     if order is None:
         raise ctx.refuse("the viewed tensor has gaps or overlaps in memory")
     return self.transpose(order).reshape(-1), order

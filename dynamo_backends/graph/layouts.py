@@ -221,8 +221,8 @@ class RangedExporter:
 
     def __init__(self, value: Tensor):
         self.storage = storage_of(value)
-        dense = value.is_contiguous() or bool(self.storage.expanded)
-        self.copies = not value.numel() or not (dense or _is_dense(value, self.storage.order))
+        has_gaps = not self.storage.expanded and dense_order(value) is None
+        self.copies = not value.numel() or has_gaps
         self._inverse = _inverse(self.storage.order)
 
     def dense_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

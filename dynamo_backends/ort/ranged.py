@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from onnxruntime.capi import _pybind_state as C
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import RangedExporter, RangedImporter
-from dynamo_backends.graph.sizes import SizeReader, sizes_of, strides_of
+from dynamo_backends.graph.layouts import RangedImporter
+from dynamo_backends.graph.sizes import SizeReader, sizes_of
 from dynamo_backends.interface.backend import Bound
-from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.ort.runtime import (
     ModelNames,
@@ -21,6 +19,7 @@ from dynamo_backends.ort.runtime import (
     where_to_put,
 )
 from dynamo_backends.ort.session import SessionSettings, ort_device, run_options
+from dynamo_backends.runtime.ranged import ranged_outputs
 
 
 class RangedOrtExecutable(OrtExecutable):
@@ -41,9 +40,7 @@ class RangedOrtExecutable(OrtExecutable):
             for at, (name, place) in enumerate(zip(names, places, strict=True))
             if name is not None
         ]
-        self._made: list[_Made] = []
-        for name, node in zip(wiring.outputs, graph.outputs, strict=True):
-            self._made.append(_Made(name, node, sum(len(y.wanted) for y in self._made)))
+        self._made = ranged_outputs(graph)
         self._sizes = SizeReader(places, [size for y in self._made for size in y.wanted])
 
     def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
@@ -51,6 +48,7 @@ class RangedOrtExecutable(OrtExecutable):
         launch = launcher(session, run_options(self.settings), self.settings)
         bindings: list[Any] = []  # those that no thread is using
         inputs, outputs, sizes, pid = self._given, self._made, self._sizes, self._pid
+        names = self.wiring.outputs
 
         def new_binding() -> Any:
             native = C.SessionIOBinding(session)
@@ -70,8 +68,8 @@ class RangedOrtExecutable(OrtExecutable):
                 bind_tensor(native.bind_input, x.name, device, tensor)
             numbers = sizes(values)
             results = [y.make(numbers[y.shape], where) for y in outputs]
-            for y, tensor in zip(outputs, results, strict=True):
-                bind_tensor(native.bind_output, y.name, device, tensor)
+            for name, tensor in zip(names, results, strict=True):
+                bind_tensor(native.bind_output, name, device, tensor)
             launch(native)
             bindings.append(native)
             return [
@@ -89,34 +87,3 @@ class _Given:
         self.name = name
         self.place = place
         self.check = RangedImporter(node.meta["val"], sizes_of(node))
-
-
-class _Made:
-    """An output of the model.
-
-    Args:
-        name: In the model.
-        node: In the graph.
-        start: So many numbers are computed for the outputs before it.
-
-    Attributes:
-        wanted: The sizes, and if it is copied the strides, that are computed at each call.
-        shape: Where the sizes are among the numbers that are computed for all outputs.
-        strides: Where the strides are.
-    """
-
-    def __init__(self, name: str, node: fx.Node, start: int):
-        value: Tensor = node.meta["val"]
-        self.name = name
-        self.dtype = value.dtype
-        self.export = RangedExporter(value)
-        numbers = (*sizes_of(node), *(strides_of(node) if self.export.copies else ()))
-        self.wanted = [number for number in numbers if number is not None]
-        if len(self.wanted) != len(numbers):
-            raise CompileError(f"the sizes of the output {node.name!r} are not known")
-        self.shape = slice(start, start + value.ndim)
-        self.strides = slice(start + value.ndim, start + len(numbers))
-
-    def make(self, shape: Sequence[int], device: torch.device | None) -> Tensor:
-        """Memory for one result."""
-        return torch.empty(self.export.dense_shape(shape), dtype=self.dtype, device=device)

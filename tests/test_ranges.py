@@ -1,15 +1,19 @@
 """One program for all sizes of a range: what shows that it serves them, and what it computes."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SizeReader, opened
+from dynamo_backends.interface.registry import get_backend, list_backends
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.verify import first
 
@@ -173,6 +177,16 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
     assert "computed a wrong result" in caplog.text
 
 
+def test_reports_name_the_symbols():
+    with dynamo_backends.record() as reports:
+        run = compiled(lambda x: x * 2 + 1, Counting())
+        for size in (4, 6, 9):
+            run(torch.randn(size, 3))
+    (compilation,) = reports[0].compilations
+    (shape,) = compilation.shapes
+    assert re.fullmatch(r"x: float32\[s\d+, s\d+\]", shape)
+
+
 def test_gradients_of_all_sizes():
     weight = torch.randn(6, 6, requires_grad=True)
 
@@ -206,3 +220,12 @@ def test_a_size_that_does_not_follow_is_refused():
 
 def _values(graph: Graph) -> list[Any]:
     return [p.meta["val"] for p in graph.placeholders]
+
+
+def test_the_page_on_sizes_names_the_backends_that_serve_ranges():
+    page = (Path(__file__).parents[1] / "docs" / "shapes.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith(("| **One", "| One executable"))]
+    told = set(re.findall(r"`(\w+)`", " ".join(rows[:2]))) - {"max_size"}
+    variants = {name for name in list_backends() if get_backend(name).same_as in told}
+    serving = {name for name in list_backends() if get_backend(name).serves_ranges}
+    assert serving - variants == told - variants

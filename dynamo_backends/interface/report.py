@@ -74,11 +74,12 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One compilation of a graph for concrete shapes.
+    """One compilation of a graph, for concrete shapes or for all that its symbols allow.
 
     Attributes:
         shapes: Data types and shapes of the inputs that differ from call to call, without what
-            a backward graph gets from its forward graph: "x: float32[3, 4]".
+            a backward graph gets from its forward graph: "x: float32[3, 4]", or "x: float32[s0, 4]"
+            where it serves all sizes.
         executables: How many were made or loaded for it.
         cache_hits: How many of these came from disk.
         seconds: As `GraphReport.compile_seconds`.
@@ -167,7 +168,8 @@ class GraphReport:
         blocks: Number of parts handed to the backend.
         compile_seconds: Time spent in this package and the vendor's compiler, without Dynamo and
             AOT Autograd.
-        executables: How many were made or loaded (one per block and concrete shape).
+        executables: How many were made or loaded: one per block, and per set of concrete shapes
+            where none serves all sizes.
         cache_hits: How many of them came from disk.
         rebinds: How often frozen weights had to be prepared again because they changed.
         cuda_graphs: How many CUDA graphs were recorded of its blocks (see `CudaGraphOptions`).

@@ -285,13 +285,13 @@ class CompiledGraph:
     def _build(self, graph: Graph) -> Program:
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
-        shapes: tuple[str, ...] = ()
-        with done_without(self.report, "describing the inputs"):
-            shapes = describe_shapes(graph, self.report.inputs)
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         if builder.serves_range:
             self._ranges.add(program, graph)
+        shapes: tuple[str, ...] = ()
+        with done_without(self.report, "describing the inputs"):
+            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
         with done_without(self.report, "describing a compilation"):
             self._record(shapes, before, time.perf_counter() - start)
         return program

@@ -10,6 +10,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Partition, count_ops
+from dynamo_backends.graph.sizes import Size, sizes_of
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, PartReport
 
 UNCOMPILED = "the graph could not be compiled"
@@ -57,18 +58,29 @@ def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
     )
 
 
-def describe_shapes(graph: Graph, inputs: Sequence[InputReport]) -> tuple[str, ...]:
+def describe_shapes(
+    graph: Graph, inputs: Sequence[InputReport], ranged: bool = False
+) -> tuple[str, ...]:
     """Data types and shapes of what differs from call to call, such as "x: float32[3, 4]".
 
     Args:
-        graph: With static shapes.
+        graph: For concrete shapes.
         inputs: What is known of its inputs, one each.
+        ranged: It was compiled for all sizes: "x: float32[s0, 4]".
     """
     return tuple(
-        f"{known.name}: {value_text(place.meta.get('val'))}"
+        f"{known.name}: {_text(place, ranged)}"
         for place, known in zip(graph.placeholders, inputs, strict=True)
         if known.role in ("activation", "tangent")
     )
+
+
+def _text(place: fx.Node, ranged: bool) -> str:
+    value, sizes = place.meta.get("val"), sizes_of(place)
+    if not ranged or not any(isinstance(size, Size) for size in sizes):
+        return value_text(value)
+    shape = [str(s.expression) if isinstance(s, Size) else str(s) for s in sizes]
+    return f"{value_text(value).partition('[')[0]}[{', '.join(shape)}]"
 
 
 def _name(node: fx.Node) -> str:

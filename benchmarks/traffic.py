@@ -6,7 +6,8 @@
 Each column of each stream is a process of its own with empty cache folders. It answers the stream
 three times: from cold; once more, each request in eager as well, one after the other, which are the
 times that are compared; and once to compare results with eager's and, where that leaves doubt,
-with float64's. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
+with float64's. "made" are executables, and "MiB" is by how much the process grows in the first of
+the three. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
 A column COLUMN@exact compiles every size for itself (the option `ranges=False`).
 """
 
@@ -41,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     for name in settings.streams:
         table = Table(
-            "", "cold s", "slowest s", "of inductor", "executables", "p50 ms", "p95", "p99",
-            "× eager", "eager p95", "grows MiB", "wrong",
+            "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
+            "eager p95", "MiB", "wrong",
         )  # fmt: skip
         columns = track(settings.columns, name, console=console, transient=True)
         found = [in_a_process(settings, name, column) for column in columns]

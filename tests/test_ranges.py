@@ -85,11 +85,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "joined": lambda x: torch.cat([x, x.new_ones(3, x.shape[1])]).cumsum(0),
     "scaled": lambda x: x.sum(0) / x.shape[0],
     "two results and a number": lambda x: (*x.max(1), x.shape[0] * x.shape[1]),
+    "factor": lambda x: x * (1.0 / (x.shape[0] // 4 + 1)),
+    "filled": lambda x: x[:2] + torch.full((2, 1), x.shape[0] / 4),
     "half": lambda x: x.to(torch.int64)[: x.shape[0] // 2 + 1] + x.shape[1] % 3,
 }
 
-PROGRAMS = {"halves": 2, "last": 2, "half": 5}
-"""Of functions whose graph is another one where a size is 1, or that add a size to numbers."""
+PROGRAMS = {"halves": 2, "last": 2, "half": 5, "filled": 7}
+"""Of functions whose graph is another one where a size is 1, or has numbers made of sizes."""
 
 
 def agree(result: Any, expected: Any) -> None:
@@ -175,6 +177,24 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
         x = torch.randn(size)
         torch.testing.assert_close(run(x), x.sin() * 2)
     assert "computed a wrong result" in caplog.text
+
+
+def test_programs_of_one_number_each_do_not_pile_up():
+    from dynamo_backends.pipeline import ranges
+
+    made: list[ranges.Ranges] = []
+    original = ranges.Ranges.__init__
+
+    def note(self: ranges.Ranges, most: int) -> None:
+        original(self, most)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges.Ranges, "__init__", note)
+        run = compiled(lambda x: x.long() + x.shape[0], Counting(), max_executables=3)
+        for size in range(2, 12):
+            assert run(torch.zeros(size)).tolist() == [size] * size
+    assert [len(each._candidates) for each in made] == [3]
 
 
 def test_reports_name_the_symbols():

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
@@ -13,6 +14,8 @@ from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Input, Role
 from dynamo_backends.interface.report import Kind
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ def normalize(
     inputs = [Input(p.name, _role(p, kind, gm.graph, static)) for p in _placeholders(module.graph)]
     constants = lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
+    # The one composite operator that torch makes of symbolic numbers after it has decomposed.
+    for node in module.graph.find_nodes(op="call_function", target=aten.true_divide.Tensor):
+        node.target = aten.div.Tensor
     drop_dead(module.graph)
     module.recompile()
     if freeze and kind == "inference":

@@ -20,7 +20,7 @@ _COUNTS = frozenset(
 )
 
 _FORGOTTEN = "forgotten_sizes"
-"""Key in a node's `meta`: it has numbers that were sizes."""
+"""Key in the `meta` of an output node: there are numbers in the graph that follow from sizes."""
 
 
 def settle_numbers(graph: Graph) -> None:
@@ -51,7 +51,7 @@ def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
     result = node.meta.get("val")
     if type_name == "Tensor" and isinstance(result, Tensor) and result.is_floating_point():
         return _as_tensor(value, node, result)
-    node.meta[_FORGOTTEN] = True
+    note_forgotten(node.graph)
     return int(value)
 
 
@@ -68,6 +68,11 @@ def _as_tensor(size: Size, node: fx.Node, beside: Tensor) -> fx.Node:
     return made
 
 
+def note_forgotten(graph: fx.Graph) -> None:
+    """Notes that a number in a graph follows from sizes of one call, and does not say so."""
+    graph.output_node().meta[_FORGOTTEN] = True
+
+
 def has_forgotten(graph: Graph) -> bool:
-    """Whether there are numbers in a graph that are sizes of one call, and no longer say so."""
-    return any(_FORGOTTEN in node.meta for node in graph.calls)
+    """Whether numbers in a graph follow from sizes of one call, and do not say so."""
+    return _FORGOTTEN in graph.module.graph.output_node().meta

@@ -9,7 +9,7 @@ import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.numbers import settle_numbers
+from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.sizes import (
@@ -78,6 +78,8 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
             remember_sizes(node, symbolic, value)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
             value = remembering(symbolic, value) if remember else value
+            if not isinstance(value, int) and node.users:
+                note_forgotten(graph.module.graph)
             node.replace_all_uses_with(value)  # type: ignore[arg-type]
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)

@@ -234,7 +234,7 @@ class CompiledGraph:
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
-        self._ranges = Ranges()
+        self._ranges = Ranges(options.max_executables)
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         if not is_dynamic(self._graph) and not compiles_nothing():

@@ -7,6 +7,7 @@ for each new set of sizes until those seen tell every two expressions of the gra
 on all sizes that Dynamo's guards allow are the program's.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,18 +55,24 @@ class Ranged:
 class Ranges:
     """The programs of one captured graph that serve ranges.
 
+    Args:
+        most: So many are kept, those that were found or made last.
+
     Attributes:
         proven: The program for all sizes, once there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.proven: Compiled | None = None
-        self._candidates: dict[str, Ranged] = {}
+        self._most = most
+        self._candidates: OrderedDict[str, Ranged] = OrderedDict()
 
     def add(self, program: Program, graph: Graph) -> None:
         """Notes a program that was compiled for the sizes of a graph."""
         made = Ranged(program, graph)
         self._candidates[made.mark] = made
+        while len(self._candidates) > self._most:
+            self._candidates.popitem(last=False)
 
     def find(self, graph: Graph) -> Program | None:
         """The program that is right for a graph of other sizes; None: there is none yet.
@@ -80,6 +87,7 @@ class Ranges:
         found = self._candidates.get(fingerprint(graph, ranged=True))
         if found is None:
             return None
+        self._candidates.move_to_end(found.mark)
         found.add(graph)
         for block in found.program.blocks:
             block.verify_again()

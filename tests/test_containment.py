@@ -164,7 +164,7 @@ STAGES: dict[str, Stage] = {
     "checking weights": at("runtime.freezing.Snapshot.is_current"),
     "verification": at("runtime.program.Comparison", apart=True),
     "verification, eager again": at("verify.first.Replay", apart=True),
-    "verification, comparing": at("verify.first._Found.compare", apart=True),
+    "verification, comparing": at("verify.first._Outputs.compare", apart=True),
     "assembling": at("pipeline.blocks.Program"),
     "forward and backward, normal form": at("pipeline.captured.normalize", trains=True),
     "forward and backward, compile": Stage(

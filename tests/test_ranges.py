@@ -197,6 +197,23 @@ def test_programs_of_one_number_each_do_not_pile_up():
     assert [len(each._candidates) for each in made] == [3]
 
 
+def test_strides_of_views_may_be_symbols_of_their_own():
+    from dynamo_backends.inductor.ranged import RangedRun
+
+    graphs: list[Graph] = []
+    backend = Counting()
+    backend.compile = lambda graph, options: graphs.append(graph) or Ranged(graph)  # type: ignore
+    run = compiled(lambda x: x * 2, backend)
+    for rows, columns in ((4, 6), (5, 9)):
+        x = torch.randn(rows, columns + 3)[:, :columns]
+        torch.testing.assert_close(run(x), x * 2)
+    (graph,) = graphs
+    shapes: list[Any] = []
+    RangedRun(graph.placeholders, lambda inputs: shapes.extend(inputs) or graph.module)  # type: ignore
+    (view,) = [x for x in shapes if isinstance(x, Tensor)]
+    assert str(view.stride(0)) not in map(str, view.shape)
+
+
 def test_reports_name_the_symbols():
     with dynamo_backends.record() as reports:
         run = compiled(lambda x: x * 2 + 1, Counting())

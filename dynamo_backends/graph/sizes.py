@@ -201,13 +201,13 @@ class SizeReader:
         Args:
             values: One per placeholder.
         """
-        symbols = [values[i] if d is None else values[i].shape[d] for i, d in self._sources]
+        symbols = [_read(values, source) for source in self._sources]
         found: list[int] = self._compute(*symbols)
         return found
 
 
-_Source = tuple[int, int | None]
-"""An input, and a dimension of it; None: the input is a number."""
+_Source = tuple[int, int | None, bool]
+"""An input, and a dimension of it (None: the input is a number); whether it is the stride there."""
 
 
 def _sources(places: Sequence[fx.Node]) -> dict[sympy.Expr, _Source]:
@@ -216,11 +216,24 @@ def _sources(places: Sequence[fx.Node]) -> dict[sympy.Expr, _Source]:
     for i, place in enumerate(places):
         value = place.meta["val"]
         if isinstance(value, Size):
-            known.setdefault(value.expression, (i, None))
+            known.setdefault(value.expression, (i, None, False))
         for dim, size in enumerate(sizes_of(place)):
             if isinstance(size, Size):
-                known.setdefault(size.expression, (i, dim))
+                known.setdefault(size.expression, (i, dim, False))
+    # Strides of views may be symbols of their own; what follows from sizes need not be theirs.
+    for i, place in enumerate(places):
+        for dim, stride in enumerate(strides_of(place)):
+            if isinstance(stride, Size) and stride.expression.is_Symbol:
+                known.setdefault(stride.expression, (i, dim, True))
     return known
+
+
+def _read(values: Sequence[Any], source: _Source) -> int:
+    place, dim, is_stride = source
+    value = values[place]
+    if dim is None:
+        return int(value)
+    return int(value.stride(dim) if is_stride else value.shape[dim])
 
 
 def _in_terms_of(

@@ -80,7 +80,7 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
             value = remembering(symbolic, value) if remember else value
             if not isinstance(value, int) and node.users:
                 note_forgotten(graph.module.graph)
-            node.replace_all_uses_with(value)  # type: ignore[arg-type]
+            node.replace_all_uses_with(value)
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)
                 continue

@@ -71,7 +71,7 @@ def _symbols(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
     """Every symbol that can be read from the inputs, and its value in this call."""
     found: dict[sympy.Symbol, Size] = {}
     for place in places:
-        for size in (place.meta["val"], *sizes_of(place)):
+        for size in (place.meta["val"], *sizes_of(place), *strides_of(place)):
             if isinstance(size, Size) and isinstance(size.expression, sympy.Symbol):
                 found.setdefault(size.expression, size)
     if any(size < 2 for size in found.values()):

@@ -101,7 +101,7 @@ def test_a_rehearsal_differentiates_too():
         candidate = {"name": name, "backend": name, "owner": "third-party"}
         options = dataclasses.asdict(AutotuneOptions(candidates=(name,)))
         task = {"candidate": candidate, "options": options, "training": True}
-        task |= {"kept": [], "mutated": []}
+        task |= {"uncopied": [], "mutated": []}
         found = try_out(graph, [torch.randn(40, 50), weight], task)
         assert found.endswith(problem)
         assert bool(found) == bool(problem)

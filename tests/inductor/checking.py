@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 
+EXACT = {"ranges": False}
+"""Options with which every set of sizes is compiled for itself, with the kernels that suit it."""
+
 
 def check(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None) -> Any:
     """Compiles by inductor_freezing, compares results and strides with eager's.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import planned_fingerprint
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 
@@ -117,14 +118,15 @@ class Planted:
     made: dict[str, Executable] = field(default_factory=dict)
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        load = ProgramBuilder._load
+        compile_block = ProgramBuilder._compile_block
 
-        def planted(builder: ProgramBuilder, mark: str, graph: Graph) -> Executable:
+        def planted(builder: ProgramBuilder, graph: Graph) -> Executable:
+            mark = planned_fingerprint(graph, builder._plan)
             if mark not in self.made:
-                self.made[mark] = load(builder, mark, graph)
+                self.made[mark] = compile_block(builder, graph)
             return _Planted(self.made[mark], graph, self)
 
-        monkeypatch.setattr(ProgramBuilder, "_load", planted)
+        monkeypatch.setattr(ProgramBuilder, "_compile_block", planted)
 
 
 class WrongStep(StepProgram):

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import opened
 from dynamo_backends.inductor.ranged import RangedRun
-from dynamo_backends.pipeline.captured import compile_captured
-from tests.test_ranges import Ranged
+from tests.test_ranges import Counting, Ranged, compiled
 
 SIZES = ((3, 7), (5, 12), (2, 2), (9, 30), (4, 4))
 
@@ -47,45 +45,22 @@ def test_one_program_serves_all_sizes():
     assert [r.runtime_fallbacks for r in reports] == [[]]
 
 
-class Capturing(Backend):
-    """Keeps the graphs that it compiles."""
-
-    name = "capturing"
-    serves_ranges = True
-
-    def __init__(self) -> None:
-        self.graphs: list[Graph] = []
-
-    def availability(self) -> Availability:
-        return Availability(True, "")
-
-    def supports(self, node: Any, options: Options) -> Support:
-        return Support(True)
-
-    def compile(self, graph: Graph, options: Options) -> Executable:
-        self.graphs.append(graph)
-        return Ranged(graph)
-
-
 def graph_of_a_view() -> Graph:
-    backend = Capturing()
-    options = Options(cache=False, min_block_size=1)
-    torch.compile(
-        lambda x: x.view(x.shape[0] * 2, -1) + 1,
-        backend=lambda gm, args: compile_captured(backend, gm, args, options),
-        dynamic=True,
-    )(torch.randn(3, 8))
-    return opened(backend.graphs[0])[0]
+    graphs: list[Graph] = []
+    backend = Counting()
+    backend.compile = lambda graph, options: graphs.append(graph) or Ranged(graph)  # type: ignore
+    compiled(lambda x: x.view(x.shape[0] * 2, -1) + 1, backend)(torch.randn(3, 8))
+    return opened(graphs[0])[0]
 
 
 def test_sizes_of_which_an_assumption_does_not_hold_get_programs_of_their_own():
     graph = graph_of_a_view()
-    compiled: list[Any] = []
+    made: list[Any] = []
 
     def compile_for(inputs: Sequence[Any]) -> Any:
         (x,) = [x for x in inputs if isinstance(x, Tensor)]
         small = bool(x.shape[0] < 10)  # a guard, where that is symbolic
-        compiled.append(x.shape[0])
+        made.append(x.shape[0])
 
         def run(*values: Any) -> Any:
             assert small == (values[0].shape[0] < 10), "not the program for these sizes"
@@ -98,8 +73,8 @@ def test_sizes_of_which_an_assumption_does_not_hold_get_programs_of_their_own():
         x = torch.randn(rows, 8)
         (result,) = run(x, rows * 2)
         torch.testing.assert_close(result, x.view(rows * 2, -1) + 1)
-    assert isinstance(compiled[0], torch.SymInt)
-    assert compiled[1:] == [12, 10]
+    assert isinstance(made[0], torch.SymInt)
+    assert made[1:] == [12, 10]
 
 
 def test_a_size_of_one_is_not_a_symbol():

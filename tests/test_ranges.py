@@ -250,13 +250,10 @@ def test_a_size_that_does_not_follow_is_refused():
     compiled(halves, backend)(torch.randn(3, 8))
     (graph,) = graphs
     sizes = opened(graph)[1]
-    assert SizeReader(graph.placeholders, [*sizes, 7])([*[None] * 0, *_values(graph)])[-1] == 7
+    values = [place.meta["val"] for place in graph.placeholders]
+    assert SizeReader(graph.placeholders, [*sizes, 7])(values)[-1] == 7
     with pytest.raises(CompileError, match="does not follow"):
         SizeReader(graph.placeholders[:0], sizes)
-
-
-def _values(graph: Graph) -> list[Any]:
-    return [p.meta["val"] for p in graph.placeholders]
 
 
 def test_the_page_on_sizes_names_the_backends_that_serve_ranges():

@@ -98,9 +98,9 @@ def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
             apart(node)
     if names:
         _keep_promises(result, graph)
+        result.module.recompile()
     if fixed:
         forget_sizes(result)
-        result.module.recompile()
     return result
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
+import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
@@ -32,12 +33,12 @@ class RangedRun:
         compile_for: Compiles the graph.
 
     Raises:
-        CompileError: There is a size that does not follow from other inputs' shapes.
+        CompileError: See `symbols_of`.
     """
 
     def __init__(self, places: Sequence[fx.Node], compile_for: Compile):
         self._compile = compile_for
-        symbols = _symbols(places)
+        symbols = symbols_of(places)
         self._read = SizeReader(places, list(symbols.values()))
         fresh = private.FreshSymbols({s: int(size) for s, size in symbols.items()})
         self._run = compile_for([_symbolic(p, fresh) for p in places])
@@ -67,30 +68,51 @@ class RangedRun:
             return run
 
 
-def _symbols(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
-    """Every symbol that can be read from the inputs, and its value in this call."""
+def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
+    """The symbols of the inputs' sizes and strides, and their values in this call.
+
+    Args:
+        places: Placeholders of a graph for concrete shapes that came from symbolic ones.
+
+    Raises:
+        CompileError: Inductor cannot be given symbols for them: one stands for less than 2, or
+            is not the size of any input by itself.
+    """
+    numbers = [number for place in places for number in _numbers(place)]
+    sizes = [number for number in numbers if isinstance(number, Size)]
     found: dict[sympy.Symbol, Size] = {}
-    for place in places:
-        for size in (place.meta["val"], *sizes_of(place), *strides_of(place)):
-            if isinstance(size, Size) and isinstance(size.expression, sympy.Symbol):
-                found.setdefault(size.expression, size)
+    for size in sizes:
+        if isinstance(size.expression, sympy.Symbol):
+            found.setdefault(size.expression, size)
     if any(size < 2 for size in found.values()):
         raise CompileError("Inductor's symbols stand for 2 and more")
+    for size in sizes:
+        if not size.expression.free_symbols <= found.keys():
+            raise CompileError(f"Inductor has no symbol for the size {size.expression}")
     return found
 
 
+def _numbers(place: fx.Node) -> list[int]:
+    """All that may vary of an input: itself, or the sizes and strides of its tensor."""
+    value = place.meta["val"]
+    numbers = (*sizes_of(place), *strides_of(place)) if isinstance(value, Tensor) else (value,)
+    known = [number for number in numbers if isinstance(number, int)]
+    if isinstance(value, Tensor) and len(known) != len(numbers):
+        raise CompileError(f"the sizes of the input {place.name!r} are not known")
+    return known
+
+
 def _symbolic(place: fx.Node, fresh: private.FreshSymbols) -> Any:
-    def symbolic(number: Any) -> Any:
-        if number is None:
-            raise CompileError(f"the sizes of the input {place.name!r} are not known")
-        is_open = isinstance(number, Size) and number.expression.free_symbols
-        return fresh.size(number.expression, int(number)) if is_open else int(number)
+    def symbolic(number: int) -> int | torch.SymInt:
+        if isinstance(number, Size) and number.expression.free_symbols:
+            return fresh.size(number.expression, int(number))
+        return int(number)
 
     value = place.meta["val"]
+    numbers = [symbolic(number) for number in _numbers(place)]
     if not isinstance(value, Tensor):
-        return symbolic(value) if isinstance(value, int) else value
-    sizes, strides = map(symbolic, sizes_of(place)), map(symbolic, strides_of(place))
-    return fresh.tensor(tuple(sizes), tuple(strides), value)
+        return numbers[0] if numbers else value
+    return fresh.tensor(tuple(numbers[: value.ndim]), tuple(numbers[value.ndim :]), value)
 
 
 def _fake_like(value: Any, mode: private.FakeTensorMode) -> Any:

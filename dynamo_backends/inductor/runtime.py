@@ -17,7 +17,7 @@ from dynamo_backends._torch_private import (
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.layouts import make_channels_last
-from dynamo_backends.inductor.ranged import RangedRun
+from dynamo_backends.inductor.ranged import RangedRun, symbols_of
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
@@ -54,6 +54,8 @@ class InductorExecutable(PreparedExecutable):
         self._reserve = reserve
         calls = RangedCalls(graph) if ranged else None
         self._compiled = calls.graph if calls else graph
+        if ranged:  # weights are compiled in later, when it is too late to do without symbols
+            symbols_of(self._compiled.placeholders)
         super().__init__(graph, calls)
 
     def prepare(self, weights: Sequence[Tensor]) -> Run:

@@ -2,9 +2,8 @@
 
 A backend author writes one `Backend` subclass: what is needed to run here (`availability`), which
 ATen calls it takes (`supports`, or `plan` for a whole graph), and how a graph of such calls is
-compiled (`compile`). Training,
-mutation, views, dynamic shapes, partitioning, fallback, frozen weights, verification, caching and
-reports come from the pipeline.
+compiled (`compile`). Training, mutation, views, dynamic shapes, partitioning, fallback, frozen
+weights, verification, caching and reports come from the pipeline.
 """
 
 from abc import ABC, abstractmethod

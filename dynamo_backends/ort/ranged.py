@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from onnxruntime.capi import _pybind_state as C
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
@@ -16,6 +15,7 @@ from dynamo_backends.ort.runtime import (
     OrtExecutable,
     bind_tensor,
     launcher,
+    new_binding,
     where_to_put,
 )
 from dynamo_backends.ort.session import SessionSettings, ort_device, run_options
@@ -50,18 +50,12 @@ class RangedOrtExecutable(OrtExecutable):
         inputs, outputs, sizes, pid = self._given, self._made, self._sizes, self._pid
         names = self.wiring.outputs
 
-        def new_binding() -> Any:
-            native = C.SessionIOBinding(session)
-            for name, tensor in live:
-                bind_tensor(native.bind_input, name, device, tensor)
-            return native
-
         def run(values: list[Tensor]) -> list[Tensor]:
             check_process(pid, "ONNX Runtime")
             try:
                 native = bindings.pop()
             except IndexError:
-                native = new_binding()
+                native = new_binding(session, device, live)
             # The lists keep copies of unusual inputs alive while the session runs.
             given = [x.check(values[x.place]) for x in inputs]
             for x, tensor in zip(inputs, given, strict=True):

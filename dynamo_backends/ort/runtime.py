@@ -123,18 +123,14 @@ class OrtExecutable(Executable):
         launch = launcher(session, options, self.settings)
         all_plain = all(y.export.is_plain for y in outputs)
 
-        def bind_live() -> Any:
-            native = C.SessionIOBinding(session)
-            for name, tensor in live:
-                bind_tensor(native.bind_input, name, device, tensor)
-            return native
-
         def run(values: list[Tensor]) -> list[Tensor]:
             check_process(pid, "ONNX Runtime")
             try:
                 binding = bindings.pop()
             except IndexError:
-                binding = _Binding(bind_live(), device, self._inputs, outputs, where is None)
+                binding = _Binding(
+                    new_binding(session, device, live), device, self._inputs, outputs, where is None
+                )
             native = binding.native
             for x, memory in binding.small_inputs:
                 memory.copy_(x.check.view(values[x.place]))
@@ -155,7 +151,7 @@ class OrtExecutable(Executable):
             return [y.export(t) for y, t in zip(outputs, results, strict=True)]
 
         if self.settings.graphs:
-            return self._run_static(bind_live(), launch)
+            return self._run_static(new_binding(session, device, live), launch)
         return run
 
     def _run_static(self, binding: Any, launch: Callable[[Any], None]) -> Bound:
@@ -222,6 +218,20 @@ class OrtExecutable(Executable):
             "ranged": self.serves_range,
         }  # fmt: skip
         return {"wiring": json.dumps(names).encode(), "model": self.model}
+
+
+def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -> Any:
+    """A session's binding to which only the weights that are inputs are bound.
+
+    Args:
+        session: ONNX Runtime's.
+        device: ONNX Runtime's device.
+        live: Names in the model and row-major tensors of those weights.
+    """
+    native = C.SessionIOBinding(session)
+    for name, tensor in live:
+        bind_tensor(native.bind_input, name, device, tensor)
+    return native
 
 
 def where_to_put(settings: SessionSettings) -> torch.device | None:

@@ -97,3 +97,19 @@ def _as_one(size: Any) -> Any:
     if isinstance(size, Size) and size == 3:
         return Size(1, size.expression, 0, None)
     return size
+
+
+def test_a_size_without_symbols_of_its_own_makes_programs_for_each():
+    def fn(x: Tensor) -> Tensor:
+        return x.reshape(-1).sin() * 2
+
+    compiler = dynamo_backends.compiler(
+        "inductor_freezing", cache=False, min_block_size=1, keep_in_eager=("view",), verify="always"
+    )
+    run = torch.compile(fn, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in ((3, 5), (4, 6)):
+            x = torch.randn(size)
+            torch.testing.assert_close(run(x), fn(x))
+    assert [r.executables for r in reports] == [2]
+    assert [r.runtime_fallbacks for r in reports] == [[]]

@@ -3,7 +3,8 @@
 Measured in float32 with IREE 3.13: `erf` and `tanh` stay 6e-8 short of 1, which `gelu` multiplies
 by its argument; `gelu` with "tanh" is off by 5e-5; `sin` and `cos` lose their digits from 1e3 on,
 and `sin` is off by 1e-7 next to 0; `log10` is not linked.
-`erf` and `trunc` drop the sign of zero, `clamp` turns NaN into a bound, and `eq` holds for it.
+`erf` and `trunc` drop the sign of zero, `clamp` turns NaN into a bound, `eq` holds for it, and
+`maximum` and `minimum` of single numbers, such as sums, lose it where they are fused with others.
 """
 
 import math
@@ -25,6 +26,7 @@ _SINE_IS_CUBIC = 0.02
 
 # 2π in parts of few bits, so that products with integers up to 2**13 are exact.
 _TWO_PI = (6.28125, 0.0019350051879882812, 3.0199159795074593e-07)
+_BEYOND_A_TURN = 4.0  # no digit of a number is left that is brought to more than π
 
 
 def _saturated(function: Callable[[Tensor], Tensor], x: Tensor, bound: float) -> Tensor:
@@ -49,6 +51,7 @@ def _reduced(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
         turns = torch.floor(wide * (0.5 / math.pi) + 0.5)
         for part in _TWO_PI:
             wide = wide - turns * part
+        wide = torch.where(wide.abs() > _BEYOND_A_TURN, torch.zeros_like(wide), wide)
         return function(wide).to(x.dtype)
 
     return spelled
@@ -75,6 +78,14 @@ def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Ten
     return x
 
 
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((x > y) | (x != x), x, y)
+
+
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((x < y) | (x != x), x, y)
+
+
 def _log10(x: Tensor) -> Tensor:
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     return (torch.log(wide) * math.log10(math.e)).to(x.dtype)
@@ -92,6 +103,8 @@ _SPELLINGS: dict[Any, Callable[..., Tensor]] = {
     aten.erf.default: _erf,
     aten.gelu.default: _gelu,
     aten.log10.default: _log10,
+    aten.maximum.default: _maximum,
+    aten.minimum.default: _minimum,
     aten.sin.default: _reduced(_sin),
     aten.trunc.default: _trunc,
 }

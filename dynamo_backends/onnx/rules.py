@@ -51,6 +51,16 @@ _FIRST_RESULT = frozenset(
 )
 """Lowerings that compute the first of several results; the others, which gradients need, are 0."""
 
+_FIXED_POINT = frozenset(
+    {
+        "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+    }
+)
+"""Interpolations of images; those of integers are computed in integers."""
+
 
 def is_lowered(op: Any) -> bool:
     """Whether an operator has a lowering that is used."""
@@ -70,7 +80,22 @@ def why_not_call(node: fx.Node) -> str | None:
     name = str(node.target).removeprefix("aten.")
     if reason is None and name in _FIRST_RESULT and any(used_results(node)):
         return "onnxscript computes only its first result, and another one is used"
+    if reason is None and name == "scatter_reduce.two" and _starts_at_a_bound(node):
+        return "it is lowered to start at the largest finite number, which hides infinities"
+    if reason is None and name.partition(".")[0] in _FIXED_POINT and _is_of_integers(node):
+        return "eager computes it in fixed-point numbers, whose rounding is another one"
     return reason
+
+
+def _is_of_integers(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and not value.dtype.is_floating_point
+
+
+def _starts_at_a_bound(node: fx.Node) -> bool:
+    """Whether a call finds least or largest numbers that do not include those of its input."""
+    own = node.args[5] if len(node.args) > 5 else node.kwargs.get("include_self", True)
+    return node.args[4] in ("amax", "amin") and not own
 
 
 @functools.cache

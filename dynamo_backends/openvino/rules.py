@@ -78,6 +78,9 @@ WHOLE = (
 """Composite operators that the frontend has rules for: what OpenVINO makes of them whole is faster
 or more exact than what it makes of torch's decompositions."""
 
+_MOST_CONVERTED = 2.0**30
+"""OpenVINO makes 32-bit integers of floating-point numbers, and of those 64-bit ones."""
+
 
 def why_not(node: fx.Node) -> str | None:
     """Why a call is not given to OpenVINO; None if its conversion may be tried."""
@@ -87,6 +90,8 @@ def why_not(node: fx.Node) -> str | None:
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
+    if name == "_to_copy.default" and tensor.is_floating_point():
+        tensor = tensor.clamp(-_MOST_CONVERTED, _MOST_CONVERTED)  # indices are, beyond are none
     if name in LOSE_NAN | SOFTMAX:
         tensor = without_nan(tensor)
     if name in SOFTMAX:

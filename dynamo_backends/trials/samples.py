@@ -37,6 +37,8 @@ _BY_ROWS = frozenset(
         "_adaptive_avg_pool2d",
         "_log_softmax",
         "_softmax",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
         "avg_pool1d",
         "avg_pool2d",
         "avg_pool3d",
@@ -45,6 +47,8 @@ _BY_ROWS = frozenset(
         "cummin",
         "cumprod",
         "cumsum",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
         "kthvalue",
         "logcumsumexp",
         "max_pool2d_with_indices",
@@ -135,6 +139,8 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     elif floats and _keeps_rows_apart(node.target):
         yield from _special_rows(node, values, floats)
     yield from _extreme(node, values)
+    if _is_cast_to_integers(node):
+        yield [_wide_floats(v, node.meta["val"].dtype) for v in values]
 
 
 def without_nan(tensor: Tensor) -> Tensor:
@@ -155,16 +161,35 @@ def _ascending(tensor: Tensor) -> Tensor:
     return line - line.min() if _is_integer(tensor) else line
 
 
+def _is_cast_to_integers(node: fx.Node) -> bool:
+    """Whether a call makes integers of floating-point numbers."""
+    if _name(node.target) != "_to_copy" or not _is_integer(node.meta["val"]):
+        return False
+    return all(n.meta["val"].dtype.is_floating_point for n in node.all_input_nodes)
+
+
 def _defined(node: fx.Node, found: list[Tensor]) -> list[Tensor]:
     """A sample without numbers that a cast to integers has no result for."""
-    value = node.meta["val"]
-    if _name(node.target) != "_to_copy" or not _is_integer(value):
+    if not _is_cast_to_integers(node):
         return found
-    least = -100 if value.dtype.is_signed else 0
-    return [
-        x.nan_to_num(0.25, 0.25, 0.25).clamp(least, 100) if x.is_floating_point() else x
-        for x in found
-    ]
+    least, most = _range(node.meta["val"].dtype)
+    return [x.nan_to_num(0.25, 0.25, 0.25).clamp(least, most) for x in found]
+
+
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    """Powers of two between which a cast from any floating-point type is defined."""
+    bits = torch.iinfo(dtype).bits
+    return (-(2.0 ** (bits - 2)) if dtype.is_signed else 0.0), 2.0 ** (bits - 2)
+
+
+def _wide_floats(fake: Tensor, target: torch.dtype) -> Tensor:
+    """Numbers of every size that a cast to integers has a result for, the largest one first."""
+    least, most = _range(target)
+    count = fake.numel()
+    line = torch.exp2(torch.linspace(0.99, 0.1, count, dtype=torch.float64) * math.log2(most))
+    line = line * (1 - 2 * (torch.arange(count) % 2) * (least < 0))
+    line = line.clamp(-torch.finfo(fake.dtype).max, torch.finfo(fake.dtype).max)
+    return _stored_as(fake, line.to(fake.device, fake.dtype).view(fake.shape))
 
 
 def sample_count(values: Sequence[Tensor]) -> int:

@@ -17,10 +17,12 @@ class Kind(NamedTuple):
     Attributes:
         excuses: The elements, of eager's result and the backend's.
         needs: Only in samples that hold such elements.
+        of_integers: The elements are integers instead of floating-point numbers.
     """
 
     excuses: Callable[[Tensor, Tensor], Tensor]
     needs: Callable[[Tensor], Tensor] | None = lambda x: ~x.isfinite()
+    of_integers: bool = False
 
 
 LOSES_NAN = Kind(lambda eager, result: eager.isnan() & ~result.isnan())
@@ -31,6 +33,11 @@ ENDS_AT_LARGEST = Kind(
     )
 )
 ZERO_SIGNS = Kind(lambda eager, result: (eager == 0) & (result == 0), needs=None)
+ENDS_AT_32_BITS = Kind(
+    lambda eager, result: result == eager.clamp(-(2**31), 2**31 - 1),
+    needs=None,
+    of_integers=True,
+)
 FOLLOWS_NAN = Kind(lambda eager, result: torch.ones_like(eager, dtype=torch.bool), torch.isnan)
 """What is put to the places of maxima, which are open where there is NaN."""
 
@@ -60,6 +67,10 @@ _ACTIVATIONS = "NaN through activations and maximum pools."
 _CONVOLUTIONS = "Infinities in convolutions."
 _MEANS = "Infinities in means."
 _ZEROS = "Signs of zeros on `onnxrt`, `ov` and `iree`."
+_CASTS = "Casts of large numbers to integers on `ov`."
+_SLOPES = "Slopes that are no numbers."
+_GRIDS = "NaN and infinities in `grid_sample`."
+_SAMPLERS = ("grid_sampler_2d", "nn.functional.grid_sample")
 _TRANSPOSED = tuple(f"nn.functional.conv_transpose{n}d" for n in (1, 2, 3))
 
 DECLARED: tuple[Difference, ...] = (
@@ -82,8 +93,18 @@ DECLARED: tuple[Difference, ...] = (
         "onnxrt",
         ZERO_SIGNS,
         _ZEROS,
-        ("frac", "heaviside", "nn.functional.celu", "nn.functional.prelu", "trunc"),
+        (
+            "frac",
+            "heaviside",
+            "nn.functional.celu",
+            "nn.functional.prelu",
+            "special.entr",
+            "trunc",
+        ),
     ),
+    Difference("onnxrt", LOSES_NAN, _SLOPES, ("nn.functional.prelu",)),
+    Difference("onnxrt", LOSES_NAN, _GRIDS, _SAMPLERS),
+    Difference("ov", SPREADS_NAN, _GRIDS, _SAMPLERS),
     Difference(
         "ov",
         LOSES_NAN,
@@ -92,9 +113,14 @@ DECLARED: tuple[Difference, ...] = (
             "nn.functional.adaptive_max_pool1d",
             "nn.functional.adaptive_max_pool2d",
             "nn.functional.adaptive_max_pool3d",
+            "masked.normalize",
+            "masked.softmax",
+            "masked.softmin",
+            "nn.functional.cosine_embedding_loss",
             "nn.functional.cross_entropy",
             "nn.functional.hardsigmoid",
             "nn.functional.hardtanh",
+            "nn.functional.hinge_embedding_loss",
             "nn.functional.linear_cross_entropy",
             "nn.functional.margin_ranking_loss",
             "nn.functional.max_pool2d",
@@ -110,10 +136,17 @@ DECLARED: tuple[Difference, ...] = (
         ),
     ),
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
+    Difference("ov", ENDS_AT_32_BITS, _CASTS, ("masked.logsumexp",)),
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
     *(Difference(backend, SPREADS_NAN, _CONVOLUTIONS, _TRANSPOSED) for backend in ("tvm", "iree")),
+    Difference("iree", SPREADS_NAN, _CONVOLUTIONS, ("nn.functional.bilinear",)),
     Difference("iree", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
-    Difference("iree", ZERO_SIGNS, _ZEROS, ("log1p", "nn.functional.softshrink")),
+    Difference(
+        "iree",
+        ZERO_SIGNS,
+        _ZEROS,
+        ("log1p", "nn.functional.elu", "nn.functional.selu", "nn.functional.softshrink"),
+    ),
 )
 
 
@@ -160,8 +193,9 @@ def _mask(rows: Sequence[Difference], e: Any, r: Any) -> Tensor | None:
     if not tensors or e.dtype != r.dtype or e.shape != r.shape:
         return None
     mask = torch.zeros_like(e, dtype=torch.bool)
-    for row in rows if e.is_floating_point() else ():
-        mask |= row.kind.excuses(e, r)
+    for row in rows:
+        if row.kind.of_integers != e.is_floating_point():
+            mask |= row.kind.excuses(e, r)
     return mask
 
 

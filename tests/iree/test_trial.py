@@ -42,6 +42,23 @@ def test_every_refusal_has_its_reason():
     assert "aten.linalg_cholesky_ex.default: IREE" in said
 
 
+@pytest.mark.parametrize("choose", [torch.maximum, torch.minimum])
+def test_nan_is_kept_by_maxima_of_single_numbers(choose: Callable[..., Tensor]):
+    x = torch.tensor([1.0, float("nan"), 2.0])
+    assert not refusals(lambda x: x / choose(x.sum(-1, True), torch.full([], 1e-12)), x)
+
+
+def test_sines_of_huge_numbers_stay_sines():
+    x = torch.tensor([0.5, 1e5, 1e8, 1e20, -3e38, 2.0])
+    function = torch.compile(
+        lambda x: (x.sin(), x.cos()), backend=dynamo_backends.compiler("iree", verify="off")
+    )
+    with torch.no_grad():
+        for found, right in zip(function(x), (x.sin(), x.cos()), strict=True):
+            assert (found.abs() <= 1).all()
+            torch.testing.assert_close(found[[0, 1, 2, 5]], right[[0, 1, 2, 5]])
+
+
 def test_what_networks_are_made_of_is_taken():
     functional = torch.nn.functional
 

@@ -39,6 +39,23 @@ def test_lowerings_that_cancel_are_not_used():
     assert "no correct digit" in found["aten.log1p.default"]
 
 
+def test_infinities_are_found_among_what_is_scattered():
+    def fn(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        return x.scatter_reduce(0, index, source, "amin", include_self=False)
+
+    index, source = torch.tensor([1, 1, 3, 3]), torch.tensor([float("inf"), float("inf"), 2.0, 1.0])
+    found = reasons(fn, torch.zeros(4), index, source)
+    assert "hides infinities" in found["aten.scatter_reduce.two"]
+
+
+def test_images_of_integers_are_interpolated_by_eager():
+    x = torch.randint(0, 256, (6, 3, 10, 20), dtype=torch.uint8)
+    found = reasons(
+        lambda x: torch.nn.functional.interpolate(x, (3, 3), mode="bilinear", antialias=True), x
+    )
+    assert "fixed-point" in found["aten._upsample_bilinear2d_aa.default"]
+
+
 def test_complex_numbers_stay_in_eager():
     found = reasons(lambda x: x * 2, torch.randn(3, dtype=torch.complex64))
     assert found == {"aten.mul.Tensor": "ONNX Runtime does not compute with torch.complex64"}

@@ -62,6 +62,28 @@ def test_rows_that_are_reduced_have_nan_at_each_place(shape: tuple[int, ...]):
     assert rows.isfinite().all(-1).any()
 
 
+@pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("target", [torch.int64, torch.int32, torch.uint8])
+def test_casts_to_integers_get_numbers_of_every_size(size: int, target: torch.dtype):
+    fake = torch.empty(size)
+    graph = fx.Graph()
+    place = graph.placeholder("x")
+    place.meta["val"] = fake
+    node = graph.call_function(aten._to_copy.default, (place,), {"dtype": target})
+    node.meta["val"] = fake.to(target)
+    found = torch.cat([x for (x,) in samples(node)]).double()
+    bits = torch.iinfo(target).bits
+    assert found.max() > 2.0 ** (bits - 3)
+    assert torch.equal(found.to(target).double(), found.trunc())  # eager has a result for each
+
+
+@pytest.mark.parametrize("op", [aten.adaptive_max_pool2d, aten.fractional_max_pool2d])
+def test_windows_of_maxima_have_nan(op: Any):
+    x = torch.empty(2, 3, 8, 8)
+    more = ([2, 2],) if op is aten.adaptive_max_pool2d else ([2, 2], [4, 4], torch.empty(2, 3, 2))
+    assert any(args[0].isnan().any() for args in given(op.default, x, *more))
+
+
 def test_rows_whose_first_largest_element_counts_have_several():
     found = given(aten.argmax.default, torch.empty(4, 9), 1)
     assert any(((x == x.amax(1, keepdim=True)).sum(1) > 1).any() for (x,) in found)

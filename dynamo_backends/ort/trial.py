@@ -18,9 +18,9 @@ from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
     attempt,
-    kind_of,
     not_plain,
     smaller,
     tensors,

@@ -10,9 +10,9 @@ from torch import fx
 
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
     attempt,
-    kind_of,
     not_plain,
     smaller,
     tensors,

@@ -45,7 +45,7 @@ TOGETHER = 24
 """So many functions are compiled in one program."""
 
 
-_verdicts = Verdicts("iree")
+_verdicts = Verdicts("iree", sources=("iree",))
 _lock = threading.RLock()
 
 

@@ -31,7 +31,7 @@ from dynamo_backends.trials.trials import (
     tensors,
 )
 
-_verdicts = Verdicts("ov")
+_verdicts = Verdicts("ov", sources=("openvino",))
 
 
 def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:

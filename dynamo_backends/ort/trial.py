@@ -30,7 +30,7 @@ _VENDOR = "ONNX Runtime"
 
 Compile = Callable[[Graph], Any]
 
-_verdicts = Verdicts("onnxrt")
+_verdicts = Verdicts("onnxrt", sources=("onnx", "ort"))
 
 
 def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool) -> Verdict:

@@ -26,7 +26,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.layouts import Storage, storage_of
-from dynamo_backends.trials.trials import LARGE, elements, tensors, used_results
+from dynamo_backends.trials.trials import LARGE, TOO_LARGE, elements, tensors, used_results
 
 _VECTOR = 16  # from so many elements on, kernels have another form
 
@@ -247,5 +247,6 @@ def _is_dense(value: Tensor, storage: Storage) -> bool:
 
 
 def _scale(node: fx.Node) -> str:
-    """Whether it is tried on fewer elements, or only compiled (see `trials.smaller`)."""
-    return " large" if elements(node) > LARGE else ""
+    """Whether it may be tried on fewer elements, or only be compiled (see `trials.is_run`)."""
+    count = elements(node)
+    return " huge" if count > TOO_LARGE else " large" if count > LARGE else ""

@@ -30,7 +30,9 @@ from dynamo_backends.verify.rule import aliases, shape_difference
 LARGE = 1 << 20
 """Calls with more elements than this, inputs and outputs together, are tried on fewer."""
 
-_TOO_LARGE = 1 << 24  # to be run, if the call cannot be made on fewer elements
+TOO_LARGE = 1 << 24
+"""Calls with more elements than this are not run if they cannot be made on fewer."""
+
 _SIZES = (4096, 1024, 256, 64, 16)
 _ROWS = 2  # 1 is special to some operators
 
@@ -206,7 +208,7 @@ def is_run(node: fx.Node) -> bool:
         node: The call (see `smaller`).
     """
     size = elements(node)
-    return size <= LARGE or (size <= _TOO_LARGE and not _is_product(node))
+    return size <= LARGE or (size <= TOO_LARGE and not _is_product(node))
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -26,7 +26,7 @@ from dynamo_backends.tvm.session import Settings
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small
-_verdicts = Verdicts("tvm")
+_verdicts = Verdicts("tvm", sources=("tvm",))
 
 
 def supports(node: fx.Node, keep: bool) -> Support:

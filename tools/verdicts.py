@@ -5,8 +5,8 @@ python tools/verdicts.py --check
 
 Every model of the suites is captured, with static and with symbolic shapes, for inference and for
 training, and all trials that its graphs ask for are made; nothing else is compiled. What was found
-for a model is kept in build/verdicts, so that a run that was interrupted goes on. --check says
-which tables do not hold for this machine and source, and writes nothing.
+for a model is kept in build/verdicts, so that a run that was interrupted goes on; --kept writes
+what is there. --check says which tables do not hold for this machine and source.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("backends", nargs="*", default=["onnxrt", "ov"], choices=[*TRIALS, []])
     parser.add_argument("--check", action="store_true", help="only say which tables do not hold")
+    parser.add_argument("--kept", action="store_true", help="ask about no further models")
     settings = parser.parse_args(arguments)
     if settings.check:
         return check()
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DYNAMO_BACKENDS_CACHE"] = folder
         for backend in settings.backends:
-            make_table(backend)
+            make_table(backend, settings.kept)
     return 0
 
 
@@ -83,16 +84,15 @@ def check() -> int:
     return 0
 
 
-def make_table(backend: str) -> None:
-    """Asks about all models, and writes the table of a backend."""
+def make_table(backend: str, kept: bool) -> None:
+    """Asks about all models, and writes the table of a backend; `kept`: only writes it."""
     verdicts = Verdicts(backend, _verdicts(backend).sources, shipped=False)
     _trial_module(backend)._verdicts = verdicts
     holds_for = verdicts.here()
     folder = PARTS / backend / holds_for.sources
     folder.mkdir(parents=True, exist_ok=True)
-    parts = []
     with planned_only(backend):
-        for name, ask in track(list(work()), f"trials of {backend}"):
+        for name, ask in track([] if kept else list(work()), f"trials of {backend}"):
             part = folder / f"{name}.json"
             if not part.exists():
                 try:
@@ -101,9 +101,8 @@ def make_table(backend: str) -> None:
                     print(f"{backend}: {name}: {error!r:.200}")
                 known = {kind: asdict(verdict) for kind, verdict in verdicts.known.items()}
                 part.write_text(json.dumps(known), encoding="utf-8")
-            parts.append(part)
     everything: dict[str, Verdict] = {}
-    for part in parts:
+    for part in folder.glob("*.json"):
         kinds = json.loads(part.read_text(encoding="utf-8"))
         everything |= {kind: Verdict(**verdict) for kind, verdict in kinds.items()}
     path = write_table(backend, holds_for, everything)
@@ -137,15 +136,16 @@ def planned_only(backend: str) -> Iterator[None]:
 
 def work() -> Iterator[Work]:
     """What is asked about: for each model inference, symbolic shapes and training."""
-    cases = [(f"{scale}-{case.name}", case, scale) for scale in ("test", "bench")
-             for suite in ("classic", "transformers") for case in
-             harness.suite(suite, scale)]  # fmt: skip
     yield "embeddings", _ask_embeddings
-    for name, case, scale in cases:
-        yield name, functools.partial(_ask, case=case, dynamic=False)
-        if scale == "test":
-            yield f"{name}-dynamic", functools.partial(_ask, case=case, dynamic=True)
-            yield f"{name}-training", functools.partial(_train, case=case)
+    small = [*harness.suite("transformers", "test"), *harness.suite("classic", "test")]
+    for case in small:
+        yield f"test-{case.name}", functools.partial(_ask, case=case)
+    for case in small:
+        if "attention" in case.tags:
+            yield f"test-{case.name}-dynamic", functools.partial(_ask, case=case, dynamic=True)
+        yield f"test-{case.name}-training", functools.partial(_train, case=case)
+    for case in (*harness.suite("classic"), *harness.suite("transformers")):
+        yield case.name, functools.partial(_ask, case=case)
 
 
 def _ask_embeddings(backend: str) -> None:
@@ -167,7 +167,7 @@ def _resized(x: Any, batch: int, length: int, vocabulary: int) -> Any:
     return torch.randint(0, largest, (batch, length)).to(x.dtype)
 
 
-def _ask(backend: str, case: ModelCase, dynamic: bool) -> None:
+def _ask(backend: str, case: ModelCase, dynamic: bool = False) -> None:
     torch._dynamo.reset()
     model = case.make()
     with torch.no_grad():

@@ -93,13 +93,22 @@ def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
 
 
 def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> Path:
-    """Writes the table of a vendor: a line for each kind, in order, so that changes can be read.
+    """Writes the table of a vendor.
 
     Args:
         backend: Name of the vendor's backend.
         holds_for: What the verdicts were found with.
         verdicts: By kinds of calls.
     """
+    path = FOLDER / f"{backend}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(table_text(holds_for, verdicts), encoding="utf-8")
+    read_table.cache_clear()
+    return path
+
+
+def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
+    """A table as text: a line for each kind, in order, so that changes can be read."""
     first = min(verdicts)
     settings = first[: first.find(") ") + 2]
     if not all(kind.startswith(settings) for kind in verdicts):
@@ -112,12 +121,8 @@ def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdic
         else:
             groups["decomposed" if verdict.decomposed else "native"].append(name)
     groups["eager"] = dict(sorted(groups["eager"].items()))
-    path = FOLDER / f"{backend}.json"
-    path.parent.mkdir(exist_ok=True)
     table = {"holds_for": asdict(holds_for), "settings": settings, **groups}
-    path.write_text(json.dumps(table, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
-    read_table.cache_clear()
-    return path
+    return json.dumps(table, indent=0, ensure_ascii=False) + "\n"
 
 
 def _unpacked(table: Mapping[str, Any]) -> dict[str, Verdict]:

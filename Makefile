@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint format figures bench clean
+.PHONY: help venv demo test conformance lint format figures verdicts bench clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -44,11 +44,12 @@ test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)
 conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite its table in docs/
 	$(BIN)/python -m pytest tests/conformance --full $(ARGS)
 
-lint: $(STAMP) ## Check format, style, types and layers
+lint: $(STAMP) ## Check format, style, types and layers; say which tables of verdicts are old
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/verdicts.py --check
 
 format: $(STAMP) ## Format the code and apply ruff's safe corrections
 	$(BIN)/ruff format .
@@ -56,6 +57,9 @@ format: $(STAMP) ## Format the code and apply ruff's safe corrections
 
 figures: ## Print how long files and functions are, and where imports go in circles
 	$(PYTHON) tools/house.py
+
+verdicts: $(STAMP) ## Write the tables of verdicts that come with the package (docs/cache.md)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/verdicts.py $(ARGS)
 
 bench: $(STAMP) ## Run the benchmarks, one after the other
 	$(BIN)/python benchmarks/xla_inference.py

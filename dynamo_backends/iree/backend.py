@@ -13,7 +13,7 @@ from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.interface.plan import Plan, plan_each
-from dynamo_backends.trials.trials import kind_of
+from dynamo_backends.trials.kinds import kind_of
 
 
 @dataclass(frozen=True)

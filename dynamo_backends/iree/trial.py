@@ -30,11 +30,11 @@ from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.samples import samples, without_infinities
 from dynamo_backends.trials.trials import (
     alone,
     is_run,
-    kind_of,
     smaller,
     tensors,
     used_results,
@@ -45,7 +45,7 @@ TOGETHER = 24
 """So many functions are compiled in one program."""
 
 
-_verdicts = Verdicts("iree")
+_verdicts = Verdicts("iree", sources=("iree",))
 _lock = threading.RLock()
 
 

@@ -18,9 +18,9 @@ from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import is_supported
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
     attempt,
-    kind_of,
     not_plain,
     smaller,
     tensors,
@@ -30,7 +30,7 @@ _VENDOR = "ONNX Runtime"
 
 Compile = Callable[[Graph], Any]
 
-_verdicts = Verdicts("onnxrt")
+_verdicts = Verdicts("onnxrt", sources=("onnx", "ort"))
 
 
 def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool) -> Verdict:

@@ -169,11 +169,16 @@ def _decode(data: bytes) -> dict[str, bytes] | None:
 
 
 @functools.cache
-def source_digest() -> str:
-    """A hash of this package's own source: compiled graphs depend on the code that lowered them."""
+def source_digest(*parts: str) -> str:
+    """A hash of this package's own source: compiled graphs depend on the code that lowered them.
+
+    Args:
+        parts: Files and folders of the package; none: all of it.
+    """
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
-    for path in sorted(root.rglob("*.py")):
+    wanted = [root / part for part in parts] or [root]
+    for path in sorted(p for w in wanted for p in ([w] if w.is_file() else w.rglob("*.py"))):
         digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

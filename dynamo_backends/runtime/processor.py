@@ -5,18 +5,47 @@ import functools
 import hashlib
 import os
 import platform
+from collections.abc import Collection, Mapping
 from pathlib import Path
+
+_AVX512 = frozenset({"avx512bw", "avx512dq", "avx512f", "avx512vl"})
+
+_LEVELS: Mapping[str, Collection[str]] = {
+    "avx512_core_amx": {*_AVX512, "amx_bf16", "amx_int8", "amx_tile"},
+    "avx512_core_fp16": {*_AVX512, "avx512_fp16"},
+    "avx512_core_bf16": {*_AVX512, "avx512_bf16"},
+    "avx512_core_vnni": {*_AVX512, "avx512_vnni"},
+    "avx512_core": _AVX512,
+    "avx2_vnni": {"avx2", "avx_vnni", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+"""Levels that libraries choose kernels by, with the flags that Linux gives processors of a level.
+
+Names and order are oneDNN's (page "CPU Dispatcher Control" of its developer guide).
+"""
 
 
 @functools.cache
 def processor() -> str:
     """What machine code depends on: architecture and instruction sets, for keys of caches."""
-    flags = ""
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    digest = hashlib.sha256(flags.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(_flags().encode()).hexdigest()[:16]
     return f"{platform.machine()} {platform.processor()} {digest}"
+
+
+@functools.cache
+def processor_class() -> str:
+    """What the choice among ready kernels depends on; empty where that is not known."""
+    flags = set(_flags().split())
+    found = (level for level, needed in _LEVELS.items() if flags.issuperset(needed))
+    level = next(found, "")
+    return level and f"{platform.machine()} {level}"
+
+
+def _flags() -> str:
+    if not os.path.exists("/proc/cpuinfo"):
+        return ""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next((line for line in file if line.startswith(("flags", "Features"))), "")
 
 
 @functools.cache

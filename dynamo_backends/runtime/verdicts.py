@@ -1,23 +1,25 @@
 """What vendors were found to compute as eager does: kept for the process, and on disk.
 
-A trial compiles and runs a call, which takes longer than compiling the graph that it is part of.
-So a second process, and a second graph with the same kinds of calls, ask the disk first.
+A trial compiles and runs a call, and those of a graph may take longer than compiling it does. So a
+second graph with the same kinds of calls asks the process first, a second process the disk, and
+one that finds nothing there the table that comes with the package (`shipped_verdicts.py`). A
+verdict from elsewhere may be wrong here; the first call of each program is compared with eager.
 """
 
 import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import torch
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.processor import processor
+from dynamo_backends.runtime.processor import processor, processor_class
+from dynamo_backends.runtime.shipped_verdicts import HoldsFor, Verdict, shipped_verdicts
 
 FOLDER = "verdicts"
 """In the cache folder."""
@@ -25,35 +27,37 @@ FOLDER = "verdicts"
 _LIMIT = 64 << 20  # bytes
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How calls of a kind are to be lowered.
-
-    Attributes:
-        reason: Why they stay in eager; empty: the vendor takes them.
-        decomposed: They have to be decomposed first.
-    """
-
-    reason: str = ""
-    decomposed: bool = False
-
-    @property
-    def support(self) -> Support:
-        """The same as an answer of `Backend.supports`."""
-        return Support(not self.reason, self.reason, self.decomposed)
+# What decides a verdict besides the vendor's own folders: trials, and what lowers and decomposes.
+_DECIDES = (
+    "trials",
+    "verify",
+    "graph/attention.py",
+    "graph/constants.py",
+    "graph/decompose.py",
+    "graph/decompositions.py",
+    "graph/layouts.py",
+    "graph/legalize.py",
+    "graph/masked_attention.py",
+    "graph/planned.py",
+)
 
 
 class Verdicts:
     """The verdicts on one vendor.
 
-    They hold for the versions of its packages, of torch and of this package, and for the processor.
+    They hold for the versions of its packages and of torch, for the processor, and for the code of
+    this package that makes trials and lowers calls.
 
     Args:
         backend: Name of the vendor's backend.
+        sources: Folders of the package that hold the vendor's own such code.
+        shipped: Whether the table that comes with the package is asked.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, sources: Sequence[str], shipped: bool = True) -> None:
         self._backend = backend
+        self.sources = tuple(sources)
+        self._shipped = shipped
         self._known: dict[str, Verdict] = {}
         self._lock = threading.RLock()
 
@@ -80,6 +84,8 @@ class Verdicts:
             parts = _cache().get(self._key(kind))
             if parts is not None:
                 verdict = self._known[kind] = Verdict(**json.loads(parts["verdict"]))
+        if verdict is None and self._shipped:
+            verdict = self._table.get(kind)
         return verdict
 
     def put(self, kind: str, verdict: Verdict, keep: bool) -> None:
@@ -91,10 +97,27 @@ class Verdicts:
     def _key(self, kind: str) -> str:
         return hashlib.sha256(f"{self._holds_for} {kind}".encode()).hexdigest()
 
+    @property
+    def known(self) -> Mapping[str, Verdict]:
+        """What was asked about in this process and found by trials, or on disk."""
+        return dict(self._known)
+
+    def here(self) -> HoldsFor:
+        """What verdicts of this process hold for."""
+        return HoldsFor(
+            get_backend(self._backend).versions(),
+            ".".join(torch.__version__.split(".")[:2]),
+            processor_class(),
+            source_digest(*self.sources, *_DECIDES),
+        )
+
+    @functools.cached_property
+    def _table(self) -> Mapping[str, Verdict]:
+        return shipped_verdicts(self._backend, self.here())
+
     @functools.cached_property
     def _holds_for(self) -> str:
-        versions = get_backend(self._backend).versions()
-        return f"{versions} {torch.__version__} {source_digest()} {processor()}"
+        return f"{self.here()} {torch.__version__} {processor()}"
 
 
 def _cache() -> DiskCache:

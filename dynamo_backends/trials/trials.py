@@ -30,9 +30,10 @@ from dynamo_backends.verify.rule import aliases, shape_difference
 LARGE = 1 << 20
 """Calls with more elements than this, inputs and outputs together, are tried on fewer."""
 
-_TOO_LARGE = 1 << 24  # to be run, if the call cannot be made on fewer elements
+TOO_LARGE = 1 << 24
+"""Calls with more elements than this are not run if they cannot be made on fewer."""
+
 _SIZES = (4096, 1024, 256, 64, 16)
-_VECTOR = 16  # from so many elements on, kernels have another form
 _ROWS = 2  # 1 is special to some operators
 
 # The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
@@ -207,7 +208,7 @@ def is_run(node: fx.Node) -> bool:
         node: The call (see `smaller`).
     """
     size = elements(node)
-    return size <= LARGE or (size <= _TOO_LARGE and not _is_product(node))
+    return size <= LARGE or (size <= TOO_LARGE and not _is_product(node))
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -340,24 +341,6 @@ def _imprecise(
         if not (((e - r).abs() <= tolerance * scale) | (e == r) | both_nan).all():
             return f"output {i} is less precise than eager's"
     return None
-
-
-def kind_of(node: fx.Node) -> str:
-    """What a verdict depends on: operator, arguments, and which results are used.
-
-    Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
-    and large enough for vectors.
-    """
-    elementwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-    def describe(value: Tensor) -> str:
-        if elementwise:
-            sizes = [min(size, 2) for size in value.shape]
-            return f"{value.dtype}{sizes}{storage_of(value)}{value.numel() >= _VECTOR}"
-        return f"{value.dtype}{list(value.shape)}{value.stride()}"
-
-    described = fx.map_arg((node.args, node.kwargs), lambda n: describe(n.meta["val"]))
-    return f"{node.target} {described} {used_results(node)}"
 
 
 def not_plain(node: fx.Node, vendor: str) -> str | None:

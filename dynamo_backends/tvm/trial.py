@@ -10,9 +10,9 @@ from torch import fx
 
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
     attempt,
-    kind_of,
     not_plain,
     smaller,
     tensors,
@@ -26,7 +26,7 @@ from dynamo_backends.tvm.session import Settings
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small
-_verdicts = Verdicts("tvm")
+_verdicts = Verdicts("tvm", sources=("tvm",))
 
 
 def supports(node: fx.Node, keep: bool) -> Support:

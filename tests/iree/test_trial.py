@@ -27,7 +27,7 @@ def refusals(fn: Callable[..., Any], *inputs: Tensor) -> str:
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("iree"))
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("iree", (), shipped=False))
 
 
 def test_every_refusal_has_its_reason():

@@ -130,7 +130,7 @@ def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch):
     (meta,) = rules.registry().get_decomps(aten.cos.default)
     (other,) = rules.registry().get_decomps(aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt"))
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt", (), shipped=False))
     monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
     found = reasons(lambda x: x.cos(), torch.randn(30))
     assert "in a trial ONNX Runtime's output 0 " in found["aten.cos.default"]

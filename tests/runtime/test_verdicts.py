@@ -23,37 +23,37 @@ class Trial:
 @pytest.mark.parametrize("verdict", [Verdict(), Verdict("it is wrong"), Verdict(decomposed=True)])
 def test_another_process_finds_what_was_kept(verdict: Verdict):
     trial = Trial(verdict)
-    known = Verdicts("onnxrt")
+    known = Verdicts("onnxrt", ())
     assert [known("add", trial, keep=True) for _ in range(2)] == [verdict, verdict]
-    assert Verdicts("onnxrt")("add", trial, keep=True) == verdict  # as a new process would
+    assert Verdicts("onnxrt", ())("add", trial, keep=True) == verdict  # as a new process would
     assert trial.count == 1
 
 
 def test_what_is_not_to_be_kept_is_not():
     trial = Trial(Verdict())
-    Verdicts("onnxrt")("add", trial, keep=False)
-    Verdicts("onnxrt")("add", trial, keep=True)
-    Verdicts("onnxrt")("add", trial, keep=False)
+    Verdicts("onnxrt", ())("add", trial, keep=False)
+    Verdicts("onnxrt", ())("add", trial, keep=True)
+    Verdicts("onnxrt", ())("add", trial, keep=False)
     assert trial.count == 3
 
 
 def test_verdicts_hold_for_one_vendor_version_and_processor(monkeypatch: pytest.MonkeyPatch):
     trial = Trial(Verdict())
-    Verdicts("onnxrt")("add", trial, keep=True)
-    Verdicts("ov")("add", trial, keep=True)
+    Verdicts("onnxrt", ())("add", trial, keep=True)
+    Verdicts("ov", ())("add", trial, keep=True)
     monkeypatch.setattr(verdicts, "processor", lambda: "another one")
-    Verdicts("onnxrt")("add", trial, keep=True)
-    monkeypatch.setattr(verdicts, "source_digest", lambda: "another one")
-    Verdicts("onnxrt")("add", trial, keep=True)
+    Verdicts("onnxrt", ())("add", trial, keep=True)
+    monkeypatch.setattr(verdicts, "source_digest", lambda *parts: "another one")
+    Verdicts("onnxrt", ())("add", trial, keep=True)
     assert trial.count == 4
 
 
 def test_a_damaged_entry_is_found_anew(caplog: pytest.LogCaptureFixture):
     trial = Trial(Verdict("it is wrong"))
-    Verdicts("onnxrt")("add", trial, keep=True)
+    Verdicts("onnxrt", ())("add", trial, keep=True)
     (path,) = (verdicts.cache_folder() / verdicts.FOLDER).glob("*.bin")
     path.write_bytes(path.read_bytes()[:-1])
-    assert Verdicts("onnxrt")("add", trial, keep=True) == Verdict("it is wrong")
+    assert Verdicts("onnxrt", ())("add", trial, keep=True) == Verdict("it is wrong")
     assert trial.count == 2
     assert "damaged" in caplog.text
 
@@ -63,7 +63,7 @@ def test_a_trial_that_fails_leaves_no_verdict():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        Verdicts("onnxrt")("add", fail, keep=True)
+        Verdicts("onnxrt", ())("add", fail, keep=True)
     trial = Trial(Verdict())
-    assert Verdicts("onnxrt")("add", trial, keep=True) == Verdict()
+    assert Verdicts("onnxrt", ())("add", trial, keep=True) == Verdict()
     assert trial.count == 1

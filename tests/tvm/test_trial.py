@@ -83,5 +83,5 @@ def test_a_wrong_conversion_is_noticed(monkeypatch: pytest.MonkeyPatch):
         return importer.emit(relax.op.multiply(x, x))
 
     monkeypatch.setitem(ELEMENTWISE, "relu.default", squared)
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm"))
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm", (), shipped=False))
     assert "in a trial TVM's output 0" in reasons(torch.relu, torch.randn(30))["aten.relu.default"]

@@ -64,7 +64,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_budgets", {})
     monkeypatch.setattr(records, "_unwritten", {})
     monkeypatch.setattr(tuning, "COUNTS", tuning.Counts())
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm"))
+    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm", (), shipped=False))
     monkeypatch.setattr(trial, "_try", lambda node: Verdict())
     monkeypatch.setitem(sys.modules, search._INTRINSICS, types.ModuleType(search._INTRINSICS))
 

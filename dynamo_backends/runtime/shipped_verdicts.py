@@ -1,0 +1,134 @@
+"""Verdicts of trials that come with the package, for those who have what they were found with.
+
+One table for each vendor, `shipped/NAME.json`, which `make verdicts` writes. It says what it holds
+for; where anything of that differs, it is not used, and trials are made.
+"""
+
+import functools
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dynamo_backends.interface.backend import Support
+
+log = logging.getLogger("dynamo_backends")
+
+FOLDER = Path(__file__).parent / "shipped"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How calls of a kind are to be lowered.
+
+    Attributes:
+        reason: Why they stay in eager; empty: the vendor takes them.
+        decomposed: They have to be decomposed first.
+    """
+
+    reason: str = ""
+    decomposed: bool = False
+
+    @property
+    def support(self) -> Support:
+        """The same as an answer of `Backend.supports`."""
+        return Support(not self.reason, self.reason, self.decomposed)
+
+
+@dataclass(frozen=True)
+class HoldsFor:
+    """What the verdicts of a table were found with.
+
+    Attributes:
+        packages: Versions of the vendor's packages.
+        torch: Its major and minor version.
+        processor: See `processor_class`.
+        sources: A digest of the code that decides (see `verdicts.Verdicts`).
+    """
+
+    packages: Mapping[str, str]
+    torch: str
+    processor: str
+    sources: str
+
+
+@functools.cache
+def read_table(backend: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
+    """The table of a vendor by kinds of calls, and what it holds for; None if there is none.
+
+    Args:
+        backend: Name of the vendor's backend.
+    """
+    path = FOLDER / f"{backend}.json"
+    if not path.is_file():
+        return None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return HoldsFor(**table["holds_for"]), _unpacked(table)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("the table of verdicts %s is damaged and is not used: %r", path, error)
+        return None
+
+
+def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
+    """The table of a vendor by kinds of calls; empty if it does not hold here.
+
+    Args:
+        backend: Name of the vendor's backend.
+        here: What there is in this process.
+    """
+    found = read_table(backend)
+    if found is None:
+        return {}
+    holds_for, verdicts = found
+    differs = [n for n, value in asdict(here).items() if value != getattr(holds_for, n)]
+    if differs or not here.processor:
+        why = ", ".join(differs) or "processor of no known class"
+        log.info("the verdicts that come with %s are not used: other %s", backend, why)
+        return {}
+    return verdicts
+
+
+def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> Path:
+    """Writes the table of a vendor.
+
+    Args:
+        backend: Name of the vendor's backend.
+        holds_for: What the verdicts were found with.
+        verdicts: By kinds of calls.
+    """
+    path = FOLDER / f"{backend}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(table_text(holds_for, verdicts), encoding="utf-8")
+    read_table.cache_clear()
+    return path
+
+
+def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
+    """A table as text: a line for each kind, in order, so that changes can be read."""
+    first = min(verdicts)
+    settings = first[: first.find(") ") + 2]
+    if not all(kind.startswith(settings) for kind in verdicts):
+        settings = ""
+    groups: dict[str, Any] = {"native": [], "decomposed": [], "eager": defaultdict(list)}
+    for kind, verdict in sorted(verdicts.items()):
+        name = kind.removeprefix(settings)
+        if verdict.reason:
+            groups["eager"][verdict.reason].append(name)
+        else:
+            groups["decomposed" if verdict.decomposed else "native"].append(name)
+    groups["eager"] = dict(sorted(groups["eager"].items()))
+    table = {"holds_for": asdict(holds_for), "settings": settings, **groups}
+    return json.dumps(table, indent=0, ensure_ascii=False) + "\n"
+
+
+def _unpacked(table: Mapping[str, Any]) -> dict[str, Verdict]:
+    settings = table["settings"]
+    verdicts = {settings + kind: Verdict() for kind in table["native"]}
+    verdicts |= {settings + kind: Verdict(decomposed=True) for kind in table["decomposed"]}
+    for reason, kinds in table["eager"].items():
+        verdicts |= {settings + kind: Verdict(reason) for kind in kinds}
+    return verdicts

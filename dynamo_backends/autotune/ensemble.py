@@ -1,8 +1,8 @@
 """One graph of Dynamo's: decides which candidate runs it, or looks up what was decided before."""
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,27 +13,18 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.decisions import Decision, Decisions
-from dynamo_backends.autotune.identity import captured_fingerprint, describe, environment, key_of
+from dynamo_backends.autotune.decisions import Decision
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
+from dynamo_backends.autotune.identity import captured_fingerprint, describe
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
-from dynamo_backends.autotune.session import (
-    Outcome,
-    PreparedCandidate,
-    Subject,
-    TuningSession,
-    failure_of,
-)
+from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
-from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.progress import showing
 from dynamo_backends.tuning.race import Run
 
 log = logging.getLogger("dynamo_backends")
@@ -72,105 +63,59 @@ class Ensemble:
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
         competing = self.competing()
-        facts = self._facts(competing)
-        key = key_of(facts) if facts is not None else None
-        decision = self._recall(key, competing)
-        if decision is not None:
-            made = self._again(decision, competing)
-            if made is not None:
-                return made
-        try:
-            outcome = self._decide(competing)
-        except Exception as error:
-            log.warning("autotune left a graph to eager: %s", brief_error(error))
-            log.debug("autotune failed", exc_info=True)
-            row = CandidateReport(EAGER)
-            return self._finish(EAGER, (row,), key)
-        if key is not None and self.options.cache:
-            with done_without(None, "keeping autotune's decision"):
-                Decisions().put(self._decision(key, outcome))
-        return self._finish(outcome.winner, outcome.rows, key)
+        flow = DecisionFlow(self._question(), competing, self.options)
+        decision = flow.recall()
+        if decision is not None and self._is_built_again(decision, competing, flow):
+            self._mutated = frozenset(decision.mutated)
+            return self._finish(Choice(decision.winner, decision.candidates), flow)
+        choice = flow.tune(
+            f"{self.kind} graph {self.number} with {self.ops} operations",
+            self.subject,
+            lambda subject: [self.prepared(c, subject) for c in competing],
+            self._apart(),
+        )
+        return self._finish(choice, flow)
 
     def competing(self) -> list[Candidate]:
         """Who takes part, besides eager."""
         return list(candidates(self.options, self.devices))
 
-    # What is remembered.
-
-    def _facts(self, competing: Sequence[Candidate]) -> dict[str, Any] | None:
-        """What a decision depends on; None if it cannot be told."""
-        mark = captured_fingerprint(self.captured)
-        if mark is None:
-            return None
-        return {
-            "kind": self.kind,
-            "graph": mark,
-            "inputs": [describe(v) if isinstance(v, Tensor) else repr(v) for v in self.values],
-            "static": sorted(private.captured_static_inputs(self.captured)),
-            "candidates": {c.name: c.version() for c in competing},
-            "options": {**self.options.common(), "cache": True},
-            "objective": self.options.objective,
-            "precision": self.options.precision,
-            "environment": environment(self.devices),
-        }
-
-    def _recall(self, key: str | None, competing: Sequence[Candidate]) -> Decision | None:
-        if key is None or not self.options.cache:
-            return None
-        decision = None
-        with done_without(None, "reading autotune's decisions"):
-            decision = Decisions().get(key)
-        names = {EAGER, *(c.name for c in competing)}
-        if decision is None or not decision.holds(names, self.options.budget_s):
-            return None
-        return decision
-
-    def _again(
-        self, decision: Decision, competing: Sequence[Candidate]
-    ) -> Callable[..., Any] | None:
-        """Compiles the winner of an earlier session; None if that does not work any more."""
-        if decision.winner != EAGER:
-            (candidate,) = [c for c in competing if c.name == decision.winner]
-            try:
-                COUNTS.compiled += 1
-                self._build(candidate)
-            except Exception as error:
-                text = brief_error(error)
-                log.warning("autotune chooses anew, %s failed: %s", decision.winner, text)
-                Decisions().drop(decision.key)
-                return None
-        COUNTS.remembered += 1
-        self._mutated = frozenset(decision.mutated)
-        return self._finish(decision.winner, decision.candidates, decision.key)
-
-    def _decision(self, key: str, outcome: Outcome) -> Decision:
+    def _question(self) -> Question:
         static = private.captured_static_inputs(self.captured)
-        return Decision(
-            key,
-            outcome.winner,
-            outcome.rows,
+        inputs = [describe(v) if isinstance(v, Tensor) else repr(v) for v in self.values]
+        return Question(
             self.kind,
+            captured_fingerprint(self.captured),
             self.ops,
             tuple(value_text(v) for i, v in enumerate(self.values) if i not in static),
-            self.options.objective,
-            self.options.precision,
-            tuple(sorted(self.mutated())),
-            environment(self.devices),
-            short_of_s=outcome.short_of_s,
+            self.devices,
+            {"inputs": inputs, "static": sorted(static)},
         )
+
+    def _is_built_again(
+        self, decision: Decision, competing: Sequence[Candidate], flow: DecisionFlow
+    ) -> bool:
+        """Compiles the winner of an earlier session, if that still works."""
+        if decision.winner == EAGER:
+            return True
+        (candidate,) = [c for c in competing if c.name == decision.winner]
+        try:
+            COUNTS.compiled += 1
+            self._build(candidate)
+        except Exception as error:
+            text = brief_error(error)
+            log.warning("autotune chooses anew, %s failed: %s", decision.winner, text)
+            flow.forget()
+            return False
+        return True
 
     # The session.
 
-    def _decide(self, competing: Sequence[Candidate]) -> Outcome:
-        options = self.options
-        budget = budgets.budget_of(repr(options), options.budget_s)
-        title = f"autotune: {self.kind} graph {self.number} with {self.ops} operations"
-        apart = private.apart_from_compilation(), private.disable_current_modes()
-        with budget.spending(), apart[0], apart[1], self.grad_mode(), showing(title) as progress:
-            subject = self.subject(title)
-            model = CostModel(Decisions().all())
-            prepared = [self.prepared(c, subject) for c in competing]
-            return TuningSession(subject, prepared, options, model, budget, progress).decide()
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """As if nothing were being compiled, in the mode of gradients that candidates run in."""
+        with private.apart_from_compilation(), private.disable_current_modes(), self.grad_mode():
+            yield
 
     def grad_mode(self) -> AbstractContextManager[Any]:
         """In which candidates run."""
@@ -234,11 +179,10 @@ class Ensemble:
 
     # What Dynamo gets.
 
-    def _finish(
-        self, winner: str, rows: tuple[CandidateReport, ...], key: str | None
-    ) -> Callable[..., Any]:
+    def _finish(self, choice: Choice, flow: DecisionFlow) -> Callable[..., Any]:
+        winner = choice.winner
         reports = self.described(winner)
-        self.describe_choice(reports, winner, rows)
+        self.describe_choice(reports, winner, choice.candidates)
         for report in reports:
             report.log_fallbacks()
             reporting.publish(report)
@@ -247,7 +191,7 @@ class Ensemble:
             return eager
         compiled = self.compiled[winner]
         self.compiled, self.reports = {}, {}  # the others' code is not needed any more
-        return Chosen(winner, compiled, eager, sorted(self.mutated()), reports, key)
+        return Chosen(winner, compiled, eager, sorted(self.mutated()), reports, flow.key)
 
     def describe_choice(
         self, reports: Sequence[GraphReport], winner: str, rows: tuple[CandidateReport, ...]

@@ -5,10 +5,11 @@ partition and its own operators in eager. Inputs are known at the first call; th
 there.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,18 +19,10 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.decisions import Decision, Decisions
-from dynamo_backends.autotune.identity import environment, key_of
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.session import (
-    Outcome,
-    PreparedCandidate,
-    Subject,
-    TuningSession,
-    failure_of,
-)
+from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -37,18 +30,16 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Bound, Executable
-from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import CandidateReport, GraphReport, Region
+from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.results import Results
-from dynamo_backends.tuning import budget as budgets
+from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.progress import showing
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import in_float64
 
@@ -60,18 +51,6 @@ FUNCTION = "eager, as written"
 NOT_COMPILED = (EAGER, FUNCTION)
 
 _WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
-
-
-class Choice(NamedTuple):
-    """Who is to run a graph.
-
-    Attributes:
-        winner: Name of the candidate.
-        candidates: What is known about each.
-    """
-
-    winner: str
-    candidates: tuple[CandidateReport, ...]
 
 
 class GraphEnsemble(Executable):
@@ -93,8 +72,6 @@ class GraphEnsemble(Executable):
         self._report: GraphReport | None = None
         self._reports: dict[str, GraphReport] = {}
         self._programs: dict[str, Run] = {}
-        self._key: str | None = None
-        self._short_of_s = 0.0  # see `Decision`
         self._chosen: Run | None = None
         self._devices = sorted(
             {v.device.type for v in (p.meta["val"] for p in graph.placeholders)
@@ -156,116 +133,75 @@ class GraphEnsemble(Executable):
         Args:
             values: The graph's inputs; not changed.
         """
-        competing = self._competing()
-        facts = self._facts(competing)
-        self._key = key_of(facts)
-        decision = self._recall(self._key) if self._options.cache else None
-        names = {*NOT_COMPILED, *(c.name for c in competing)}
-        if decision is not None and decision.holds(names, self._options.budget_s):
-            self._short_of_s = decision.short_of_s
-            COUNTS.remembered += 1
+        flow, competing = self._flow, self._competing
+        decision = flow.recall()
+        if decision is not None:
             COUNTS.compiled += decision.winner not in NOT_COMPILED
             return Choice(decision.winner, decision.candidates)
-        try:
-            outcome = self._decide(values, competing)
-        except Exception as error:
-            log.warning("autotune left a graph to eager: %s", brief_error(error))
-            return Choice(EAGER, (CandidateReport(EAGER),))
-        self._short_of_s = outcome.short_of_s
-        if self._options.cache:
-            self._keep(self._key, outcome)
-        return Choice(outcome.winner, outcome.rows)
+        return flow.tune(
+            f"{self._graph.kind} graph with {len(self._graph.calls)} operators",
+            lambda title: self._subject(values, title),
+            lambda subject: [self._prepared(c) for c in competing],
+        )
 
     def forget(self) -> None:
         """Drops the decision on disk: its winner has failed."""
-        if self._key is not None:
-            Decisions().drop(self._key)
+        self._flow.forget()
 
     def switch(self, eager: Callable[..., Any], region: Region, failure: str) -> EagerSwitch:
         """The way back from what was chosen (see `switch_of_chosen`)."""
         reports = [] if self._report is None else [self._report]
-        return switch_of_chosen(eager, reports, region, failure, self._key)
+        return switch_of_chosen(eager, reports, region, failure, self._flow.key)
 
     def leave_out(self) -> None:
         """Notes that the budget did not last for all that could have been tried."""
-        self._short_of_s = self.budget.total_s
+        self._flow.leave_out()
 
     def settle(self, choice: Choice) -> None:
         """Keeps a choice that was made later, in the report and on disk."""
         if self._report is not None:
             self._report.candidates, self._report.chosen = choice.candidates, choice.winner
             self._count_if_eager(choice.winner)
-        if self._options.cache and self._key is not None:
-            self._keep(self._key, Outcome(choice.winner, choice.candidates, self._short_of_s))
+        self._flow.keep(choice)
 
-    def _recall(self, key: str) -> Decision | None:
-        decision = None
-        with done_without(self._report, "reading autotune's decisions"):
-            decision = Decisions().get(key)
-        return decision
-
-    def _keep(self, key: str, outcome: Outcome) -> None:
-        with done_without(self._report, "keeping autotune's decision"):
-            Decisions().put(self._decision(key, outcome))
-
+    @functools.cached_property
     def _competing(self) -> list[Candidate]:
         return [
             c for c in candidates(self._options, self._devices)
             if (c.owner == "ours" or c.backend == InductorBlocks.name) and not c.reduced
         ]  # fmt: skip
 
+    @functools.cached_property
+    def _flow(self) -> DecisionFlow:
+        values = [p.meta["val"] for p in self._graph.placeholders]
+        inputs = zip(values, self._graph.inputs, strict=True)
+        question = Question(
+            self._graph.kind,
+            fingerprint(self._graph),
+            len(self._graph.calls),
+            tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
+            self._devices,
+        )
+        return DecisionFlow(question, self._competing, self._options, NOT_COMPILED, self._report)
+
     @property
-    def budget(self) -> budgets.Budget:
+    def budget(self) -> Budget:
         """What is left for tuning with these options."""
-        return budgets.budget_of(repr(self._options), self._options.budget_s)
+        return self._flow.budget
 
     def candidate(self, name: str) -> Candidate:
         """One of those that compete, by its name."""
-        return next(c for c in self._competing() if c.name == name)
+        return next(c for c in self._competing if c.name == name)
 
-    def _facts(self, competing: Sequence[Candidate]) -> dict[str, Any]:
-        return {
-            "kind": self._graph.kind,
-            "graph": fingerprint(self._graph),
-            "candidates": {c.name: c.version() for c in competing},
-            "options": {**self._options.common(), "cache": True},
-            "objective": self._options.objective,
-            "environment": environment(self._devices),
-        }
-
-    def _decision(self, key: str, outcome: Outcome) -> Decision:
-        values = [p.meta["val"] for p in self._graph.placeholders]
-        inputs = zip(values, self._graph.inputs, strict=True)
-        return Decision(
-            key,
-            outcome.winner,
-            outcome.rows,
-            self._graph.kind,
-            len(self._graph.calls),
-            tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
-            self._options.objective,
-            self._options.precision,
-            (),
-            environment(self._devices),
-            short_of_s=outcome.short_of_s,
+    def _subject(self, values: list[Any], title: str) -> Subject:
+        precise = in_float64(self._graph.module)
+        return Subject(
+            self._eager,
+            lambda args: precise(*args),
+            Arguments(values, weight_places(self._graph), ()),
+            ops=len(self._graph.calls),
+            title=title,
         )
-
-    def _decide(self, values: list[Any], competing: Sequence[Candidate]) -> Outcome:
-        graph, options = self._graph, self._options
-        budget = self.budget
-        title = f"autotune: {graph.kind} graph with {len(graph.calls)} operators"
-        with budget.spending(), showing(title) as progress:
-            precise = in_float64(graph.module)
-            subject = Subject(
-                self._eager,
-                lambda args: precise(*args),
-                Arguments(values, weight_places(graph), ()),
-                ops=len(graph.calls),
-                title=title,
-            )
-            model = CostModel(Decisions().all())
-            prepared = [self._prepared(c) for c in competing]
-            return TuningSession(subject, prepared, options, model, budget, progress).decide()
 
     def _prepared(self, candidate: Candidate) -> PreparedCandidate:
         def build() -> Run:

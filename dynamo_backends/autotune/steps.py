@@ -23,10 +23,10 @@ from dynamo_backends.aot.step.backends import compile_whole, step_backend
 from dynamo_backends.aot.step.online_comparison import OnlineComparison, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.flow import Choice
 from dynamo_backends.autotune.functional import (
     FUNCTION,
     NOT_COMPILED,
-    Choice,
     GraphEnsemble,
     decomposed,
     dialect,

@@ -1,0 +1,190 @@
+"""How it is decided who runs a graph: an earlier decision is recalled, or a session makes one.
+
+Graphs of Dynamo's and functional graphs ask their question here; what differs between them is how
+candidates are compiled and called.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.decisions import Decision, Decisions
+from dynamo_backends.autotune.identity import environment, key_of
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningSession
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, GraphReport
+from dynamo_backends.tuning.budget import Budget, budget_of
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import showing
+
+log = logging.getLogger("dynamo_backends")
+
+
+class Choice(NamedTuple):
+    """Who is to run a graph.
+
+    Attributes:
+        winner: Name of the candidate.
+        candidates: What is known about each.
+    """
+
+    winner: str
+    candidates: tuple[CandidateReport, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is decided.
+
+    Attributes:
+        kind: Of graph, as in `Decision.graph`.
+        mark: A hash of the graph that is equal in every process; None: there is none, and what is
+            decided is not kept.
+        ops: Number of calls in the graph.
+        inputs: Data types and shapes of the inputs that are no weights, for people.
+        devices: Types of the devices that tensors are on.
+        facts: What else the decision depends on, in types that JSON has.
+    """
+
+    kind: str
+    mark: str | None
+    ops: int
+    inputs: tuple[str, ...]
+    devices: Sequence[str]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DecisionFlow:
+    """The way to one decision.
+
+    Args:
+        question: What is decided.
+        competing: Who takes part, besides eager.
+        options: Of autotune.
+        others: Names that may have won besides those of candidates.
+        report: Where it is noted that a decision could not be read or kept.
+
+    Attributes:
+        key: The decision's, on disk; None if nothing is kept.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        competing: Sequence[Candidate],
+        options: AutotuneOptions,
+        others: Collection[str] = (EAGER,),
+        report: GraphReport | None = None,
+    ):
+        self._question = question
+        self._options = options
+        self._names = {*others, *(c.name for c in competing)}
+        self._report = report
+        self._short_of_s = 0.0  # see `Decision`
+        self._mutated: tuple[int, ...] = ()
+        self.key: str | None = None
+        if options.cache and question.mark is not None:
+            self.key = key_of(self._facts(competing))
+
+    def _facts(self, competing: Sequence[Candidate]) -> dict[str, Any]:
+        question, options = self._question, self._options
+        return {
+            "kind": question.kind,
+            "graph": question.mark,
+            "candidates": {c.name: c.version() for c in competing},
+            "options": {**options.common(), "cache": True},
+            "objective": options.objective,
+            "precision": options.precision,
+            "environment": environment(question.devices),
+            **question.facts,
+        }
+
+    @property
+    def budget(self) -> Budget:
+        """What is left for tuning with these options."""
+        return budget_of(repr(self._options), self._options.budget_s)
+
+    def recall(self) -> Decision | None:
+        """The decision on disk, if it still decides."""
+        if self.key is None:
+            return None
+        decision = None
+        with done_without(self._report, "reading autotune's decisions"):
+            decision = Decisions().get(self.key)
+        if decision is None or not decision.holds(self._names, self._options.budget_s):
+            return None
+        COUNTS.remembered += 1
+        self._short_of_s = decision.short_of_s
+        return decision
+
+    def tune(
+        self,
+        what: str,
+        subject: Callable[[str], Subject],
+        prepared: Callable[[Subject], Sequence[PreparedCandidate]],
+        around: AbstractContextManager[Any] | None = None,
+    ) -> Choice:
+        """Lets the candidates compete, and keeps what comes out; eager if that fails.
+
+        Args:
+            what: The graph in words, for the progress line.
+            subject: What they compete for; gets the title of the progress line.
+            prepared: They.
+            around: What all of it is done in.
+        """
+        budget, title = self.budget, f"autotune: {what}"
+        try:
+            with budget.spending(), around or nullcontext(), showing(title) as progress:
+                given = subject(title)
+                model = CostModel(Decisions().all())
+                session = TuningSession(
+                    given, prepared(given), self._options, model, budget, progress
+                )
+                outcome = session.decide()
+        except Exception as error:
+            log.warning("autotune left a graph to eager: %s", brief_error(error))
+            log.debug("autotune failed", exc_info=True)
+            return Choice(EAGER, (CandidateReport(EAGER),))
+        self._short_of_s = outcome.short_of_s
+        self._mutated = tuple(sorted(given.arguments.mutated))
+        choice = Choice(outcome.winner, outcome.rows)
+        self.keep(choice)
+        return choice
+
+    def leave_out(self) -> None:
+        """Notes that the budget did not last for all that could have been tried."""
+        self._short_of_s = self.budget.total_s
+
+    def keep(self, choice: Choice) -> None:
+        """Writes a choice to the disk."""
+        if self.key is None:
+            return
+        question = self._question
+        with done_without(self._report, "keeping autotune's decision"):
+            Decisions().put(
+                Decision(
+                    self.key,
+                    choice.winner,
+                    choice.candidates,
+                    question.kind,
+                    question.ops,
+                    question.inputs,
+                    self._options.objective,
+                    self._options.precision,
+                    self._mutated,
+                    environment(question.devices),
+                    short_of_s=self._short_of_s,
+                )
+            )
+
+    def forget(self) -> None:
+        """Drops the decision on disk: its winner has failed."""
+        if self.key is not None:
+            Decisions().drop(self.key)

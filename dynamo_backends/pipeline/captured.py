@@ -27,7 +27,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
+from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
@@ -40,6 +40,7 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import Compilation, GraphReport, Kind
 from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.description import (
     describe_shapes,
@@ -162,7 +163,7 @@ class _GraphCompiler:
 
     def _compile(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
-    ) -> "CompiledGraph":
+    ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         backend.prepare(normalized.graph, options)
@@ -170,7 +171,8 @@ class _GraphCompiler:
         with done_without(report, "describing the inputs"):
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
-        return CompiledGraph(backend, normalized, options, report)
+        compiled = CompiledGraph(backend, normalized, options, report)
+        return background.going_first(compiled) if _is_beside(options) else compiled
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
@@ -195,17 +197,23 @@ def _graph_compiler(
     return _GraphCompiler(backend, options, facts, next(_captures))
 
 
-@dataclasses.dataclass(frozen=True)
+def _is_beside(options: Options) -> bool:
+    return options.while_compiling == "eager"
+
+
+@dataclasses.dataclass
 class InEager:
     """A functional graph of which nothing was compiled.
 
     Attributes:
         module: The graph.
         constants: Values of its last placeholders.
+        calls: How often a graph with symbols was served by it.
     """
 
     module: fx.GraphModule
     constants: Sequence[Tensor] = ()
+    calls: int = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -215,11 +223,24 @@ class InEager:
         return results
 
 
+@dataclasses.dataclass
+class Raising:
+    """In place of a program that must not be replaced by eager: each call says why."""
+
+    error: Exception
+    calls: int = 0
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Raises the error."""
+        raise self.error
+
+
 class CompiledGraph:
     """One functional graph; compiles it for every set of shapes that it meets.
 
     A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
-    Under `run()` what is not compiled yet runs in eager.
+    Under `run()` what is not compiled yet runs in eager. With `while_compiling="eager"` all is
+    compiled beside the calls, which run in eager meanwhile.
     """
 
     def __init__(
@@ -237,7 +258,10 @@ class CompiledGraph:
         self._ranges = Ranges(options.max_executables)
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
-        if not is_dynamic(self._graph) and not compiles_nothing():
+        self._is_ranged = backend.serves_ranges and options.ranges
+        self._is_static = not is_dynamic(self._graph)
+        self._meanwhile = InEager(normalized.graph.module, normalized.constants)
+        if self._is_static and not _is_beside(options) and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
@@ -245,7 +269,11 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        compiled = self._static or self._ranges.proven or self._program(args)
+        static = self._static
+        if static is not None:
+            return static(args)
+        compiled = self._ranges.proven or self._program(args)
+        compiled.calls += 1
         return compiled(args)
 
     @property
@@ -258,19 +286,42 @@ class CompiledGraph:
         program = self._programs.get(key)
         if program is None and compiles_nothing():
             return self._eager
+        if program is None and _is_beside(self._options):
+            values = stand_ins(self._graph, [*args, *self._constants])
+            background.submit((self, key), lambda: self._compile_beside(key, values))
+            return self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():
                 program = self._programs.get(key)
                 if program is None:
-                    values = [*args, *self._constants]
-                    ranges = self._backend.serves_ranges and self._options.ranges
-                    program = self._compile(lambda: specialize(self._graph, values, ranges))
-                    self._programs[key] = program
-                    while len(self._programs) > self._options.max_executables:
-                        self._programs.popitem(last=False)
+                    program = self._compile_for(key, [*args, *self._constants])
         with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
             self._programs.move_to_end(key)
         return program
+
+    def _compile_for(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
+        program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+        self._keep(key, program)
+        return program
+
+    def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
+        """Compiles, and prepares the weights, in another thread than that of the calls."""
+        program: Compiled
+        with disable_current_modes():
+            try:
+                program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+                if isinstance(program, Program):
+                    program.prepare(values)
+            except Exception as error:
+                program = Raising(error)
+        if self._is_static:
+            self._static = program
+        self._keep(key, program)
+
+    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
+        self._programs[key] = program
+        while len(self._programs) > self._options.max_executables:
+            self._programs.popitem(last=False)
 
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""

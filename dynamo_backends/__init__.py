@@ -38,6 +38,8 @@ _PUBLIC = {
     "disable": "capture.quiescence",
     "reset": "capture.quiescence",
     "run": "capture.quiescence",
+    "WarmUp": "capture.warming",
+    "warm_up": "capture.warming",
     "BackendUnavailableError": "interface.errors",
     "CompileError": "interface.errors",
     "DeviceError": "interface.errors",

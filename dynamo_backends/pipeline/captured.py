@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -38,12 +38,13 @@ from dynamo_backends.interface.errors import (
 )
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import Compilation, GraphReport, Kind
+from dynamo_backends.interface.report import Compilation, GraphReport, Kind, Served
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.description import (
     describe_shapes,
+    describe_symbols,
     describe_uncompiled,
 )
 from dynamo_backends.pipeline.ranges import Compiled, Ranges
@@ -169,6 +170,7 @@ class _GraphCompiler:
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):
+            report.symbols = describe_symbols(normalized.graph)
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         compiled = CompiledGraph(backend, normalized, options, report)
@@ -208,12 +210,12 @@ class InEager:
     Attributes:
         module: The graph.
         constants: Values of its last placeholders.
-        calls: How often a graph with symbols was served by it.
+        served: How often a graph with symbols was served by it.
     """
 
     module: fx.GraphModule
     constants: Sequence[Tensor] = ()
-    calls: int = 0
+    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -228,7 +230,7 @@ class Raising:
     """In place of a program that must not be replaced by eager: each call says why."""
 
     error: Exception
-    calls: int = 0
+    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Raises the error."""
@@ -260,7 +262,9 @@ class CompiledGraph:
         self._count = len(self._graph.inputs) - len(self._constants)
         self._is_ranged = backend.serves_ranges and options.ranges
         self._is_static = not is_dynamic(self._graph)
-        self._meanwhile = InEager(normalized.graph.module, normalized.constants)
+        waiting = Served("eager while compiling", ())
+        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
+        self._served: list[Served] = []  # of each program, also of those that have left
         if self._is_static and not _is_beside(options) and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
@@ -273,13 +277,20 @@ class CompiledGraph:
         if static is not None:
             return static(args)
         compiled = self._ranges.proven or self._program(args)
-        compiled.calls += 1
+        compiled.served.calls += 1
         return compiled(args)
 
     @property
     def static_program(self) -> Any:
         """The program of a graph with static shapes; None if its shapes are symbolic."""
         return self._static
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """What has served the calls so far; calls of a static graph's program are not counted."""
+        programs = [] if self._is_static else self._served
+        eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
+        return tuple(map(dataclasses.replace, [*programs, *eager]))
 
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
@@ -344,11 +355,21 @@ class CompiledGraph:
         with done_without(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
         with done_without(self.report, "describing a compilation"):
-            self._record(shapes, before, time.perf_counter() - start)
+            made = self._record(shapes, before, time.perf_counter() - start)
+            by: Literal["ranged", "exact"] = "ranged" if builder.serves_range else "exact"
+            program.served = Served(by, shapes, 0, made.executables, made.seconds)
+            self._served.append(program.served)
         return program
 
-    def _record(self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float) -> None:
-        report = self.report
+    def _record(
+        self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float
+    ) -> Compilation:
+        report, total = self.report, reporting.total
         report.compile_seconds += seconds
         executables, hits = report.executables - before[0], report.cache_hits - before[1]
-        report.compilations.append(Compilation(shapes, executables, hits, seconds))
+        total.compilations += 1
+        total.executables += executables
+        total.cache_hits += hits
+        made = Compilation(shapes, executables, hits, seconds)
+        report.compilations.append(made)
+        return made

@@ -17,7 +17,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
 from dynamo_backends.runtime.weight_binding import WeightBinding
@@ -201,10 +201,8 @@ class Program:
         outputs: For each output a register, or a `Literal` for a value known at compile time.
 
     Attributes:
-        calls: How often it served a graph with symbols; its owner counts.
+        served: How often it served a graph with symbols; its owner counts.
     """
-
-    calls = 0
 
     def __init__(
         self,
@@ -213,6 +211,7 @@ class Program:
         registers: int,
         outputs: Sequence["int | Literal"],
     ):
+        self.served = Served("exact", ())
         self._steps = tuple(steps)
         self._constants = list(constants)
         self._registers = registers

@@ -38,6 +38,7 @@ _PUBLIC = {
     "disable": "capture.quiescence",
     "reset": "capture.quiescence",
     "run": "capture.quiescence",
+    "precompile": "capture.precompile",
     "WarmUp": "capture.warming",
     "warm_up": "capture.warming",
     "BackendUnavailableError": "interface.errors",

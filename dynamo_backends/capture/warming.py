@@ -18,6 +18,7 @@ from dynamo_backends.interface.report import total
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.progress import Progress, showing
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = Sequence[Any] | Mapping[str, Any] | Tensor
 
 _ROUNDS = 6  # Dynamo makes a size symbolic when it changes; then a range is proven by three sizes
@@ -69,6 +70,16 @@ def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
         OptionError: `inputs` is a tensor or a dict, or something in it is none of these.
     """
     sets = _arguments(inputs)
+    return warm_up_calls(compiled, sets)
+
+
+def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
+    """As `warm_up`, for calls with positional and keyword arguments.
+
+    Args:
+        compiled: What `torch.compile` returned.
+        sets: The arguments of each call.
+    """
     start, graphs, calls = time.perf_counter(), _captured(), 0
     complete = False
     made, hits = total.executables, total.cache_hits
@@ -103,7 +114,7 @@ def _captured() -> int:
     return int(dynamo_counters()["stats"]["unique_graphs"])
 
 
-def _arguments(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _arguments(inputs: Any) -> list[Call]:
     if isinstance(inputs, Tensor | Mapping):
         raise OptionError(
             "warm_up takes a list with the inputs of each call, [(x,), (y,)], not a "
@@ -112,7 +123,7 @@ def _arguments(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     return [_of_one_call(each) for each in inputs]
 
 
-def _of_one_call(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _of_one_call(given: Any) -> Call:
     if isinstance(given, Tensor):
         return (given,), {}
     if isinstance(given, Mapping):

@@ -1,8 +1,8 @@
 """Compiles beside the calls: one thread per process, which lets calls go first.
 
 What a vendor does in C++ runs beside a call. What is Python (passes, lowerings, Inductor's code
-generation) does not: each operator of a call in eager gives the interpreter away, and would wait for
-it for `sys.getswitchinterval()`, 5 ms. So the thread looks, whenever it enters a Python function,
+generation) does not: each operator of a call in eager gives the interpreter away, and would wait
+5 ms for it (`sys.getswitchinterval()`). So the thread looks, at each call of a Python function,
 whether calls are running, and sleeps for most of that time.
 
 The thread has the priority of all others. The runtimes' threads are often started while something

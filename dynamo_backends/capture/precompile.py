@@ -42,10 +42,10 @@ def precompile(
 ) -> tuple[Callable[..., Any], WarmUp]:
     """Compiles a function for ranges of sizes, before the first call.
 
-    The arguments are called with as they are, and at a few other sizes of the ranges, which are made
-    by repeating or cutting them (see `warm_up`, which leaves nothing behind). Where one executable
-    serves all sizes, later calls inside the ranges compile nothing; other backends have compiled
-    the sizes called with.
+    The arguments are called with as they are, and at a few other sizes of the ranges, which are
+    made by repeating or cutting them (see `warm_up`, which leaves nothing behind). Where one
+    executable serves all sizes, later calls inside the ranges compile nothing; other backends have
+    compiled the sizes called with.
 
     Example:
         >>> batch = torch.export.Dim("batch", min=2, max=64)

@@ -54,8 +54,8 @@ def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
     backend compiles sizes one by one (`dynamo-backends list`).
 
     Results are discarded. Random state, buffers of modules, and inputs that are written to are as
-    before. With grad mode on, results are differentiated, so that backward graphs are compiled, too;
-    no `.grad` is written.
+    before. With grad mode on, results are differentiated, so that backward graphs are compiled,
+    too; no `.grad` is written.
 
     Example:
         >>> warm_up(compiled, [(torch.zeros(b, 128),) for b in (1, 2, 5, 8)])

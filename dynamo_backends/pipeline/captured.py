@@ -342,7 +342,8 @@ class CompiledGraph:
             return self._ranges.find(graph) or self._build(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
-            return _in_eager(self._eager, module, self.report, self._options, error, stage)
+            _in_eager(self._eager, module, self.report, self._options, error, stage)
+            return self._eager
 
     def _build(self, graph: Graph) -> Program:
         start = time.perf_counter()

@@ -12,6 +12,7 @@ import dynamo_backends
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.report import total
+from dynamo_backends.pipeline import background
 
 
 class Net(nn.Module):
@@ -128,3 +129,23 @@ def test_explain_tells_exact_programs_apart():
         ("exact", ("x: float32[3]",), 2),
         ("exact", ("x: float32[4]",), 1),
     ]
+
+
+def test_coverage_counts_what_served_the_calls():
+    compiled = torch.compile(lambda x: x.sin() * 2, backend="onnxrt", dynamic=True)
+    with dynamo_backends.coverage() as found:
+        for size in (3, 4, 5):
+            compiled(torch.randn(size))
+    assert [(row.by, row.calls) for row in found.served] == [("ranged", 3)]
+    assert "ranged" in str(found)
+    assert found.to_dict()["served"][0]["calls"] == 3
+
+
+def test_coverage_of_calls_while_compiling():
+    options = {"while_compiling": "eager"}
+    compiled = torch.compile(lambda x: x.sin() * 3, backend="onnxrt", options=options)
+    with dynamo_backends.coverage() as found:
+        compiled(torch.randn(3))
+        assert background.wait(60)
+        compiled(torch.randn(3))
+    assert [(row.by, row.calls) for row in found.served] == [("eager while compiling", 1)]

@@ -3,6 +3,7 @@
 | name | torch |
 |---|---|
 | `ShapeEnv.create_symbol`, `create_symintnode`, `guards` | 2.11 to 2.13 |
+| `Tensor._dynamo_dynamic_range`, of `torch._dynamo.mark_dynamic` | 2.11 to 2.13 |
 | `DimDynamic`, `ConstantSource` | 2.11 to 2.13 |
 """
 
@@ -13,6 +14,12 @@ import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def marked_ranges(value: Any) -> dict[int, tuple[int, int | None]]:
+    """The dimensions that `torch._dynamo.mark_dynamic` has marked, each with its bounds."""
+    marked = getattr(value, "_dynamo_dynamic_range", ())
+    return {each.dim: (each.min or 2, each.max) for each in marked}
 
 
 class FreshSymbols:

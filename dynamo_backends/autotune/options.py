@@ -53,6 +53,7 @@ class AutotuneOptions(Options):
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
+        self.refuse_beside(backend)
         for name in ("budget_s", "trial_timeout_s"):
             if not getattr(self, name) > 0:
                 raise OptionError(

@@ -14,6 +14,8 @@ from dynamo_backends._torch_private import control
 from dynamo_backends.capture.metering import GraphSize, Meter
 from dynamo_backends.capture.optimize import optimize
 from dynamo_backends.capture.quiescence import reset
+from dynamo_backends.capture.traffic import traffic_table
+from dynamo_backends.interface.report import GraphReport, Served, record
 
 
 @dataclass
@@ -67,7 +69,13 @@ class Coverage:
     frames_compiled: int = 0
     recompilations: list[Recompiled] = field(default_factory=list)
     result: Any = field(default=None, repr=False, compare=False)
+    _reports: list[GraphReport] = field(default_factory=list, repr=False, compare=False)
     _recorder: "_Recorder | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """What served the calls of graphs with symbolic sizes, `restart` or not."""
+        return tuple(row for report in self._reports for row in report.traffic())
 
     @property
     def ops_in_graphs(self) -> int:
@@ -121,6 +129,7 @@ class Coverage:
             "graphs": [dict(vars(graph)) for graph in self.graphs],
             "eager_ops": dict(self.eager_ops.most_common()),
             "recompilations": [dict(vars(found)) for found in self.recompilations],
+            "served": [dict(vars(row)) for row in self.served],
         }
 
     def __rich__(self) -> Group:
@@ -205,7 +214,7 @@ def _measured() -> Iterator[Coverage]:
     reset()
     found = Coverage()
     found._recorder = recorder = _Recorder(found)
-    with recorder.meter.active():
+    with recorder.meter.active(), record() as found._reports:
         yield found
 
 
@@ -258,6 +267,8 @@ def _tables(found: Coverage) -> Iterator[Table]:
     total.add_row("time, ms", *times, f"{found.share_of_time:.1%}")
     yield total
     yield _graphs_table(found)
+    if found.served:
+        yield traffic_table(found.served)
     if found.eager_ops:
         eager = Table("operator in eager", "times")
         for name, count in found.eager_ops.most_common(10):

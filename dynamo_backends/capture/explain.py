@@ -12,17 +12,14 @@ is looked at again.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Self
-
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.backends import resolve
 from dynamo_backends.capture.breaks import merge
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+from dynamo_backends.capture.gradients import differentiate
 from dynamo_backends.capture.guards import summarize
 from dynamo_backends.capture.observer import CapturedGraph, Observer
 from dynamo_backends.capture.source import function_name, start_of
@@ -150,14 +147,9 @@ class Explainer:
         Args:
             results: What a call returned; afterwards they cannot be differentiated again.
         """
-        outputs = [t for t in pytree.tree_leaves(results) if _is_differentiable(t)]
-        leaves = _leaves(outputs)
-        if not leaves:
-            return
         start = time.perf_counter()
-        ones = [torch.ones_like(t) for t in outputs]
         try:
-            torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+            differentiate(results)
         except RuntimeError as error:
             self._notes.append(f"The results could not be differentiated: {error}")
         self._seconds += time.perf_counter() - start
@@ -199,6 +191,7 @@ class Explainer:
                     unverified=list(r.unverified),
                     uncaptured=list(r.uncaptured),
                     failures=list(r.failures),
+                    served=r.traffic(),
                 )
                 for r in reports
             ),
@@ -223,24 +216,3 @@ def _resolve(
 ) -> Callable[..., Any]:
     found = resolve(backend, options, dynamic)
     return private.backend_function(found) if isinstance(found, str) else found
-
-
-def _is_differentiable(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
-
-
-def _leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors without a history on which the outputs depend."""
-    leaves: dict[int, Tensor] = {}
-    open_nodes = [t.grad_fn for t in outputs]
-    seen = set()
-    while open_nodes:
-        node = open_nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves[id(variable)] = variable
-        open_nodes += [following for following, _ in node.next_functions]
-    return list(leaves.values())

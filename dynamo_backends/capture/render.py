@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.capture.traffic import traffic_table
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
 
 if TYPE_CHECKING:
@@ -152,6 +153,12 @@ def _compilations(report: GraphReport) -> Iterable[RenderableType]:
     hits = f", {report.cache_hits} from the disk cache" if report.cache_hits else ""
     bound = f"; weights prepared anew {report.rebinds} times" if report.rebinds else ""
     yield _line(f"{made}{hits}, {report.compile_seconds:.2f} s{bound}", indent=4)
+    if report.symbols:
+        ranges = ", ".join(f"{name} {text}" for name, text in report.symbols.items())
+        yield _line(f"symbols: {ranges}", indent=4)
+    if report.served:
+        yield Padding(traffic_table(report.served), (0, 0, 0, 4))
+        return
     for each in report.compilations:
         if each.shapes:
             yield _line(f"for {_names(each.shapes)}", "dim", 6)

@@ -24,17 +24,23 @@ MODEL is one of
 
 Weights and inputs are random; nothing is downloaded.
 
+FILE.json has calls, each a list of the shapes of the tensors among the model's arguments, or a
+dict from names of arguments to shapes. "model" may be left out where MODEL is given:
+  {"model": "torchvision:resnet18", "calls": [[[1, 3, 224, 224]], [[2, 3, 224, 224]]]}
+
 examples:
   dynamo-backends explain torchvision:resnet18
   dynamo-backends explain hf:BertConfig --small --backend inductor
   dynamo-backends explain hf:GPT2LMHeadModel --small --train
+  dynamo-backends explain --traffic calls.json --backend onnxrt --option while_compiling=eager
   dynamo-backends explain models.py:make_model --batch 8 --option freezing=off --json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="see below")
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="see below")
+    parser.add_argument("--traffic", metavar="FILE.json", help="calls of several sizes, see below")
     parser.add_argument("--backend", default="openxla", help="a name that torch.compile takes")
     parser.add_argument(
         "--option",
@@ -58,14 +64,17 @@ def run(args: argparse.Namespace) -> int:
     options = parse_options(args.option)
     progress = Console(stderr=True)
     waiting: Callable[[str], Any] = progress.status if progress.is_terminal else nullcontext
-    with waiting(f"building {args.model}"):
+    with waiting("building the model"):
         import torch
 
         from dynamo_backends.capture.explain import Explainer
+        from dynamo_backends.cli import traffic
         from dynamo_backends.cli.models import load
 
         torch.manual_seed(0)
-        loaded = load(args.model, batch=args.batch, small=args.small)
+        given = traffic.read(args.traffic) if args.traffic else None
+        model = args.model or (given.model if given is not None else "")
+        loaded = load(model, batch=args.batch, small=args.small)
         if isinstance(loaded.model, torch.nn.Module):
             loaded.model.train(args.train)
     dynamic = True if args.dynamic else None
@@ -73,12 +82,15 @@ def run(args: argparse.Namespace) -> int:
         loaded.model, backend=args.backend, options=options, dynamic=dynamic, bisect=args.bisect
     )
     with (
-        waiting(f"compiling {args.model} with {args.backend}"),
+        waiting(f"compiling {model} with {args.backend}"),
         explainer,
         torch.set_grad_enabled(args.train),
     ):
-        results = explainer(*loaded.args, **loaded.kwargs)
-        explainer.differentiate(results)
+        calls = [(loaded.args, loaded.kwargs)]
+        if given is not None:
+            calls = [traffic.arguments(loaded, call) for call in given.calls]
+        for arguments, named in calls:
+            explainer.differentiate(explainer(*arguments, **named))
     explanation = explainer.explanation()
     if args.json:
         print(json.dumps(explanation.to_dict(), indent=2))

@@ -32,6 +32,22 @@ def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
 
 
+def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
+    """What of a call's values is needed to compile for it later, when the caller's may be gone.
+
+    Args:
+        graph: Whose frozen weights are kept; other tensors keep their sizes and strides only.
+        args: One value per placeholder.
+    """
+    weights = frozenset(graph.weights)
+    return [
+        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+        if isinstance(a, torch.Tensor) and i not in weights
+        else a
+        for i, a in enumerate(args)
+    ]
+
+
 def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Graph:
     """A copy of the graph for the sizes that `args` have.
 

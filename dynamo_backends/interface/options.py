@@ -47,6 +47,10 @@ class Options:
             used least recently leaves.
         ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
             such a one. False: every set of concrete shapes is compiled for itself.
+        while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
+            one first; "eager" runs in eager while a thread compiles, and later calls use the
+            program (see docs/shapes.md). Without effect on `autotune` and `compile_step`, which
+            refuse "eager".
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """
@@ -60,6 +64,7 @@ class Options:
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
     ranges: bool = True
+    while_compiling: Literal["wait", "eager"] = "wait"
     partitioner: Literal["default", "min_cut"] = "default"
 
     RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
@@ -68,6 +73,21 @@ class Options:
         """Takes the values of former versions."""
         if isinstance(self.verify, bool):
             object.__setattr__(self, "verify", "first" if self.verify else "off")
+
+    def refuse_beside(self, who: str) -> None:
+        """Refuses to compile beside the calls.
+
+        Args:
+            who: Cannot, for the text of the error.
+
+        Raises:
+            OptionError: It was asked for.
+        """
+        if self.while_compiling != "wait":
+            raise OptionError(
+                f"{who} compiles while its caller waits; while_compiling must be 'wait', "
+                f"not {self.while_compiling!r}."
+            )
 
     @property
     def is_reduced(self) -> bool:

@@ -91,6 +91,26 @@ class Compilation:
     seconds: float
 
 
+@dataclass
+class Served:
+    """What served calls of a graph with symbols, and how many.
+
+    Attributes:
+        by: "ranged": a program for all sizes that the symbols allow; "exact": one for concrete
+            sizes; "eager while compiling"; "eager".
+        shapes: As `Compilation.shapes`; empty in eager.
+        calls: How many.
+        executables: As `Compilation.executables`; 0 in eager.
+        seconds: Of compilation.
+    """
+
+    by: Literal["ranged", "exact", "eager while compiling", "eager"]
+    shapes: tuple[str, ...]
+    calls: int = 0
+    executables: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class CandidateReport:
     """One candidate of autotune for one graph.
@@ -189,7 +209,15 @@ class GraphReport:
             what runs it instead; empty if it was.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
         candidates: With autotune: every candidate and what became of it.
+        symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
+            "2 to 64".
+        served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
+            until now.
         chosen: With autotune: the candidate that runs the graph; empty without.
+        symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
+            "2 to 64".
+        served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
+            until now.
         executable: The compiled graph itself.
     """
 
@@ -220,12 +248,20 @@ class GraphReport:
     ops_on_inductor: int = 0
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
     chosen: str = ""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    served: tuple[Served, ...] = ()
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the executable, in types that JSON has."""
         names = [f.name for f in fields(self) if f.name != "executable"]
-        return {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
+        values = {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
+        return {**values, "served": plain(self.traffic())}
+
+    def traffic(self) -> tuple[Served, ...]:
+        """What has served the calls of a graph with symbols until now; empty for other graphs."""
+        served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
+        return served
 
     @property
     def runtime_fallbacks(self) -> list[str]:
@@ -296,6 +332,23 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     return value
 
+
+@dataclass
+class Total:
+    """What this process has compiled since it began, in graphs of `torch.compile`.
+
+    Attributes:
+        compilations: As the entries of `GraphReport.compilations`.
+        executables: As `GraphReport.executables`.
+        cache_hits: As `GraphReport.cache_hits`.
+    """
+
+    compilations: int = 0
+    executables: int = 0
+    cache_hits: int = 0
+
+
+total = Total()
 
 _recorders: list[list[GraphReport]] = []
 _lock = threading.Lock()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -27,7 +27,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize
+from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
@@ -38,11 +38,13 @@ from dynamo_backends.interface.errors import (
 )
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import Compilation, GraphReport, Kind
+from dynamo_backends.interface.report import Compilation, GraphReport, Kind, Served
 from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.description import (
     describe_shapes,
+    describe_symbols,
     describe_uncompiled,
 )
 from dynamo_backends.pipeline.ranges import Compiled, Ranges
@@ -162,15 +164,17 @@ class _GraphCompiler:
 
     def _compile(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
-    ) -> "CompiledGraph":
+    ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):
+            report.symbols = describe_symbols(normalized.graph)
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
-        return CompiledGraph(backend, normalized, options, report)
+        compiled = CompiledGraph(backend, normalized, options, report)
+        return background.going_first(compiled) if _is_beside(options) else compiled
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
@@ -195,17 +199,23 @@ def _graph_compiler(
     return _GraphCompiler(backend, options, facts, next(_captures))
 
 
-@dataclasses.dataclass(frozen=True)
+def _is_beside(options: Options) -> bool:
+    return options.while_compiling == "eager"
+
+
+@dataclasses.dataclass
 class InEager:
     """A functional graph of which nothing was compiled.
 
     Attributes:
         module: The graph.
         constants: Values of its last placeholders.
+        served: How often a graph with symbols was served by it.
     """
 
     module: fx.GraphModule
     constants: Sequence[Tensor] = ()
+    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -215,11 +225,24 @@ class InEager:
         return results
 
 
+@dataclasses.dataclass
+class Raising:
+    """In place of a program that must not be replaced by eager: each call says why."""
+
+    error: Exception
+    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Raises the error."""
+        raise self.error
+
+
 class CompiledGraph:
     """One functional graph; compiles it for every set of shapes that it meets.
 
     A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
-    Under `run()` what is not compiled yet runs in eager.
+    Under `run()` what is not compiled yet runs in eager. With `while_compiling="eager"` all is
+    compiled beside the calls, which run in eager meanwhile.
     """
 
     def __init__(
@@ -237,7 +260,12 @@ class CompiledGraph:
         self._ranges = Ranges(options.max_executables)
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
-        if not is_dynamic(self._graph) and not compiles_nothing():
+        self._is_ranged = backend.serves_ranges and options.ranges
+        self._is_static = not is_dynamic(self._graph)
+        waiting = Served("eager while compiling", ())
+        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
+        self._served: list[Served] = []  # of each program, also of those that have left
+        if self._is_static and not _is_beside(options) and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
@@ -245,7 +273,11 @@ class CompiledGraph:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        compiled = self._static or self._ranges.proven or self._program(args)
+        static = self._static
+        if static is not None:
+            return static(args)
+        compiled = self._ranges.proven or self._program(args)
+        compiled.served.calls += 1
         return compiled(args)
 
     @property
@@ -253,24 +285,54 @@ class CompiledGraph:
         """The program of a graph with static shapes; None if its shapes are symbolic."""
         return self._static
 
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """What has served the calls so far; calls of a static graph's program are not counted."""
+        programs = [] if self._is_static else self._served
+        eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
+        return tuple(map(dataclasses.replace, [*programs, *eager]))
+
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
         program = self._programs.get(key)
         if program is None and compiles_nothing():
             return self._eager
+        if program is None and _is_beside(self._options):
+            values = stand_ins(self._graph, [*args, *self._constants])
+            background.submit((self, key), lambda: self._compile_beside(key, values))
+            return self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():
                 program = self._programs.get(key)
                 if program is None:
-                    values = [*args, *self._constants]
-                    ranges = self._backend.serves_ranges and self._options.ranges
-                    program = self._compile(lambda: specialize(self._graph, values, ranges))
-                    self._programs[key] = program
-                    while len(self._programs) > self._options.max_executables:
-                        self._programs.popitem(last=False)
+                    program = self._compile_for(key, [*args, *self._constants])
         with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
             self._programs.move_to_end(key)
         return program
+
+    def _compile_for(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
+        program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+        self._keep(key, program)
+        return program
+
+    def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
+        """Compiles, and prepares the weights, in another thread than that of the calls."""
+        program: Compiled
+        with disable_current_modes():
+            try:
+                program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+                if isinstance(program, Program):
+                    program.prepare(values)
+            except Exception as error:
+                program = Raising(error)
+        if self._is_static:
+            self._static = program
+        self._keep(key, program)
+
+    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
+        self._programs[key] = program
+        while len(self._programs) > self._options.max_executables:
+            self._programs.popitem(last=False)
 
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
@@ -280,7 +342,8 @@ class CompiledGraph:
             return self._ranges.find(graph) or self._build(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
-            return _in_eager(self._eager, module, self.report, self._options, error, stage)
+            _in_eager(self._eager, module, self.report, self._options, error, stage)
+            return self._eager
 
     def _build(self, graph: Graph) -> Program:
         start = time.perf_counter()
@@ -293,11 +356,21 @@ class CompiledGraph:
         with done_without(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
         with done_without(self.report, "describing a compilation"):
-            self._record(shapes, before, time.perf_counter() - start)
+            made = self._record(shapes, before, time.perf_counter() - start)
+            by: Literal["ranged", "exact"] = "ranged" if builder.serves_range else "exact"
+            program.served = Served(by, shapes, 0, made.executables, made.seconds)
+            self._served.append(program.served)
         return program
 
-    def _record(self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float) -> None:
-        report = self.report
+    def _record(
+        self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float
+    ) -> Compilation:
+        report, total = self.report, reporting.total
         report.compile_seconds += seconds
         executables, hits = report.executables - before[0], report.cache_hits - before[1]
-        report.compilations.append(Compilation(shapes, executables, hits, seconds))
+        total.compilations += 1
+        total.executables += executables
+        total.cache_hits += hits
+        made = Compilation(shapes, executables, hits, seconds)
+        report.compilations.append(made)
+        return made

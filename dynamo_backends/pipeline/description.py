@@ -4,9 +4,10 @@ import operator
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
+from dynamo_backends._torch_private import OpOverload, size_bounds
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Partition, count_ops
@@ -73,6 +74,19 @@ def describe_shapes(
         for place, known in zip(graph.placeholders, inputs, strict=True)
         if known.role in ("activation", "tangent")
     )
+
+
+def describe_symbols(graph: Graph) -> dict[str, str]:
+    """The symbols of a graph's sizes, each with the range that its guards allow: "2 to 64"."""
+    found: dict[str, str] = {}
+    for place in graph.placeholders:
+        value = place.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else (value,)
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and str(size).isidentifier():  # no expression
+                least, most = size_bounds(size)
+                found[str(size)] = f"from {least}" if most is None else f"{least} to {most}"
+    return dict(sorted(found.items()))
 
 
 def _text(place: fx.Node, ranged: bool) -> str:

@@ -8,16 +8,25 @@ on all sizes that Dynamo's guards allow are the program's.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.interface.report import Served
 from dynamo_backends.runtime.program import Program
 
-Compiled = Callable[[list[Any]], Sequence[Any]]
+
+class Compiled(Protocol):
+    """Runs a graph."""
+
+    served: Served
+
+    def __call__(self, args: list[Any], /) -> Sequence[Any]:
+        """Runs it; clears the list of arguments."""
+        ...
 
 
 class Ranged:

@@ -17,7 +17,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
 from dynamo_backends.runtime.weight_binding import WeightBinding
@@ -67,7 +67,8 @@ class Block:
         self.executable = executable
         module = graph.module
         self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
-        self._bind = WeightBinding(executable, policy, report).bound
+        binding = WeightBinding(executable, policy, report)
+        self._bind, self._prepare = binding.bound, binding.prepare
         self._report = report
         self._pick_weights = pick(graph.weights)
         given = [i for i in graph.activations if graph.inputs[i].role is not Role.SYMBOL]
@@ -141,6 +142,20 @@ class Block:
         if self._verify == "first" and self._instead is None:
             self._instead = self._verified
 
+    def prepare(self, values: Sequence[Any]) -> None:
+        """Binds the weights before the first call; if that fails, the first call deals with it.
+
+        Args:
+            values: As for a call; only the weights are read.
+        """
+        weights = self._pick_weights(values)
+        if self._unbound is not None or any(w is None for w in weights):
+            return
+        try:
+            self._prepare(weights)
+        except Exception:
+            log.debug("binding weights ahead failed", exc_info=True)
+
     def _region(self, values: Sequence[Any]) -> str:
         """Which operators are wrong, in words; empty if nobody asked."""
         if self._compile_part is None or not bisection.is_requested():
@@ -184,6 +199,9 @@ class Program:
         constants: Values of the registers after the graph's inputs.
         registers: How many registers there are.
         outputs: For each output a register, or a `Literal` for a value known at compile time.
+
+    Attributes:
+        served: How often it served a graph with symbols; its owner counts.
     """
 
     def __init__(
@@ -193,6 +211,7 @@ class Program:
         registers: int,
         outputs: Sequence["int | Literal"],
     ):
+        self.served = Served("exact", ())
         self._steps = tuple(steps)
         self._constants = list(constants)
         self._registers = registers
@@ -200,6 +219,17 @@ class Program:
         single = self._steps[0] if len(self._steps) == 1 else None
         self.blocks = [step.run for step in self._steps if isinstance(step.run, Block)]
         self._single = single if single is not None and single.writes == self._outputs else None
+
+    def prepare(self, values: Sequence[Any]) -> None:
+        """Binds the weights of all blocks before the first call.
+
+        Args:
+            values: One per placeholder of the graph; only weights are read.
+        """
+        registers = [*values, *[None] * (self._registers - len(values))]
+        for step in self._steps:
+            if isinstance(step.run, Block):
+                step.run.prepare(step.read(registers))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""

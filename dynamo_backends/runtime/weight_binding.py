@@ -51,6 +51,13 @@ class WeightBinding:
         with self._lock:
             return self._find(key, weights).bound
 
+    def prepare(self, weights: Sequence[Tensor]) -> None:
+        """Binds weights ahead, beside calls and other threads, which may change them meanwhile."""
+        before = Snapshot(weights, range(len(weights)), self._policy, lambda: None)
+        self.bound(weights)
+        if not before.is_current(weights):  # it is not known which contents were prepared
+            self._forget(pointers(weights))
+
     def _find(self, key: tuple[int, ...], weights: Sequence[Tensor]) -> "_Model":
         model = self._models.pop(key, None)
         if model is None:  # weights that moved leave their old memory behind

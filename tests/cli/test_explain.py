@@ -113,3 +113,45 @@ def test_options_are_literals_or_words():
     }
     with pytest.raises(OptionError, match="NAME=VALUE"):
         parse_options(["=3"])
+
+
+TRAFFIC = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)), torch.ones(2, 3)
+"""
+
+
+def test_traffic(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "net.py").write_text(TRAFFIC)
+    calls = [[[n, 3]] for n in (2, 3, 4, 5, 3)]
+    path = tmp_path / "calls.json"
+    path.write_text(json.dumps({"model": f"{tmp_path}/net.py:make", "calls": calls}))
+    found = explained(capsys, "--traffic", str(path), "--backend", "onnxrt")
+    assert found["calls"] == 5
+    served = [row for g in found["graphs"] for r in g["reports"] for row in r["served"]]
+    assert [(row["by"], row["calls"]) for row in served] == [("ranged", 4)]
+    assert main(["explain", "--traffic", str(path), "--backend", "onnxrt"]) == 0
+    assert "ranged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[", "cannot be read as JSON"),
+        ('{"calls": [3]}', "must have the form"),
+        ('{"calls": [[[2, 3], [4]]]}', "gives a shape for 1; the model's example has tensors at"),
+        ('{"calls": [{"x": [2, 3, 1]}]}', "gives a shape for 'x'"),
+        ('{"calls": [[[2, 3, 1]]]}', "give as many dimensions"),
+    ],
+)
+def test_traffic_that_cannot_be_read(
+    text: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "net.py").write_text(TRAFFIC)
+    path = tmp_path / "calls.json"
+    path.write_text(text)
+    assert main(["explain", f"{tmp_path}/net.py:make", "--traffic", str(path)]) == 2
+    assert error in capsys.readouterr().err

@@ -60,6 +60,7 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
     backend = get_backend(name)
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
+    parsed.refuse_beside(f"compile_step with {name}")
     table = decompositions(keep=frozenset(backend.keeps(parsed)))
     return StepBackend(
         name,

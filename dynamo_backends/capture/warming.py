@@ -1,0 +1,187 @@
+"""`warm_up`: compiles ahead what calls with given inputs would compile."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import dynamo_counters
+from dynamo_backends.capture.gradients import differentiate
+from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.report import total
+from dynamo_backends.pipeline import background
+from dynamo_backends.tuning.progress import Progress, showing
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Inputs = Sequence[Any] | Mapping[str, Any] | Tensor
+
+_ROUNDS = 6  # Dynamo makes a size symbolic when it changes; then a range is proven by three sizes
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What `warm_up` did.
+
+    Attributes:
+        calls: How often it called the function.
+        graphs: How many graphs Dynamo captured meanwhile.
+        executables: How many were made, or loaded from the disk cache.
+        cache_hits: How many of these came from the disk cache.
+        seconds: How long it took.
+        complete: The last calls compiled nothing.
+    """
+
+    calls: int
+    graphs: int
+    executables: int
+    cache_hits: int
+    seconds: float
+    complete: bool
+
+
+def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
+    """Compiles what calls with these inputs need, so that later ones compile nothing.
+
+    Each set of inputs is called with, until all have been without a compilation, those of
+    `while_compiling="eager"` included. Where one program is to serve a range of sizes, give inputs
+    of three sizes of it or more that differ in each changing dimension, or of each size if the
+    backend compiles sizes one by one (`dynamo-backends list`).
+
+    Results are discarded. Random state, buffers of modules, and inputs that are written to are as
+    before. With grad mode on, results are differentiated, so that backward graphs are compiled,
+    too; no `.grad` is written.
+
+    Example:
+        >>> warm_up(compiled, [(torch.zeros(b, 128),) for b in (1, 2, 5, 8)])
+        >>> with dynamo_backends.run():
+        ...     serve(compiled)
+
+    Args:
+        compiled: What `torch.compile` returned.
+        inputs: For each call a tuple of arguments, a dict of keyword arguments, or one tensor.
+
+    Raises:
+        OptionError: `inputs` is a tensor or a dict, or something in it is none of these.
+    """
+    sets = _arguments(inputs)
+    return warm_up_calls(compiled, sets)
+
+
+def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
+    """As `warm_up`, for calls with positional and keyword arguments.
+
+    Args:
+        compiled: What `torch.compile` returned.
+        sets: The arguments of each call.
+    """
+    start, graphs, calls = time.perf_counter(), _captured(), 0
+    complete = False
+    made, hits = total.executables, total.cache_hits
+    with _as_before(compiled, sets), _progress(len(sets)) as said:
+        for number in range(_ROUNDS):
+            before = _captured(), total.compilations
+            for i, (args, kwargs) in enumerate(sets):
+                said(f"round {number + 1}: inputs {i + 1} of {len(sets)}")
+                _call(compiled, args, kwargs)
+                calls += 1
+                background.wait()
+            complete = before == (_captured(), total.compilations)
+            if complete:
+                break
+    return WarmUp(
+        calls,
+        _captured() - graphs,
+        total.executables - made,
+        total.cache_hits - hits,
+        time.perf_counter() - start,
+        complete,
+    )
+
+
+def _call(compiled: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    results = compiled(*args, **kwargs)
+    if torch.is_grad_enabled():
+        differentiate(results)
+
+
+def _captured() -> int:
+    return int(dynamo_counters()["stats"]["unique_graphs"])
+
+
+def _arguments(inputs: Any) -> list[Call]:
+    if isinstance(inputs, Tensor | Mapping):
+        raise OptionError(
+            "warm_up takes a list with the inputs of each call, [(x,), (y,)], not a "
+            f"{type(inputs).__name__}."
+        )
+    return [_of_one_call(each) for each in inputs]
+
+
+def _of_one_call(given: Any) -> Call:
+    if isinstance(given, Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    if isinstance(given, tuple | list):
+        return tuple(given), {}
+    raise OptionError(
+        "the inputs of a call are a tuple of arguments, a dict of keyword arguments or a tensor, "
+        f"not {given!r} ({type(given).__name__})."
+    )
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Progress]:
+    with showing(f"warming up on {count} sets of inputs") as said:
+        yield said
+
+
+@contextlib.contextmanager
+def _as_before(compiled: Any, sets: Any) -> Iterator[None]:
+    """Puts random state, buffers and inputs back."""
+    modules = [m for m in _modules(compiled) for m in m.modules()]
+    buffers = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
+    given = [t for t in pytree.tree_leaves(sets) if isinstance(t, Tensor)]
+    kept = [(t, t.detach().clone()) for t in {id(t): t for t in _plain(buffers, given)}.values()]
+    state = random.getstate()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            for module, name, buffer in buffers:
+                module._buffers[name] = buffer
+            with torch.no_grad():
+                for tensor, value in kept:
+                    _restore(tensor, value)
+
+
+def _plain(buffers: Sequence[tuple[Any, str, Tensor]], given: Sequence[Tensor]) -> list[Tensor]:
+    return [*(b for _, _, b in buffers), *given]
+
+
+def _restore(tensor: Tensor, value: Tensor) -> None:
+    """Writes only what changed: frozen weights are prepared anew after every write."""
+    same = torch.equal(tensor, value) or torch.allclose(tensor, value, 0, 0, equal_nan=True)
+    if not same:
+        tensor.detach().copy_(value)
+
+
+def _modules(compiled: Any) -> list[nn.Module]:
+    """Those that a compiled function is, belongs to, or closes over."""
+    found = [compiled, getattr(compiled, "_orig_mod", None), getattr(compiled, "__self__", None)]
+    function = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    found += [getattr(function, "__self__", None)]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            found.append(cell.cell_contents)
+    code = getattr(function, "__code__", None)
+    names = code.co_names if code is not None else ()
+    found += [getattr(function, "__globals__", {}).get(name) for name in names]
+    return [x for x in found if isinstance(x, nn.Module)]

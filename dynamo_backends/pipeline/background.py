@@ -1,0 +1,170 @@
+"""Compiles beside the calls: one thread per process, which lets calls go first.
+
+What a vendor does in C++ runs beside a call. What is Python (passes, lowerings, Inductor's code
+generation) does not: each operator of a call in eager gives the interpreter away, and would wait
+5 ms for it (`sys.getswitchinterval()`). So the thread looks, at each call of a Python function,
+whether calls are running, and sleeps for most of that time.
+
+The thread has the priority of all others. The runtimes' threads are often started while something
+is compiled, and would inherit a lower one for all their calls.
+"""
+
+import atexit
+import contextvars
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+_MOST = 64
+"""So many compilations wait at most; what comes then is asked for again by the next call."""
+
+_PAUSE, _RUN = 0.008, 0.002
+"""Seconds: how long the thread sleeps at a time while calls run, and how long it then works."""
+
+_LAST = 10.0
+"""Seconds that the end of the process waits for what a vendor is compiling."""
+
+
+class _Stopped(BaseException):
+    """The process ends: no handler of `Exception` is to see it."""
+
+
+class _Worker:
+    """The thread, and what it has to do."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, None] = {}  # threads in which a call runs
+        self.is_stopping = False
+        self.marks: set[Hashable] = set()  # waiting or under way
+        self._jobs: deque[tuple[Hashable, Callable[[], None]]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._resumed = 0.0
+
+    def submit(self, mark: Hashable, job: Callable[[], None]) -> None:
+        context = contextvars.copy_context()  # torch's settings belong to it
+        grad = torch.is_grad_enabled()
+
+        def run() -> None:
+            with torch.set_grad_enabled(grad):
+                context.run(job)
+
+        with self._changed:
+            if mark in self.marks or len(self.marks) >= _MOST or self.is_stopping:
+                return
+            self.marks.add(mark)
+            self._jobs.append((mark, run))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="dynamo_backends compiler", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None) -> bool:
+        if threading.current_thread() is self._thread:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.marks, timeout)
+
+    def stop(self) -> None:
+        with self._changed:
+            self.is_stopping = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_LAST)
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._jobs or self.is_stopping)
+                    if self.is_stopping:
+                        return
+                    mark, job = self._jobs.popleft()
+                sys.setprofile(self._give_way)  # of this thread alone
+                try:
+                    job()
+                finally:
+                    sys.setprofile(None)
+                    del job
+                    with self._changed:
+                        self.marks.discard(mark)
+                        self._changed.notify_all()
+        except _Stopped:
+            return
+
+    def _give_way(self, *_: Any) -> None:
+        if self.is_stopping:
+            raise _Stopped
+        if not self.calls:
+            return
+        now = time.perf_counter()
+        if now - self._resumed < _RUN:
+            return
+        while self.calls and time.perf_counter() - now < _PAUSE:
+            time.sleep(0.001)
+        self._resumed = time.perf_counter()
+
+
+_worker = _Worker()
+
+
+def _after_fork() -> None:
+    global _worker
+    _worker = _Worker()
+
+
+def _stop() -> None:
+    _worker.stop()
+
+
+atexit.register(_stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def submit(mark: Hashable, job: Callable[[], None]) -> None:
+    """Has something compiled, unless it is being compiled already.
+
+    Args:
+        mark: What it is.
+        job: Compiles it; must not raise.
+    """
+    _worker.submit(mark, job)
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Waits until all is compiled that was asked for.
+
+    Args:
+        timeout: Seconds; None: for as long as it takes.
+
+    Returns:
+        Whether nothing is left.
+    """
+    return _worker.wait(timeout)
+
+
+def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A boxed function during whose calls the thread gives way."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        worker = _worker
+        if not worker.marks:
+            return run(args)
+        thread = threading.get_ident()
+        worker.calls[thread] = None
+        try:
+            return run(args)
+        finally:
+            worker.calls.pop(thread, None)
+
+    return call

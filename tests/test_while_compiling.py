@@ -1,0 +1,236 @@
+"""`while_compiling="eager"`: calls run in eager while a thread compiles."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import Executable, Options
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import CompileError, FallbackRefusedError, OptionError
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.captured import compile_captured
+from tests.test_ranges import Counting
+
+
+class Gated(Counting):
+    """Compiles once it is let; notes in which threads it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.threads: set[str] = set()
+        self.error: Exception | None = None
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        assert self.gate.wait(60)
+        self.threads.add(threading.current_thread().name)
+        if self.error is not None:
+            raise self.error
+        return super().compile(graph, options)
+
+
+@pytest.fixture
+def backend() -> Iterator[Gated]:
+    made = Gated()
+    yield made
+    made.gate.set()
+    assert background.wait(60)
+
+
+def compiled(
+    fn: Callable[..., Any], backend: Counting, dynamic: bool, **settings: Any
+) -> Callable[..., Any]:
+    given = {"cache": False, "min_block_size": 1, "while_compiling": "eager", **settings}
+    options = Options(**given)
+    return torch.compile(
+        fn, backend=lambda gm, args: compile_captured(backend, gm, args, options), dynamic=dynamic
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_calls_run_in_eager_until_the_program_is_there(backend: Gated, dynamic: bool):
+    def function(x: Tensor) -> Tensor:
+        return (x * 2).relu().sum(1)
+
+    run = compiled(function, backend, dynamic)
+    with dynamo_backends.record() as reports:
+        for _ in range(3):
+            x = torch.randn(3, 5)
+            torch.testing.assert_close(run(x), function(x))
+            x.fill_(float("nan"))  # the caller's to change
+    assert backend.compiled == 0
+    backend.gate.set()
+    assert background.wait(60)
+    assert backend.compiled == 1, "the same sizes are compiled once"
+    assert backend.threads == {"dynamo_backends compiler"}
+    (report,) = reports
+    assert report.verified == 0
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(run(x), function(x))
+    assert report.verified == 1, "the first call that the program serves is compared"
+
+
+def test_a_program_for_a_range_serves_new_sizes_at_once(backend: Gated):
+    run = compiled(lambda x: x.sin() + 1, backend, dynamic=True)
+    backend.gate.set()
+    for size in ((3, 5), (4, 7), (6, 2)):
+        run(torch.randn(size))
+        assert background.wait(60)
+    backend.gate.clear()
+    x = torch.randn(9, 11)
+    torch.testing.assert_close(run(x), x.sin() + 1)
+    assert not background._worker.marks
+    assert backend.compiled == 1
+
+
+def test_gradients(backend: Gated):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    run = compiled(model, backend, dynamic=True)
+    for size in (5, 5, 6, 7, 5, 8):
+        x = torch.randn(size, 4)
+        (expected,) = torch.autograd.grad(model(x).square().sum(), [model[0].weight])
+        (found,) = torch.autograd.grad(run(x).square().sum(), [model[0].weight])
+        torch.testing.assert_close(found, expected)
+        backend.gate.set()
+        assert background.wait(60)
+    assert backend.compiled == 2, "forward and backward"
+
+
+def test_weights_are_prepared_beside_the_calls_and_never_stale(backend: Gated):
+    model = nn.Linear(4, 3).eval()
+    run = compiled(model, backend, dynamic=False)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        run(x)
+        model.weight.mul_(2)
+        backend.gate.set()
+        assert background.wait(60)
+        torch.testing.assert_close(run(x), model(x))
+        model.weight.add_(1)
+        torch.testing.assert_close(run(x), model(x))
+
+
+def test_what_cannot_be_compiled_stays_in_eager_with_the_reason(backend: Gated):
+    backend.error = CompileError("no way to compile this")
+    backend.gate.set()
+    run = compiled(lambda x: x.cos() * 3, backend, dynamic=True)
+    x = torch.randn(3)
+    with dynamo_backends.record() as reports:
+        for _ in range(2):
+            torch.testing.assert_close(run(x), x.cos() * 3)
+            assert background.wait(60)
+    assert "no way to compile this" in reports[0].fallbacks[0].reason
+
+
+def test_what_must_not_run_in_eager_raises_at_the_next_call(backend: Gated):
+    backend.error = CompileError("no way to compile this")
+    backend.gate.set()
+    run = compiled(lambda x: x.cos() * 4, backend, dynamic=True, fallback="error")
+    run(torch.randn(3))
+    assert background.wait(60)
+    with pytest.raises(FallbackRefusedError, match="no way to compile this"):
+        run(torch.randn(3))
+
+
+def test_nothing_is_compiled_under_run(backend: Gated):
+    run = compiled(lambda x: x.cos() * 5, backend, dynamic=True)
+    backend.gate.set()
+    run(torch.randn(3))
+    assert background.wait(60)
+    with dynamo_backends.run():
+        x = torch.randn(4)
+        torch.testing.assert_close(run(x), x.cos() * 5)
+        assert not background._worker.marks
+
+
+def test_the_thread_sleeps_while_calls_run():
+    ticks: list[float] = []
+
+    def job() -> None:
+        for _ in range(20000):
+            ticks.append(time.perf_counter())
+            len(ticks)
+
+    seen: list[int] = []
+
+    def call(args: list[Any]) -> list[Any]:
+        before = len(ticks)
+        time.sleep(0.3)
+        seen.append(len(ticks) - before)
+        return args
+
+    hold = threading.Event()
+    background.submit("sleeps", lambda: (hold.wait(60), job())[1])
+    first = background.going_first(call)
+    threading.Timer(0.05, hold.set).start()
+    start = time.perf_counter()
+    first([])
+    during = time.perf_counter() - start
+    assert background.wait(60)
+    gaps = sum(b - a for a, b in itertools.pairwise(ticks) if b - a > 0.004)
+    assert ticks[0] < start + during
+    assert gaps > 0.05, "it stood still for a part of the call"
+
+
+def test_autotune_refuses():
+    with pytest.raises(OptionError, match="while_compiling must be 'wait', not 'eager'"):
+        dynamo_backends.compiler("autotune", while_compiling="eager")
+
+
+def test_steps_refuse():
+    model = nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="compile_step with openxla compiles while"):
+        dynamo_backends.compile_step(
+            lambda x: model(x),
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            options={"while_compiling": "eager"},
+        )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_starts_its_own_thread():
+    code = """
+import os, threading
+from dynamo_backends.pipeline import background
+hold = threading.Event()
+background.submit(1, hold.wait)
+child = os.fork()
+if child == 0:
+    done = []
+    background.submit(1, lambda: done.append(threading.current_thread().name))
+    ended = background.wait(30)
+    os._exit(0 if ended and done == ["dynamo_backends compiler"] else 1)
+assert os.waitpid(child, 0)[1] == 0
+hold.set()
+assert background.wait(30)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_the_process_ends_while_something_is_compiled():
+    code = """
+import time
+from dynamo_backends.pipeline import background
+def job():
+    while True:
+        time.sleep(0.001)
+background.submit(1, job)
+background.submit(2, job)
+time.sleep(0.1)
+"""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    empty = time.perf_counter() - start
+    assert empty < 60

@@ -1,20 +1,24 @@
 """Which calls share a verdict."""
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx
 
+import dynamo_backends
 from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends.runtime.verdicts import Verdicts
 from dynamo_backends.trials.kinds import kind_of
 
 aten = torch.ops.aten
+FOLDERS = {"onnxrt": "ort", "ov": "openvino"}
 ONES = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
-def kind(target: Any, *args: Any, **kwargs: Any) -> str:
-    """The kind of a call on fake tensors, which are given as sizes and dtype, or as they are."""
+def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call on fake tensors."""
     graph = fx.Graph()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         values = fx.node.map_aggregate(args, lambda a: mode.from_tensor(a) if isinstance(a, Tensor)
@@ -31,11 +35,16 @@ def kind(target: Any, *args: Any, **kwargs: Any) -> str:
 
     node = graph.call_function(target, fx.node.map_aggregate(values, placed), kwargs)
     node.meta["val"] = result
-    return kind_of(node)
+    graph.output(node)
+    return node
+
+
+def kind(*args: Any) -> str:
+    return kind_of(call(*args))
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return torch.empty(shape, dtype=dtype)
 
 
 def index(*shape: int) -> Tensor:
@@ -50,6 +59,13 @@ SAME = [
     ((aten.slice.Tensor, x(1, 512), 1, 0, 48), (aten.slice.Tensor, x(1, 512), 1, 0, 20)),
     ((aten.arange.default, 48), (aten.arange.default, 20)),
     ((aten._softmax.default, x(4, 48), -1, False), (aten._softmax.default, x(5, 99), -1, False)),
+    ((aten.transpose.int, x(4, 48, 384), 1, 2), (aten.transpose.int, x(9, 20, 99), 1, 2)),
+    ((aten.native_layer_norm.default, x(4, 48, 99), [99], x(99), x(99), 1e-5),
+     (aten.native_layer_norm.default, x(7, 20, 70), [70], x(70), x(70), 1e-5)),
+    ((aten.gather.default, x(4, 48), 1, index(4, 40)),
+     (aten.gather.default, x(7, 99), 1, index(7, 16))),
+    ((aten.cat.default, [x(4, 48), x(4, 16)], 1), (aten.cat.default, [x(5, 99), x(5, 20)], 1)),
+    ((aten.bmm.default, x(4, 48, 8), x(4, 8, 5)), (aten.bmm.default, x(9, 17, 8), x(9, 8, 5))),
     ((aten.embedding.default, x(512, 64), index(4, 48)),
      (aten.embedding.default, x(512, 64), index(3, 20))),
 ]  # fmt: skip
@@ -58,6 +74,20 @@ SAME = [
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_sizes_that_decide_nothing_are_not_part_of_it(one: Any, other: Any):
     assert kind(*one) == kind(*other)
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "ov"])
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_trials_of_one_kind_say_the_same(
+    one: Any, other: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked: Any = dynamo_backends.get_backend(backend)
+    trial = importlib.import_module(f"dynamo_backends.{FOLDERS[backend]}.trial")
+    found = []
+    for each in (one, other):
+        monkeypatch.setattr(trial, "_verdicts", Verdicts(backend, (), shipped=False))
+        found.append(asked.supports(call(*each), asked.Options(cache=False)))
+    assert found[0] == found[1]
 
 
 OTHER = [

@@ -49,7 +49,6 @@ def check_program(program: SizedProgram, backend: str, dynamic: bool | None, tal
     Raises:
         AssertionError: They differ, or compiled code failed.
     """
-    note(program.source() + f"sizes: {program.sizes}, dynamic={dynamic}")
     compile_with = dynamo_backends.compiler(
         backend, cache=False, min_block_size=1, verify="off", fragmented="keep"
     )
@@ -127,12 +126,13 @@ def run_many(
     )  # fmt: skip
     @given(sized_programs(), st.sampled_from((True, True, None)))
     def each(program: SizedProgram, dynamic: bool | None) -> None:
+        text = f"{program.source()}sizes: {program.sizes}, dynamic={dynamic}"
+        note(text)
         try:
             check_program(program, backend, dynamic, tally)
         except AssertionError as error:
             if not go_on:
                 raise
-            text = f"{program.source()}sizes: {program.sizes}, dynamic={dynamic}"
             inputs = "\n".join(x.source() for x in program.inputs)
             tally.failures.append(f"{text}\n{inputs}\n{error}")
             print(f"\n{tally.failures[-1]}", flush=True)

@@ -15,7 +15,15 @@ from tests.graph.sized_programs import FIXED, SizedProgram
 from tests.random_sizes import SEED, Tally, check_program, run_many
 
 FULL = 1000
-BOUNDED = {"onnxrt": 8, "ov": 4, "ts_trace": 6, "inductor_freezing": 1, "iree": 1, "openxla": 3}
+BOUNDED = {
+    "onnxrt": 8,
+    "ov": 4,
+    "ts_trace": 6,
+    "inductor_freezing": 1,
+    "iree": 1,
+    "tvm": 1,
+    "openxla": 3,
+}
 """Programs of each backend without `--full`."""
 
 

@@ -54,10 +54,10 @@ def _varied(graph: Graph) -> dict[sympy.Expr, sympy.Integer]:
     ]
     now: dict[sympy.Expr, sympy.Integer] = {}
     for size in sorted(sizes, key=lambda size: len(size.expression.free_symbols)):
-        unknown = size.expression.free_symbols - now.keys()
-        value = _solved(size, *unknown, now) if len(unknown) == 1 else None
+        unknown = list(size.expression.free_symbols - now.keys())
+        value = _solved(size, unknown[0], now) if len(unknown) == 1 else None
         if value is not None:
-            now[next(iter(unknown))] = value
+            now[unknown[0]] = value
         elif unknown:
             now[size.expression] = sympy.Integer(size)
     return {expression: value * _TIMES for expression, value in now.items()}

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.tvm.dtypes import NARROW
+from dynamo_backends.tvm.dtypes import NARROW, to_tvm
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
-from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax
+from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, topi
 
 Convert = Callable[[fx.Node], Any]
 
@@ -66,6 +66,9 @@ class Importer(ExportedProgramImporter):
             "embedding.default": self._embedding,
             "index_select.default": self._index_select,
             "convolution.default": functools.partial(self._convolution_of, table),
+            "scalar_tensor.default": functools.partial(
+                self._size_tensor, table["scalar_tensor.default"]
+            ),
         }
         elementwise = {
             name: functools.partial(convert, self) for name, convert in ELEMENTWISE.items()
@@ -118,6 +121,14 @@ class Importer(ExportedProgramImporter):
         if bias is None:
             return result
         return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
+
+    def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
+        """A size that varies, as a tensor."""
+        size: Any = node.args[0]
+        if isinstance(size, int | float):
+            return convert(node)
+        dtype = to_tvm(node.meta["val"].dtype)
+        return self.block_builder.emit_te(lambda n: topi.full((), dtype, n.astype(dtype)), size)
 
     def _embedding(self, node: fx.Node) -> Any:
         table, index = self.retrieve_args(node)[:2]

@@ -1,6 +1,9 @@
 """Peak memory of compiling and running a model, above that of running it in eager.
 
     python benchmarks/memory.py
+    python benchmarks/memory.py --sizes 20 --model mobilenet_v2 --backend onnxrt
+
+With `--sizes N` it is the peak of calls with N batches relative to that of calls with the largest.
 
 Each is measured in a process of its own, which imports the same packages either way: what the XLA
 runtime takes when it is merely started is shown as a line of its own. "private" leaves out pages of
@@ -32,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.child:
         return child(settings)
     console = harness.announce()
+    if settings.sizes:
+        return compare_sizes(settings, console)
     kinds = {
         "eager": "eager",
         "started": f"eager, {settings.backend} started",
@@ -63,10 +68,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if settings.limit is not None and multiple > settings.limit else 0
 
 
+def compare_sizes(settings: argparse.Namespace, console: Any) -> int:
+    """Prints what calls with many batches take beside calls with one; 1 if over the limit."""
+    order = [kind for _ in range(settings.rounds) for kind in ("compiled", "many")]
+    runs: dict[str, list[dict[str, int]]] = {"compiled": [], "many": []}
+    for kind in track(order, "measuring", console=console, transient=True):
+        runs[kind].append(in_a_process(settings, kind))
+    table = Table("MB", "one size", f"{settings.sizes} sizes", "ratio")
+    table.title = f"{settings.model} on {settings.backend}"
+    ratios = {}
+    for key in ("peak", "private", "end"):
+        one, many = (statistics.median(r[key] for r in runs[kind]) for kind in runs)
+        ratios[key] = many / one
+        table.add_row(key, f"{one / 1e6:.0f}", f"{many / 1e6:.0f}", f"{ratios[key]:.2f}")
+    console.print(table)
+    if settings.json:
+        harness.save_json(settings.json, "memory", [runs], settings=vars(settings))
+    return 1 if settings.limit is not None and ratios["peak"] > settings.limit else 0
+
+
+def batches(settings: argparse.Namespace) -> Sequence[int]:
+    """The sizes of the batch in a child's calls; the largest one is that of a child with one."""
+    if not settings.sizes:
+        return (settings.batch,)
+    largest = settings.sizes + 1  # 1 is a graph of its own
+    return range(largest, 1, -1) if settings.child == "many" else (largest,)
+
+
 def in_a_process(settings: argparse.Namespace, kind: str) -> dict[str, Any]:
     """Runs the model in a fresh process with an empty cache folder."""
     command = [__file__, "--child", kind, "--model", settings.model]
     command += ["--batch", str(settings.batch), "--backend", settings.backend]
+    command += ["--sizes", str(settings.sizes)]
     with tempfile.TemporaryDirectory() as folder:
         return harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
 
@@ -74,8 +107,10 @@ def in_a_process(settings: argparse.Namespace, kind: str) -> dict[str, Any]:
 @torch.no_grad()
 def child(settings: argparse.Namespace) -> int:
     """Runs the model and hands back the largest size of the process, in bytes."""
-    case = harness.find_case("classic", settings.model, batch=settings.batch)
-    model, inputs = case.make(), case.inputs()
+    cases = [
+        harness.find_case("classic", settings.model, batch=batch) for batch in batches(settings)
+    ]
+    model, inputs = cases[0].make(), cases[0].inputs()
     gc.collect()
     harness.reset_peak_rss()  # what making the weights took is not of interest
     watch = Watch()
@@ -83,10 +118,11 @@ def child(settings: argparse.Namespace) -> int:
     if settings.child == "started":
         tiny = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()).eval()
         harness.compile_model(tiny, (torch.ones(2, 4),), settings.backend)
-    if settings.child == "compiled":
+    if settings.child in ("compiled", "many"):
         run = harness.compile_model(model, inputs, settings.backend).function
     for _ in range(CALLS):
-        run(*inputs)
+        for case in cases:
+            run(*case.inputs())
     watch.stop()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     gc.collect()
@@ -135,6 +171,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = harness.process_arguments(__doc__)
     parser.add_argument("--limit", type=float, metavar="MULTIPLE", help="largest that passes")
+    parser.add_argument("--sizes", type=int, default=0, metavar="N", help="see above")
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
 """Outputs that share memory in eager share it here too.
 
-AOT Autograd restores outputs that are views of inputs. Outputs that are views of each other are
-left to the compiled graph, but a backend returns every output in memory of its own. So where two
-outputs come from one tensor through view operators, the backend returns that tensor, and torch
-makes the views of it.
+A backend returns every output in memory of its own. So where two outputs come from one tensor
+through view operators, the backend returns that tensor, and torch makes the views of it. Outputs
+that are views of inputs are restored by AOT Autograd; where a view's arguments are symbolic by the
+strides and the storage offset of what the graph returned, so that torch makes these views, too.
 """
 
 import operator
@@ -24,12 +24,16 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_replayed(node: fx.Node) -> bool:
-    """Whether a node is a view of another output, to be made by torch."""
+    """Whether a node is a view of another output, or of an input, to be made by torch."""
     return REPLAYED in node.meta
 
 
+_RESTORED = ("inference", "forward")
+"""Kinds of graphs whose results AOT Autograd makes views of inputs."""
+
+
 def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
-    """Positions of outputs that share memory with another one and are no replayed views yet.
+    """Positions of outputs that share memory with others, or inputs, and are no replayed views yet.
 
     Returns:
         For each, the tensor that it is a view of, through any number of views.
@@ -42,15 +46,17 @@ def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
         for i, (node, base) in enumerate(zip(outputs, roots, strict=True))
         if node is not None
         and base is not None
-        and base.op == "call_function"
         and node is not base
-        and count[base] > 1
         and not is_replayed(node)
+        and (
+            (base.op == "call_function" and count[base] > 1)
+            or (base.op == "placeholder" and graph.kind in _RESTORED)
+        )
     }
 
 
 def separate_output_views(graph: Graph) -> bool:
-    """Makes outputs that share memory views of one output; their nodes get `meta[REPLAYED]`.
+    """Makes outputs that share memory views of one tensor; their nodes get `meta[REPLAYED]`.
 
     Requires: normal form. Ensures: normal form, `OUTPUTS_APART`; same bits.
     """
@@ -103,7 +109,7 @@ def _replay(graph: fx.Graph, node: fx.Node, end: fx.Node) -> fx.Node:
 
 SEPARATE_VIEWS = Pass(
     name="separate views",
-    summary="outputs that share memory are made by torch, as views of one of them",
+    summary="outputs that share memory with others, or inputs, are made by torch, as views",
     requires=NORMAL_FORM,
     ensures=frozenset({Property.OUTPUTS_APART}),
     run=separate_output_views,

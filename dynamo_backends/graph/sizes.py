@@ -242,12 +242,19 @@ def _in_terms_of(
     """An expression over dummies of what is known; `symbols` gets those that it needs."""
     if not isinstance(size, Size):
         return sympy.Integer(size)
-    needed = [size.expression] if size.expression in known else size.expression.free_symbols
-    for part in sorted(needed, key=str):
-        if part not in known:
-            raise CompileError(f"the size {size.expression} does not follow from inputs' shapes")
+    expression = size.expression
+    if expression in known:
+        needed = [expression]
+    elif expression.free_symbols <= known.keys():
+        needed = sorted(expression.free_symbols, key=str)
+    else:  # of parts of it, such as s0//2 of (s0//2)**2
+        needed = sorted((part for part in known if expression.has(part)), key=str)
+    for part in needed:
         symbols.setdefault(part, sympy.Dummy(integer=True, nonnegative=True))
-    return size.expression.xreplace({e: symbols[e] for e in needed})
+    found = expression.xreplace({part: symbols[part] for part in needed})
+    if not found.free_symbols <= set(symbols.values()):
+        raise CompileError(f"the size {expression} does not follow from inputs' shapes")
+    return found
 
 
 def opened(graph: Graph) -> tuple[Graph, list[Size]]:

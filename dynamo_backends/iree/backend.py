@@ -9,7 +9,7 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.interface.plan import Plan, plan_each
@@ -54,6 +54,8 @@ class IREE(Backend):
     name = "iree"
     summary = "IREE compiler and runtime"
     Options = IreeOptions
+    dynamic_shapes = RANGED
+    serves_ranges = True
     trains = True
     packages: ClassVar[Mapping[str, str]] = {
         "iree.compiler": "iree-base-compiler",
@@ -93,11 +95,10 @@ class IREE(Backend):
         """See `Backend.compile`. What the compiler breaks down at is to be left out."""
         from dynamo_backends.iree.compiler import BrokenDown
         from dynamo_backends.iree.culprit import culprit
-        from dynamo_backends.iree.runtime import IreeExecutable
-        from dynamo_backends.iree.session import open_device
+        from dynamo_backends.runtime.ranged import for_range
 
         try:
-            program, wiring = self._program(graph, options)
+            return for_range(graph, lambda ranged: self._compile(graph, options, ranged))
         except BrokenDown as error:
             node = self._known_culprit(graph)
             if node is None:
@@ -106,13 +107,21 @@ class IREE(Backend):
             alone = len(graph.calls) == 1
             reason = str(error) if alone else f"{error} with what comes before in one program"
             raise LoweringError(node.name, str(node.target), reason) from error
-        return IreeExecutable(graph, program, wiring, open_device(options.num_threads))
 
-    def _program(self, graph: Graph, options: IreeOptions) -> tuple[bytes, Any]:
+    def _compile(self, graph: Graph, options: IreeOptions, ranged: bool) -> Any:
+        from dynamo_backends.iree.ranged import kind
+        from dynamo_backends.iree.session import open_device
+
+        program, wiring = self._program(graph, options, ranged)
+        return kind(ranged)(graph, program, wiring, open_device(options.num_threads))
+
+    def _program(
+        self, graph: Graph, options: IreeOptions, ranged: bool = False
+    ) -> tuple[bytes, Any]:
         from dynamo_backends.iree.compiler import compile_program
         from dynamo_backends.iree.lowering import lower, to_mlir
 
-        lowered = lower(graph)
+        lowered = lower(graph, ranged=ranged)
         return compile_program(to_mlir(graph, lowered), _settings(options)), lowered.wiring
 
     def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
@@ -143,10 +152,10 @@ class IREE(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.load`."""
-        from dynamo_backends.iree.runtime import IreeExecutable
+        from dynamo_backends.iree.ranged import load
         from dynamo_backends.iree.session import open_device
 
-        return IreeExecutable.load(dict(parts), graph, open_device(options.num_threads))
+        return load(parts, graph, open_device(options.num_threads))
 
 
 def _settings(options: IreeOptions) -> Any:

@@ -17,6 +17,9 @@ from dynamo_backends.iree.vendor import make_importer, mlir
 SCOPE = "weights"
 """Where programs look for their parameters."""
 
+STRICT = "torch.assume_strict_symbolic_shapes"
+"""Attribute of functions in which a size that varies is not one that is broadcast."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -42,6 +45,8 @@ def translate(functions: Sequence[Function]) -> bytes:
     importer = make_importer()
     for function in functions:
         operation = importer.import_stateless_graph(function.graph, func_name=function.name)
+        with operation.context:
+            operation.attributes[STRICT] = mlir().UnitAttr.get()
         _bind_parameters(importer.module_op, operation, function)
     buffer = io.BytesIO()
     importer.module_op.operation.write_bytecode(buffer)

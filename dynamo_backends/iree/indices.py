@@ -4,7 +4,7 @@ Eager raises for an index that is out of range. Compiled code of IREE does not l
 or write, whatever memory lies there. So every index is clamped, as XLA does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.interface.errors import CompileError
 
 aten = torch.ops.aten
 
@@ -112,6 +113,20 @@ def keep_within(graph: fx.Graph) -> None:
                 elements[index.element] = within
                 within = elements
             node.update_arg(rule.place, within)
+
+
+def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
+    """Raises `CompileError` if an index goes along a dimension whose size varies.
+
+    Args:
+        graph: The graph.
+        others: What its nodes are at other sizes (see `graph.elsewhere`).
+    """
+    for node in graph.nodes:
+        rule = _RULES.get(_name(node)) if node.op == "call_function" else None
+        source: Any = node.args[0] if rule is not None else None
+        if rule is not None and _shape(source) != others[source].shape:
+            raise CompileError(f"{node.name!r} takes indices along a size that varies")
 
 
 def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:

@@ -6,16 +6,23 @@ torch stores in another order than row-major are permuted inside the graph; weig
 floating-point types become parameters of the program; the importer translates the rest.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import sympy
+import torch
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private import FreshSymbols
+from dynamo_backends.graph.elsewhere import elsewhere
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.graph.sizes import SIZES, Size, opened, sizes_in
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
-from dynamo_backends.iree.indices import keep_within
+from dynamo_backends.iree.indices import keep_within, require_fixed
 from dynamo_backends.iree.legalize import spell
 
 ENTRY = "main"
@@ -42,12 +49,14 @@ class LoweredIree:
     wiring: IreeInputMap
 
 
-def lower(graph: Graph, name: str = ENTRY) -> LoweredIree:
-    """Prepares a graph with static shapes for the importer.
+def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
+    """Prepares a graph for the importer.
 
     Args:
-        graph: In normal form. It is not changed.
+        graph: In normal form, for concrete shapes. It is not changed.
         name: Of the function.
+        ranged: The function is for all sizes that the symbols allow; those among arguments are
+            further arguments of it (see `graph.sizes.opened`).
 
     Returns:
         A function whose arguments and results have their dimensions in the order in which torch
@@ -55,23 +64,38 @@ def lower(graph: Graph, name: str = ENTRY) -> LoweredIree:
 
     Raises:
         LoweringError: A call cannot be spelled.
+        CompileError: A graph cannot be lowered for a range.
     """
+    if ranged:
+        require_sizes(graph)
+        graph = opened(graph)[0]
     module = promoted(graph)
     spell(module.graph)
     keep_within(module.graph)
     store(module.graph, graph)
+    others = elsewhere(graph, module.graph) if ranged else {}
+    if ranged:
+        require_fixed(module.graph, others)
     arguments, parameters = [], []
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(places):
-        if not node.users or not isinstance(node.meta["val"], Tensor):
+        if not node.users or not (ranged or isinstance(node.meta["val"], Tensor)):
             module.graph.erase_node(node)
         elif graph.inputs[i].frozen and _is_worth_preparing(node.meta["val"]):
             parameters.append((i, str(node.name)))
         else:
             arguments.append(i)
-    _tidy(module.graph)
+    _tidy(module.graph, others)
     function = Function(name, module.graph, tuple(name for _, name in parameters))
     return LoweredIree(function, IreeInputMap(tuple(arguments), tuple(parameters)))
+
+
+def require_sizes(graph: Graph) -> None:
+    """Raises `CompileError` if a size of a graph may be 0 or 1, which is not broadcast then."""
+    for node in graph.module.graph.nodes:
+        for size in sizes_in(node.meta.get(SIZES)):
+            if size.lower < 1:
+                raise CompileError(f"{node.name!r} may have no elements")
 
 
 def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:
@@ -96,12 +120,44 @@ def refusal(error: Exception) -> str:
     return f"IREE's importer cannot translate it: {first_line(error)}"
 
 
-def _is_worth_preparing(value: Tensor) -> bool:
-    return value.dtype in PARAMETERS and value.ndim > 0 and value.numel() > 0
+def _is_worth_preparing(value: Any) -> bool:
+    is_tensor = isinstance(value, Tensor) and value.dtype in PARAMETERS
+    return is_tensor and value.ndim > 0 and value.numel() > 0
 
 
-def _tidy(graph: fx.Graph) -> None:
-    """Leaves of nodes' `meta` what the importer is to read."""
+def _tidy(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
+    """Leaves of nodes' `meta` what the importer is to read.
+
+    Args:
+        graph: The graph.
+        others: Values at other sizes (see `graph.elsewhere`), of what is for a range.
+    """
+    symbol = sympy.Symbol("any")
+    symbols = FreshSymbols({symbol: 2})
+    unknown = symbols.size(symbol, 2)
+
+    def open_up(value: Any, other: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return _plain(value)
+        pairs = list(zip(value.shape, other.shape, strict=True))
+        if all(n == m for n, m in pairs):
+            return value
+        with symbols.mode:
+            shape = [n if n == m else unknown for n, m in pairs]
+            return torch.empty(shape, dtype=value.dtype)
+
     for node in graph.nodes:
         value = node.meta.get("val")
-        node.meta = {"val": list(value) if isinstance(value, tuple) else value}
+        other = others.get(node, value)
+        if isinstance(value, list | tuple):
+            value = [open_up(*pair) for pair in zip(value, other, strict=True)]
+        else:
+            value = open_up(value, other)
+        node.meta = {"val": value}
+        if sizes_in((node.args, node.kwargs)):
+            node.args = fx.node.map_aggregate(node.args, _plain)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, _plain)
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, Size) else value

@@ -10,7 +10,6 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, aligned, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.session import Device, Loaded
 
@@ -66,7 +65,7 @@ class IreeExecutable(Executable):
         views: list[Any] = [None] * (len(fixed) + len(moving))
         for place, tensor in fixed.items():
             views[place] = wrap(tensor)
-        owned = [_range(t) for t in fixed.values()]
+        owned = [range_of(t) for t in fixed.values()]
         count, unsigned = len(exporters), self._bytes
         plain = all(e.is_plain for e in exporters)
 
@@ -77,8 +76,8 @@ class IreeExecutable(Executable):
             for place, at, check in moving:
                 tensor = aligned(check(activations[at]))
                 arguments[place] = wrap(tensor)
-                taken.append(_range(tensor))
-            results = _separate(run(arguments, count), taken)
+                taken.append(range_of(tensor))
+            results = separate(run(arguments, count), taken)
             for i in unsigned:
                 results[i] = results[i].view(torch.uint8)
             return results if plain else [e(r) for e, r in zip(exporters, results, strict=True)]
@@ -101,34 +100,20 @@ class IreeExecutable(Executable):
 
     def dump(self) -> dict[str, bytes]:
         """See `Executable.dump`."""
-        wiring = [self._wiring.arguments, self._wiring.parameters]
+        wiring = [self._wiring.arguments, self._wiring.parameters, self.serves_range]
         return {"wiring": json.dumps(wiring).encode(), "program": self._loaded.program}
 
-    @classmethod
-    def load(cls, parts: dict[str, bytes], graph: Graph, device: Device) -> "IreeExecutable":
-        """Recreates an executable from `dump`.
 
-        Raises:
-            CompileError: The parts are incomplete, or IREE refuses them.
-        """
-        try:
-            arguments, parameters = json.loads(parts["wiring"])
-            pairs = tuple((int(i), str(name)) for i, name in parameters)
-            wiring = IreeInputMap(tuple(arguments), pairs)
-            return cls(graph, parts["program"], wiring, device)
-        except Exception as error:
-            raise CompileError(f"the cached IREE program cannot be used: {error}") from error
-
-
-def _range(tensor: Tensor) -> tuple[int, int]:
+def range_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins and ends."""
     start = tensor.data_ptr()
     return start, start + tensor.nbytes
 
 
-def _separate(results: list[Tensor], taken: list[tuple[int, int]]) -> list[Tensor]:
+def separate(results: list[Tensor], taken: list[tuple[int, int]]) -> list[Tensor]:
     """Copies results that IREE left in the memory of an argument or of another result."""
     for i, result in enumerate(results):
-        start, end = _range(result)
+        start, end = range_of(result)
         if start == end:
             continue
         if any(start < stop and begin < end for begin, stop in taken):

@@ -130,12 +130,15 @@ class Started:
         """Runs the function.
 
         Args:
-            views: Its arguments, from `Device.wrap`.
+            views: Its arguments: from `Device.wrap`, and integers.
             results: How many results it has.
         """
         inputs, outputs = runtime.VmVariantList(len(views)), runtime.VmVariantList(results)
         for view in views:
-            inputs.push_ref(view)
+            if isinstance(view, int):
+                inputs.push_int(view)
+            else:
+                inputs.push_ref(view)
         with self._lock:
             self._context.invoke(self._function, inputs, outputs)
         get, unwrap, kind = outputs.get_as_object, self._device.unwrap, runtime.HalBufferView

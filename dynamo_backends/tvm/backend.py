@@ -9,7 +9,7 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Availability, Backend, Support
+from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.options import Options, Ranges
 
 
@@ -41,6 +41,8 @@ class TVM(Backend):
     name = "tvm"
     summary = "Apache TVM"
     Options = TvmOptions
+    dynamic_shapes = RANGED
+    serves_ranges = True
     trains = True
     packages: ClassVar[Mapping[str, str]] = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
     install = "pip install 'dynamo-backends[tvm]'"
@@ -86,9 +88,10 @@ class TVM(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
         """See `Backend.load`."""
+        from dynamo_backends.tvm.ranged import kind
         from dynamo_backends.tvm.runtime import TvmExecutable
 
-        return TvmExecutable.load(dict(parts), graph, _settings(options))
+        return TvmExecutable.load(dict(parts), graph, _settings(options), kind)
 
 
 def _settings(options: TvmOptions) -> Any:

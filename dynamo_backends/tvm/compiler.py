@@ -1,6 +1,7 @@
 """Compiles a graph: lower it to Relax, fuse, schedule, and generate code."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +9,11 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, DynamoBackendsError
 from dynamo_backends.interface.logs import stderr_without
+from dynamo_backends.runtime.ranged import for_range
 from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain
+from dynamo_backends.tvm.lowering_ranged import lower_ranged
 from dynamo_backends.tvm.program import RelaxProgram, transformed
+from dynamo_backends.tvm.ranged import kind
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.schedules import schedule
 from dynamo_backends.tvm.session import CHATTER, Settings, target, vector_lanes
@@ -22,24 +26,34 @@ _OPT_LEVEL = 3
 def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
     """Compiles a graph of supported calls.
 
+    Args:
+        graph: For concrete shapes. Where these come from symbolic ones, one program serves a range.
+        settings: How it is compiled and run.
+
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: TVM cannot compile the graph.
     """
+    return for_range(graph, lambda ranged: _compile(graph, settings, ranged))
+
+
+def _compile(graph: Graph, settings: Settings, ranged: bool) -> TvmExecutable:
     try:
         with disable_current_modes():
-            program = build(graph, settings)
-        return TvmExecutable(graph, program, settings)
+            program = build(graph, settings, ranged)
+        return kind(ranged)(graph, program, settings)
     except DynamoBackendsError:
         raise
     except Exception as error:
         raise CompileError(f"TVM cannot compile the graph: {plain(error)}") from error
 
 
-def build(graph: Graph, settings: Settings) -> RelaxProgram:
-    """The program of a graph."""
+def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgram:
+    """The program of a graph; schedules of programs for a range are not tuned."""
+    if ranged:
+        settings = dataclasses.replace(settings, tune_trials=0, uses_records=False)
     with _compiling(settings):
-        lowered = lower(graph)
+        lowered = lower_ranged(graph) if ranged else lower(graph)
         module = _simplified(lowered)
         read = transformed(module, len(lowered.weights))
         fused = _fused(module)
@@ -48,9 +62,8 @@ def build(graph: Graph, settings: Settings) -> RelaxProgram:
         module = schedule(found.module, settings.threads, vector_lanes())
         module = _sequential(_lowering())(module)
         compiled = tvm.compile(module, target=target(settings.threads), relax_pipeline=None)
-    return RelaxProgram(
-        compiled.mod, lowered.activations, lowered.weights, read, found.tuned, found.settled
-    )
+    wiring = lowered.activations, lowered.weights, read
+    return RelaxProgram(compiled.mod, *wiring, found.tuned, found.settled, ranged)
 
 
 @contextlib.contextmanager

@@ -6,22 +6,51 @@ whatever their dtype, lets indices read outside of their tensor, and loses NaN i
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.tvm.dtypes import NARROW
+from dynamo_backends.tvm.dtypes import NARROW, to_tvm
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
-from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax
+from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, topi
 
 Convert = Callable[[fx.Node], Any]
 
 
 class Importer(ExportedProgramImporter):
-    """TVM's importer, for one graph. `env` holds what its nodes have become."""
+    """TVM's importer, for one graph. `env` holds what its nodes have become.
+
+    Args:
+        others: Values of nodes at other sizes (see `graph.elsewhere`), of a graph for a range.
+        shapes: Shapes of parameters some of whose sizes vary.
+    """
+
+    def __init__(
+        self,
+        others: Mapping[fx.Node, Any] | None = None,
+        shapes: Mapping[fx.Node, list[Any]] | None = None,
+    ):
+        super().__init__()
+        self.others = others or {}
+        self.shapes = shapes or {}
+
+    def varying(self, node: fx.Node) -> frozenset[int]:
+        """The dimensions of a node's tensor whose sizes vary."""
+        value, other = node.meta["val"], self.others.get(node)
+        if not isinstance(value, torch.Tensor) or other is None:
+            return frozenset()
+        pairs = enumerate(zip(value.shape, other.shape, strict=True))
+        return frozenset(d for d, (n, m) in pairs if n != m)
+
+    def check_fixed(self, node: fx.Node) -> None:
+        """Raises `ValueError` if a conversion reads a size that varies."""
+        source: Any = node.args[0] if node.args else None
+        reads = node.target.__name__ in INDEXED or node.kwargs.get("beta", 1) == 0  # type: ignore[union-attr]
+        if reads and any(self.varying(n) for n in (source, node) if isinstance(n, fx.Node)):
+            raise ValueError("its conversion reads a size that varies")
 
     def create_convert_map(self) -> dict[str, Convert]:
         """The conversions by the operators' names, such as "add.Tensor"."""
@@ -37,6 +66,9 @@ class Importer(ExportedProgramImporter):
             "embedding.default": self._embedding,
             "index_select.default": self._index_select,
             "convolution.default": functools.partial(self._convolution_of, table),
+            "scalar_tensor.default": functools.partial(
+                self._size_tensor, table["scalar_tensor.default"]
+            ),
         }
         elementwise = {
             name: functools.partial(convert, self) for name, convert in ELEMENTWISE.items()
@@ -89,6 +121,14 @@ class Importer(ExportedProgramImporter):
         if bias is None:
             return result
         return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
+
+    def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
+        """A size that varies, as a tensor."""
+        size: Any = node.args[0]
+        if isinstance(size, int | float):
+            return convert(node)
+        dtype = to_tvm(node.meta["val"].dtype)
+        return self.block_builder.emit_te(lambda n: topi.full((), dtype, n.astype(dtype)), size)
 
     def _embedding(self, node: fx.Node) -> Any:
         table, index = self.retrieve_args(node)[:2]

@@ -56,17 +56,40 @@ def lower(graph: Graph) -> LoweredRelax:
     used = [bool(n.users) and isinstance(n.meta["val"], Tensor) for n in places]
     activations = tuple(i for i in graph.activations if used[i])
     weights = tuple(i for i in graph.weights if used[i])
-    importer = Importer()
+    return build_module(graph, module.graph, activations, weights)
+
+
+def build_module(
+    graph: Graph,
+    lowered: fx.Graph,
+    activations: tuple[int, ...],
+    weights: tuple[int, ...],
+    importer: Importer | None = None,
+) -> LoweredRelax:
+    """Converts the calls of a lowered graph.
+
+    Args:
+        graph: Where it comes from.
+        lowered: From `graph.legalize`.
+        activations: Positions of those inputs that are parameters of the module.
+        weights: Likewise.
+        importer: Knows what differs from call to call.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
+    importer = importer or Importer()
+    places = lowered.find_nodes(op="placeholder")
     importer.block_builder = builder = relax.BlockBuilder()
     parameters = []
     for i in (*activations, *weights):
-        parameters.append(_parameter(places[i]))
+        parameters.append(_parameter(importer, places[i]))
         importer.env[places[i]] = parameters[-1]
     attributes = {"num_input": len(activations)}
     with builder.function(MAIN, parameters, attrs=attributes):
         with builder.dataflow():
-            failure = _convert_calls(importer, module.graph)
-            results: Any = () if failure else module.graph.output_node().args[0]
+            failure = _convert_calls(importer, lowered)
+            results: Any = () if failure else lowered.output_node().args[0]
             # A builder whose function is not finished complains on stderr.
             values = [importer.env[n] for n in results] or [relax.const(0)]
             output = builder.emit_output(tuple(values))
@@ -76,9 +99,10 @@ def lower(graph: Graph) -> LoweredRelax:
     return LoweredRelax(builder.get(), activations, weights)
 
 
-def _parameter(node: fx.Node) -> Any:
+def _parameter(importer: Importer, node: fx.Node) -> Any:
     value = node.meta["val"]
-    return relax.Var(node.name, relax.TensorType(list(value.shape), to_tvm(value.dtype)))
+    shape = importer.shapes.get(node) or list(value.shape)
+    return relax.Var(node.name, relax.TensorType(shape, to_tvm(value.dtype)))
 
 
 def _convert_calls(importer: Importer, module: fx.Graph) -> tuple[fx.Node, Exception] | None:
@@ -94,13 +118,13 @@ def _convert_calls(importer: Importer, module: fx.Graph) -> tuple[fx.Node, Excep
 
 def _convert(importer: Importer, node: fx.Node) -> Any:
     if node.target is operator.getitem:
-        return _checked(importer, _item(importer, node), node.meta["val"])
+        return _checked(importer, _item(importer, node), node)
     convert = importer.convert_map.get(node.target.__name__)  # type: ignore[union-attr]
     if convert is None:
         raise ValueError("TVM's importer has no conversion of it")
+    importer.check_fixed(node)
     result = convert(node)
-    value = node.meta["val"]
-    return _checked(importer, result, value) if isinstance(value, Tensor) else result
+    return _checked(importer, result, node) if isinstance(node.meta["val"], Tensor) else result
 
 
 def _item(importer: Importer, node: fx.Node) -> Any:
@@ -119,12 +143,13 @@ def _item(importer: Importer, node: fx.Node) -> Any:
 _INTEGERS = {"int8", "int16", "int32", "int64", "uint8"}
 
 
-def _checked(importer: Importer, result: Any, value: Tensor) -> Any:
+def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
     """A result of the type that torch promises; only the width of integers is put right.
 
     Raises:
         ValueError: It has another type.
     """
+    value: Tensor = node.meta["val"]
     kind = getattr(result, "ty", None)
     if not isinstance(kind, relax.TensorType) or kind.shape is None:
         raise ValueError("its conversion gives no tensor of a known shape")
@@ -132,12 +157,14 @@ def _checked(importer: Importer, result: Any, value: Tensor) -> Any:
     expected = to_tvm(value.dtype)
     if dtype != expected and dtype in _INTEGERS and expected in _INTEGERS:
         result, dtype = importer.emit(relax.op.astype(result, expected)), expected
-    if not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
+    varies = importer.varying(node)
+    known = [int(n) if isinstance(n, tvm.tirx.IntImm) else None for n in shape]
+    if any(n is None and d not in varies for d, n in enumerate(known)):
         raise ValueError("its conversion gives a tensor of an unknown shape")
-    if dtype != expected or [int(n) for n in shape] != list(value.shape):
+    promised = [None if d in varies else n for d, n in enumerate(value.shape)]
+    if dtype != expected or known != promised:
         raise ValueError(
-            f"its conversion gives {dtype}{[int(n) for n in shape]} "
-            f"instead of {expected}{list(value.shape)}"
+            f"its conversion gives {dtype}{known} instead of {expected}{list(value.shape)}"
         )
     return result
 

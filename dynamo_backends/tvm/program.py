@@ -21,6 +21,7 @@ class RelaxProgram:
         transformed: For each of these weights: whether its contents are read when it is bound.
         tuned: How many of its functions have a schedule that tuning has found.
         settled: Nothing is left to be tuned, so that it may be kept on disk.
+        ranged: It serves all sizes that the symbols of its graph allow.
     """
 
     module: Any
@@ -29,6 +30,7 @@ class RelaxProgram:
     transformed: tuple[bool, ...]
     tuned: int = 0
     settled: bool = True
+    ranged: bool = False
 
     def wiring(self) -> str:
         """All but the module, as JSON."""

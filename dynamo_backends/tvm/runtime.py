@@ -56,7 +56,7 @@ class TvmExecutable(Executable):
             machine = self._take()
             with disable_current_modes():
                 use_threads(self._threads)
-                prepared = [_tensor(x) for x in machine.prepare(shared)]
+                prepared = [as_tensor(x) for x in machine.prepare(shared)]
             self._machines.append(machine)
         else:
             prepared = []
@@ -85,11 +85,11 @@ class TvmExecutable(Executable):
             use_threads(threads)
             machine = self._take()
             given = [x(values[x.at]) for x in inputs]
-            results = [_tensor(x) for x in machine.main(*given, *prepared)]
+            results = [as_tensor(x) for x in machine.main(*given, *prepared)]
             machines.append(machine)
             # An output that is an input, once optimised, is that tensor itself.
             taken = known.union(map(Tensor.data_ptr, given))
-            return [y(_own(x, taken)) for y, x in zip(outputs, results, strict=True)]
+            return [y(own(x, taken)) for y, x in zip(outputs, results, strict=True)]
 
         run.keeps_alive = shared  # type: ignore[attr-defined]
         return run
@@ -117,9 +117,20 @@ class TvmExecutable(Executable):
             return None
         return {"wiring": self.program.wiring().encode(), **dump(self.program.module)}
 
-    @classmethod
-    def load(cls, parts: dict[str, bytes], graph: Graph, settings: Settings) -> "TvmExecutable":
+    @staticmethod
+    def load(
+        parts: dict[str, bytes],
+        graph: Graph,
+        settings: Settings,
+        kinds: "Callable[[bool], type[TvmExecutable]]",
+    ) -> "TvmExecutable":
         """Recreates an executable from `dump`.
+
+        Args:
+            parts: What was dumped.
+            graph: That it was compiled for.
+            settings: How it is run.
+            kinds: The class of an executable, by whether it serves a range.
 
         Raises:
             CompileError: The parts are incomplete, or TVM refuses them.
@@ -130,7 +141,7 @@ class TvmExecutable(Executable):
                 k: tuple(v) if isinstance(v, list) else v for k, v in wiring.items()
             }
             program = RelaxProgram(load(parts), **fields)
-            return cls(graph, program, settings)
+            return kinds(program.ranged)(graph, program, settings)
         except Exception as error:
             raise CompileError(f"the cached TVM program cannot be used: {error}") from error
 
@@ -151,7 +162,7 @@ class _Input:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """What the program is given."""
-        return _acceptable(self._check(tensor), self._stride)
+        return acceptable(self._check(tensor), self._stride)
 
 
 class _Output:
@@ -171,12 +182,12 @@ class _Output:
         return result if result.stride() == self._stride else restride(result, self._stride)
 
 
-def _tensor(value: Any) -> Tensor:
+def as_tensor(value: Any) -> Tensor:
     """A result as torch's tensor; TVM makes it one if an input was."""
     return value if type(value) is Tensor else torch.from_dlpack(value)
 
 
-def _own(result: Tensor, taken: set[int]) -> Tensor:
+def own(result: Tensor, taken: set[int]) -> Tensor:
     """A result in memory of its own, whose address is noted."""
     address = result.data_ptr()
     if address in taken and result.numel():
@@ -186,10 +197,10 @@ def _own(result: Tensor, taken: set[int]) -> Tensor:
 
 
 def _row_major(tensor: Tensor) -> Tensor:
-    return _acceptable(in_row_major(tensor), dense_strides(tensor.shape))
+    return acceptable(in_row_major(tensor), dense_strides(tensor.shape))
 
 
-def _acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+def acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
     """A row-major tensor as TVM takes it.
 
     The address suits vector instructions, and strides are as expected where they do not matter too.

@@ -28,6 +28,24 @@ class Ref:
     def __repr__(self) -> str:
         return self.name
 
+    def value(self, env: dict[str, Any]) -> Any:
+        return env[self.name]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number made of a size that an earlier value has, such as `x0.shape[1] // 2`."""
+
+    name: str
+    dim: int
+    form: str = "{}"
+
+    def __repr__(self) -> str:
+        return self.form.format(f"{self.name}.shape[{self.dim}]")
+
+    def value(self, env: dict[str, Any]) -> Any:
+        return eval(repr(self), {}, env)
+
 
 @dataclass(frozen=True)
 class Input:
@@ -55,7 +73,9 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def run(self, env: dict[str, Any]) -> Any:
-        args = fx.node.map_aggregate(self.args, lambda a: env[a.name] if isinstance(a, Ref) else a)
+        args = fx.node.map_aggregate(
+            self.args, lambda a: a.value(env) if isinstance(a, Ref | Size) else a
+        )
         if "." in self.target:
             return function(self.target)(*args, **self.kwargs)
         return getattr(args[0], self.target)(*args[1:], **self.kwargs)

@@ -1,0 +1,101 @@
+"""Runs one IREE program on inputs of all sizes of a range."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import RangedImporter, aligned
+from dynamo_backends.graph.sizes import SizeReader, opened, sizes_of
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
+from dynamo_backends.iree.runtime import IreeExecutable, range_of, separate
+from dynamo_backends.iree.session import Device
+from dynamo_backends.runtime.ranged import ranged_outputs
+
+
+class RangedIreeExecutable(IreeExecutable):
+    """A compiled graph whose program has dynamic dimensions (see `IreeExecutable`).
+
+    After the graph's inputs the program has those of the sizes among arguments (see
+    `graph.sizes.opened`), as integers.
+
+    Raises:
+        CompileError: Sizes do not follow from the shapes of inputs.
+    """
+
+    serves_range = True
+
+    def __init__(
+        self, graph: Graph, program: bytes, wiring: IreeInputMap, device: Device, entry: str = ENTRY
+    ):
+        super().__init__(graph, program, wiring, device, entry)
+        places = [graph.placeholders[i] for i in graph.activations]
+        self._checks = [RangedImporter(p.meta["val"], sizes_of(p)) for p in places]
+        count = len(graph.inputs)
+        arguments = [(at, i - count) for at, i in enumerate(wiring.arguments) if i >= count]
+        further = opened(graph)[1]
+        sizes = [further[i] for _, i in arguments]
+        self._scalars = [at for at, _ in arguments]
+        self._made = ranged_outputs(graph, len(sizes))
+        wanted = [size for y in self._made for size in y.wanted]
+        self._sizes = SizeReader(places, [*sizes, *wanted])
+
+    def _bound(self, run: Callable[..., list[Tensor]], fixed: dict[int, Tensor]) -> Bound:
+        device, outputs, sizes, scalars = self._device, self._made, self._sizes, self._scalars
+        moving = [(place, at, self._checks[at]) for place, at, _ in self._moving]
+        wrap, unsigned = device.wrap, self._bytes
+        views: list[Any] = [None] * (len(fixed) + len(moving) + len(scalars))
+        for place, tensor in fixed.items():
+            views[place] = wrap(tensor)
+        owned = [range_of(t) for t in fixed.values()]
+
+        def bound(activations: list[Tensor]) -> list[Tensor]:
+            device.check_process()
+            arguments, taken, numbers = views.copy(), owned.copy(), sizes(activations)
+            for place, at, check in moving:
+                tensor = aligned(check(activations[at]))
+                arguments[place] = wrap(tensor)
+                taken.append(range_of(tensor))
+            for place, number in zip(scalars, numbers, strict=False):
+                arguments[place] = number
+            results = separate(run(arguments, len(outputs)), taken)
+            for i in unsigned:
+                results[i] = results[i].view(torch.uint8)
+            return [
+                y.export(_checked(r, y.export.dense_shape(numbers[y.shape])), numbers[y.shape],
+                         numbers[y.strides])
+                for y, r in zip(outputs, results, strict=True)
+            ]  # fmt: skip
+
+        return bound
+
+
+def _checked(result: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if result.shape != shape:
+        raise RuntimeError(f"IREE's program gives {list(result.shape)} instead of {list(shape)}")
+    return result
+
+
+def load(parts: Mapping[str, bytes], graph: Graph, device: Device) -> IreeExecutable:
+    """Recreates an executable from `IreeExecutable.dump`.
+
+    Raises:
+        CompileError: The parts are incomplete, or IREE refuses them.
+    """
+    try:
+        arguments, parameters, ranged = json.loads(parts["wiring"])
+        pairs = tuple((int(i), str(name)) for i, name in parameters)
+        wiring = IreeInputMap(tuple(arguments), pairs)
+        return kind(ranged)(graph, parts["program"], wiring, device)
+    except Exception as error:
+        raise CompileError(f"the cached IREE program cannot be used: {error}") from error
+
+
+def kind(ranged: bool) -> type[IreeExecutable]:
+    """Of executables: for a range, or for the sizes of one call."""
+    return RangedIreeExecutable if ranged else IreeExecutable

@@ -1,0 +1,99 @@
+"""ATen graphs for a range of sizes to Relax: sizes that vary are expressions over variables."""
+
+from typing import Any
+
+import sympy
+from torch import Tensor, fx
+
+from dynamo_backends.graph.elsewhere import elsewhere
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import input_storage
+from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, SIZES, Size, opened, sizes_in, sizes_of
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.tvm.converters import Importer
+from dynamo_backends.tvm.lowering import LoweredRelax, build_module
+from dynamo_backends.tvm.vendor import tvm
+
+
+def lower_ranged(graph: Graph) -> LoweredRelax:
+    """Lowers a graph (see `lowering.lower`), for all sizes that its symbols allow.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: It cannot be lowered for a range.
+    """
+    _require_elements(graph)
+    wide = opened(graph)[0]
+    module = promoted(wide)
+    store(module.graph, wide)
+    others = elsewhere(wide, module.graph)
+    places = module.graph.find_nodes(op="placeholder")
+    variables = _Variables(wide)
+    shapes = {}
+    for place, source in zip(places, wide.placeholders, strict=True):
+        value = source.meta["val"]
+        if isinstance(value, Tensor):
+            sizes: list[Any] = list(sizes_of(source))
+            shapes[place] = [variables(sizes[d]) for d in input_storage(value).order]
+        elif isinstance(value, Size):
+            _put_in(place, variables(value))
+    used = [bool(n.users) and isinstance(n.meta["val"], Tensor) for n in places]
+    return build_module(
+        graph,
+        module.graph,
+        tuple(i for i in graph.activations if used[i]),
+        tuple(i for i in graph.weights if used[i]),
+        Importer(others, shapes),
+    )
+
+
+def _put_in(place: fx.Node, number: Any) -> None:
+    """Puts a number in the place of a size among the arguments of calls."""
+    for user in list(place.users):
+        replace = lambda a: number if a is place else a  # noqa: E731
+        user.args, user.kwargs = _mapped(user.args, replace), _mapped(user.kwargs, replace)
+
+
+def _mapped(arguments: Any, replace: Any) -> Any:
+    return fx.node.map_aggregate(arguments, replace)
+
+
+class _Variables:
+    """TVM's variables for what can be read off the inputs of a graph."""
+
+    def __init__(self, graph: Graph):
+        sizes = [
+            size
+            for i in graph.activations
+            for size in sizes_of(graph.placeholders[i])
+            if isinstance(size, Size)
+        ]
+        self._known: dict[sympy.Expr, Any] = {}
+        for size in sorted(sizes, key=lambda size: not size.expression.is_Symbol):
+            if not size.expression.free_symbols <= self._known.keys():
+                self._known[size.expression] = tvm.tirx.Var(f"n{len(self._known)}", "int64")
+
+    def __call__(self, size: Any) -> Any:
+        """A size as an expression; a plain number as it is."""
+        if not isinstance(size, Size):
+            return size
+        expression = size.expression
+        if expression in self._known:
+            return self._known[expression]
+        stand_ins = {e: sympy.Dummy(integer=True, nonnegative=True) for e in self._known}
+        opened_up = expression.xreplace(stand_ins)
+        if not opened_up.free_symbols <= set(stand_ins.values()):
+            raise CompileError(f"the size {expression} does not follow from inputs' shapes")
+        compute = sympy.lambdify(
+            list(stand_ins.values()), opened_up, modules=[dict(SIZE_FUNCTIONS)]
+        )
+        return compute(*self._known.values())
+
+
+def _require_elements(graph: Graph) -> None:
+    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range."""
+    for node in graph.module.graph.nodes:
+        for size in sizes_in(node.meta.get(SIZES)):
+            if size.lower < 1:
+                raise CompileError(f"{node.name!r} may have no elements")

@@ -233,8 +233,9 @@ class Raising:
     served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Raises the error."""
-        raise self.error
+        """Raises the error; clears the list of arguments."""
+        args.clear()
+        raise self.error.with_traceback(None)  # else it grows with each call
 
 
 class CompiledGraph:

@@ -104,7 +104,7 @@ DECLARED: tuple[Difference, ...] = (
     ),
     Difference("onnxrt", LOSES_NAN, _SLOPES, ("nn.functional.prelu",)),
     Difference("onnxrt", LOSES_NAN, _GRIDS, _SAMPLERS),
-    Difference("ov", SPREADS_NAN, _GRIDS, _SAMPLERS),
+    *(Difference(backend, SPREADS_NAN, _GRIDS, _SAMPLERS) for backend in ("onnxrt", "ov")),
     Difference(
         "ov",
         LOSES_NAN,

@@ -16,18 +16,18 @@ def traffic_table(served: Iterable[Served]) -> Table:
         served: Of one graph.
     """
     rows = sorted(served, key=lambda row: -row.calls)
-    table = Table("served by", "for", "calls", "executables", "seconds compiled")
+    table = Table("served by", "for", "calls", "executables", "compiled in", box=None)
     for row in rows[:_LISTED]:
         table.add_row(
             row.by,
             ", ".join(row.shapes),
             str(row.calls),
             str(row.executables) if row.executables else "",
-            f"{row.seconds:.2f}" if row.seconds else "",
+            f"{row.seconds:.2f} s" if row.seconds else "",
         )
     rest = rows[_LISTED:]
     if rest:
         calls, executables = sum(r.calls for r in rest), sum(r.executables for r in rest)
-        seconds = f"{sum(r.seconds for r in rest):.2f}"
+        seconds = f"{sum(r.seconds for r in rest):.2f} s"
         table.add_row(f"{len(rest)} more", "", str(calls), str(executables), seconds)
     return table

@@ -54,17 +54,19 @@ Work = tuple[str, Callable[[str], None]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes tables; returns 1 if one could not be written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("backends", nargs="*", default=["onnxrt", "ov"], choices=[*TRIALS, []])
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help="default: onnxrt ov")
     parser.add_argument("--check", action="store_true", help="only say which tables do not hold")
     parser.add_argument("--kept", action="store_true", help="ask about no further models")
     settings = parser.parse_args(arguments)
+    if unknown := set(settings.backends) - set(TRIALS):
+        parser.error(f"no trials of {', '.join(unknown)}; there are those of {', '.join(TRIALS)}")
     if settings.check:
         return check()
     torch.set_num_threads(1)  # trials are small
     logging.getLogger("dynamo_backends").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DYNAMO_BACKENDS_CACHE"] = folder
-        for backend in settings.backends:
+        for backend in settings.backends or ("onnxrt", "ov"):
             make_table(backend, settings.kept)
     return 0
 

@@ -1,5 +1,7 @@
 """ATen graphs for a range of sizes to Relax: sizes that vary are expressions over variables."""
 
+import functools
+import operator
 from typing import Any
 
 import sympy
@@ -78,17 +80,23 @@ class _Variables:
         """A size as an expression; a plain number as it is."""
         if not isinstance(size, Size):
             return size
-        expression = size.expression
+        return self._write(size.expression)
+
+    def _write(self, expression: sympy.Expr) -> Any:
         if expression in self._known:
             return self._known[expression]
-        stand_ins = {e: sympy.Dummy(integer=True, nonnegative=True) for e in self._known}
-        opened_up = expression.xreplace(stand_ins)
-        if not opened_up.free_symbols <= set(stand_ins.values()):
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
+            factors = [self._write(expression.base)] * int(expression.exp)
+            return functools.reduce(operator.mul, factors)
+        parts = [self._write(part) for part in expression.args]
+        if expression.is_Add or expression.is_Mul:
+            return functools.reduce(operator.add if expression.is_Add else operator.mul, parts)
+        compute = SIZE_FUNCTIONS.get(type(expression).__name__)
+        if compute is None:
             raise CompileError(f"the size {expression} does not follow from inputs' shapes")
-        compute = sympy.lambdify(
-            list(stand_ins.values()), opened_up, modules=[dict(SIZE_FUNCTIONS)]
-        )
-        return compute(*self._known.values())
+        return compute(*parts)
 
 
 def _require_elements(graph: Graph) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.tvm import session
+from dynamo_backends.tvm.ranged import kind
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.session import Settings
 from tests import backend_checks as checks
@@ -78,11 +79,11 @@ def test_damaged_programs_are_refused():
     x = torch.randn(4, 6)
     _, report, executable = compiled(mlp(), x)
     parts, graph = executable.dump(), report.executable._graph
-    assert isinstance(TvmExecutable.load(parts, graph, Settings()), TvmExecutable)
+    assert isinstance(TvmExecutable.load(parts, graph, Settings(), kind), TvmExecutable)
     for name in parts:
         for damaged in ({**parts, name: parts[name][: len(parts[name]) // 2]}, {}):
             with pytest.raises(CompileError, match="the cached TVM program cannot be used"):
-                TvmExecutable.load(damaged, graph, Settings())
+                TvmExecutable.load(damaged, graph, Settings(), kind)
 
 
 def test_threads_are_torchs_and_do_not_spin(monkeypatch: pytest.MonkeyPatch):

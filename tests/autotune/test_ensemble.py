@@ -52,8 +52,8 @@ def test_one_choice_for_all_batch_sizes(counts: Counts):
         for batch in (2, 3, 5):
             x = torch.randn(batch, 8)
             torch.testing.assert_close(compiled(x), module(x))
-    assert counts.sessions == 1
-    assert [r.chosen for r in reports] == ["ts_trace"]
+    assert (counts.sessions, counts.compiled) == (1, 1)
+    assert [(r.chosen, r.executables) for r in reports] == [("ts_trace", 1)]
 
 
 def test_frozen_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch):

@@ -187,6 +187,8 @@ class GraphReport:
             this report. Results do not depend on it.
         reverted: Why the graph was not compiled in the blocks that the backend could take, and
             what runs it instead; empty if it was.
+        exact: With dynamic shapes and a backend that pads inputs: why every set of concrete shapes
+            is compiled for itself; empty if not.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
         candidates: With autotune: every candidate and what became of it.
         chosen: With autotune: the candidate that runs the graph; empty without.
@@ -217,6 +219,7 @@ class GraphReport:
     compilations: list[Compilation] = field(default_factory=list, repr=False)
     failures: list[str] = field(default_factory=list)
     reverted: str = ""
+    exact: str = ""
     ops_on_inductor: int = 0
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
     chosen: str = ""

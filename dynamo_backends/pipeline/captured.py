@@ -35,12 +35,14 @@ from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
     SaveError,
     UnknownBackendError,
+    brief_error,
 )
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import Compilation, GraphReport, Kind
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import (
     describe_shapes,
     describe_uncompiled,
@@ -235,6 +237,7 @@ class CompiledGraph:
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._ranges = Ranges(options.max_executables)
+        self._padded = self._padded_programs()
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         if not is_dynamic(self._graph) and not compiles_nothing():
@@ -255,16 +258,14 @@ class CompiledGraph:
 
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
-        program = self._programs.get(key)
+        program = self._known(key)
         if program is None and compiles_nothing():
             return self._eager
         if program is None:
             with self._lock, disable_current_modes():
-                program = self._programs.get(key)
+                program = self._known(key)
                 if program is None:
-                    values = [*args, *self._constants]
-                    ranges = self._backend.serves_ranges and self._options.ranges
-                    program = self._compile(lambda: specialize(self._graph, values, ranges))
+                    program = self._for_sizes(key, [*args, *self._constants])
                     self._programs[key] = program
                     while len(self._programs) > self._options.max_executables:
                         self._programs.popitem(last=False)
@@ -272,29 +273,71 @@ class CompiledGraph:
             self._programs.move_to_end(key)
         return program
 
+    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
+        """The program for some sizes; None: there is none, or they are to get one of their own."""
+        program = self._programs.get(key)
+        return None if isinstance(program, Counted) and program.is_spent else program
+
+    def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
+        """A program for new sizes: a padded one, unless these sizes were seen often."""
+        if self._padded is not None and key not in self._programs:
+            padded = self._find_padded(self._padded, values)
+            if padded is not None:
+                return padded
+        ranges = self._backend.serves_ranges and self._options.ranges
+        return self._compile(lambda: specialize(self._graph, values, ranges))
+
+    def _padded_programs(self) -> PaddedPrograms | None:
+        options = self._options
+        rule = self._backend.buckets(options) if options.ranges else None
+        if rule is None or not is_dynamic(self._graph):
+            return None
+        return PaddedPrograms(self._graph, rule, options.max_executables, self._build_padded)
+
+    def _find_padded(self, programs: PaddedPrograms, values: Sequence[Any]) -> Compiled | None:
+        try:
+            found = programs.find(values)
+        except Exception as error:  # these sizes are compiled exactly, and what fails there counts
+            log.debug("no program could be padded", exc_info=True)
+            programs.reason = brief_error(error)
+            found = None
+        if programs.reason and not self.report.exact:
+            self.report.exact = programs.reason
+            log.info("%s: sizes are not padded: %s", self._backend.name, programs.reason)
+        return found
+
+    def _build_padded(self, graph: Graph) -> Program | None:
+        program, serves_range = self._build(graph)
+        return program if serves_range else None
+
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
             graph = make()
             PASSES(graph)
-            return self._ranges.find(graph) or self._build(graph)
+            return self._ranges.find(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             return _in_eager(self._eager, module, self.report, self._options, error, stage)
 
-    def _build(self, graph: Graph) -> Program:
+    def _built(self, graph: Graph) -> Program:
+        program, serves_range = self._build(graph)
+        if serves_range:
+            self._ranges.add(program, graph)
+        return program
+
+    def _build(self, graph: Graph) -> tuple[Program, bool]:
+        """A program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
-        if builder.serves_range:
-            self._ranges.add(program, graph)
         shapes: tuple[str, ...] = ()
         with done_without(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
         with done_without(self.report, "describing a compilation"):
             self._record(shapes, before, time.perf_counter() - start)
-        return program
+        return program, builder.serves_range
 
     def _record(self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float) -> None:
         report = self.report

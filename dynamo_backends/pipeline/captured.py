@@ -307,7 +307,7 @@ class CompiledGraph:
         return found
 
     def _build_padded(self, graph: Graph) -> Program | None:
-        program, serves_range = self._build(graph)
+        program, serves_range = self._build(graph, padded=True)
         return program if serves_range else None
 
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
@@ -326,7 +326,7 @@ class CompiledGraph:
             self._ranges.add(program, graph)
         return program
 
-    def _build(self, graph: Graph) -> tuple[Program, bool]:
+    def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:
         """A program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
@@ -334,7 +334,7 @@ class CompiledGraph:
         program = builder.build()
         shapes: tuple[str, ...] = ()
         with done_without(self.report, "describing the inputs"):
-            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
+            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range, padded)
         with done_without(self.report, "describing a compilation"):
             self._record(shapes, before, time.perf_counter() - start)
         return program, builder.serves_range

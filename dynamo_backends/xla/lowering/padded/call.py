@@ -71,6 +71,29 @@ class Operand:
         value = neutral(array.dtype) if callable(neutral) else neutral
         return jnp.where(valid, array, jnp.asarray(value, array.dtype))
 
+    def whole(self, dims: Sequence[int]) -> jax.Array:
+        """The array with zeros in the padding along some dimensions, if there is any."""
+        masked = self.masked(dims)
+        return self.array if masked is None else masked
+
+    def aligned(self, extents: Extents) -> "Operand":
+        """The operand with its valid positions where those of other extents are.
+
+        Args:
+            extents: With as many valid positions, of the last dimensions; size 1 stays as it is.
+        """
+        own = self.extents
+        wanted = extents[len(extents) - len(own) :]
+        moved = [d for d, e in enumerate(wanted) if own[d] and e and own[d] != e]
+        if not moved:
+            return self
+        array = self.array
+        for d in moved:
+            places = self.validity.places(wanted[d], own[d])
+            array = jnp.take(array, places, axis=d, mode="clip")
+        known = tuple(e if d in moved else own[d] for d, e in enumerate(wanted))
+        return Operand(known, lambda: array, self.validity)
+
     def without(self, dims: Sequence[int], keepdim: bool = False) -> Extents:
         """The extents without some dimensions, or with size 1 there."""
         if keepdim:
@@ -84,7 +107,7 @@ class PaddedCall:
     Args:
         node: The call.
         operand: Its tensor arguments.
-        lower: Runs its lowering, with arrays in the place of some arguments.
+        lower: Runs its lowering, with arrays in the place of some arguments, or of some tensors.
         validity: Of the graph.
     """
 
@@ -92,7 +115,7 @@ class PaddedCall:
         self,
         node: fx.Node,
         operand: Callable[[fx.Node], Operand],
-        lower: Callable[[Mapping[str, Any]], Any],
+        lower: Callable[[Mapping[str, Any], Mapping[fx.Node, Any]], Any],
         validity: Validity,
     ):
         self.node = node
@@ -153,7 +176,12 @@ class PaddedCall:
         Args:
             arguments: Arrays in the place of some; None: that one stays as it is.
         """
-        return self._lower({k: v for k, v in arguments.items() if v is not None})
+        return self._lower({k: v for k, v in arguments.items() if v is not None}, {})
+
+    def run_aligned(self, operands: Mapping[fx.Node, Operand]) -> Any:
+        """What the lowering makes of operands whose positions were moved (see `aligned`)."""
+        moved = {n: x.array for n, x in operands.items() if x.extents != self.operand(n).extents}
+        return self._lower({}, moved)
 
     def sizes(self, index: int | None = None) -> tuple[int, ...]:
         """The sizes of the (or one) result; its value says the bounds."""
@@ -179,11 +207,20 @@ class PaddedCall:
         if operand is not None and operand.is_padded(range(operand.ndim) if dims is None else dims):
             raise self.refuse(f"{name} is padded where it has to be whole")
 
-    def need_agreeing(self, *extents: Extents) -> Extents:
-        """Extents that are broadcast to each other."""
+    def agreed(self, *extents: Extents) -> Extents:
+        """Extents that operands are to be aligned to, so that they can be broadcast."""
         result = broadcast(extents)
         if result is None:
             raise self.refuse("dimensions of its operands are padded differently")
+        return result
+
+    def need_agreeing(self, *extents: Extents) -> Extents:
+        """Extents that are broadcast to each other as they are."""
+        result = self.agreed(*extents)
+        for own in extents:
+            wanted = result[len(result) - len(own) :]
+            if any(e and e != w for e, w in zip(own, wanted, strict=True)):
+                raise self.refuse("dimensions of its operands were merged differently")
         return result
 
     def refuse(self, reason: str) -> NotPaddedError:
@@ -193,4 +230,6 @@ class PaddedCall:
 
 def elementwise(call: PaddedCall) -> Placed:
     """The rule of elementwise operators: garbage stays where it is."""
-    return call.run(), call.need_agreeing(*(x.extents for x in call.operands()))
+    nodes = call.node.all_input_nodes
+    placed = call.agreed(*(call.operand(n).extents for n in nodes))
+    return call.run_aligned({n: call.operand(n).aligned(placed) for n in nodes}), placed

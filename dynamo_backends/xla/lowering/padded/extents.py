@@ -59,6 +59,14 @@ def is_padded(extent: Extent) -> bool:
     return any(f.size is not None for f in extent)
 
 
+def bounded(extent: Extent) -> int:
+    """The size of a dimension as it was before it was known what was merged in it."""
+    expression = expression_of(extent)
+    if not expression.free_symbols:
+        return bound_of(extent)
+    return Size(bound_of(extent), expression, 0, None)
+
+
 def padded_dims(extents: Extents) -> list[int]:
     """The dimensions in which not all positions are valid."""
     return [d for d, extent in enumerate(extents) if is_padded(extent)]
@@ -67,6 +75,11 @@ def padded_dims(extents: Extents) -> list[int]:
 def bound_of(extent: Extent) -> int:
     """How many positions a dimension has."""
     return math.prod(f.bound for f in extent)
+
+
+def expression_of(extent: Extent) -> sympy.Expr:
+    """How many positions of a dimension are valid."""
+    return sympy.expand(sympy.prod([f.expression for f in extent]))
 
 
 def merged(factors: Sequence[Factor]) -> Extent:
@@ -88,14 +101,17 @@ def merged(factors: Sequence[Factor]) -> Extent:
 
 
 def broadcast(operands: Sequence[Extents]) -> Extents | None:
-    """The extents of an elementwise result; None if those of the operands do not agree."""
+    """The extents of an elementwise result; None if as many positions of operands are not valid.
+
+    Of operands of which not all know what was merged, those count that know more.
+    """
     ndim = max((len(x) for x in operands), default=0)
     result: list[Extent] = []
     for d in range(-ndim, 0):
-        known = {x[d] for x in operands if len(x) >= -d} - {()}
-        if len(known) > 1:
+        known = list(dict.fromkeys(x[d] for x in operands if len(x) >= -d and x[d]))
+        if len({(bound_of(e), expression_of(e)) for e in known}) > 1:
             return None
-        result.append(known.pop() if known else ())
+        result.append(max(known, key=len) if known else ())
     return tuple(result)
 
 

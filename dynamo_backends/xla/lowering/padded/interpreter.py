@@ -77,15 +77,18 @@ class PaddedLowering(GraphLowering):
     def _operand(self, node: fx.Node) -> Operand:
         return Operand(self._extents[node], lambda: self._read_logical(node), self._validity)
 
-    def _lowered(self, node: fx.Node) -> Callable[[Mapping[str, Any]], Any]:
+    def _lowered(self, node: fx.Node) -> Callable[[Mapping[str, Any], Mapping[fx.Node, Any]], Any]:
         lower = super()._call
 
-        def run(replaced: Mapping[str, Any]) -> Any:
+        def run(replaced: Mapping[str, Any], moved: Mapping[fx.Node, Any]) -> Any:
+            before = self._values, self._logical
+            self._values, self._logical = {**self._values, **moved}, {**self._logical, **moved}
             self._replaced = replaced
             try:
                 return lower(node)
             finally:
                 self._replaced = {}
+                self._values, self._logical = before
 
         return run
 

@@ -12,16 +12,19 @@ def _product(call: PaddedCall, left: str, right: str) -> Placed:
     """A product over the last dimension of one operand and the last but one of another."""
     x, y = call[left], call[right]
     row, column = x.ndim - 1, max(y.ndim - 2, 0)
-    if x.extents[row] != y.extents[column]:
-        raise call.refuse("what is summed over is padded differently in its operands")
-    batch = call.need_agreeing(x.extents[: x.ndim - 2], y.extents[: y.ndim - 2])
+    (summed,) = call.agreed((x.extents[row],), (y.extents[column],))
+    batch = call.agreed(x.extents[: x.ndim - 2], y.extents[: y.ndim - 2])
     inner: Extents = (*x.extents[max(x.ndim - 2, 0) : row], *y.extents[column + 1 :])
-    masked = {left: x.masked([row]), right: y.masked([column])}
+    x = x.aligned((*batch[: x.ndim - 2], *x.extents[max(x.ndim - 2, 0) : row], summed))
+    y = y.aligned((*batch[: y.ndim - 2], summed, *y.extents[column + 1 :]))
     result = (*batch, *inner)
+    given = {left: x.whole([row]), right: y.whole([column])}
     added = call.get("self") if left != "self" else None
     if added is not None:
-        call.need_agreeing(added.extents, result)
-    return call.run(**masked), result
+        if call.agreed(added.extents, result) != result:
+            raise call.refuse("what is added is padded otherwise than the product")
+        given["self"] = added.aligned(result).array
+    return call.run(**given), result
 
 
 @pads("mm.default", "bmm.default", "mm.dtype", "bmm.dtype")

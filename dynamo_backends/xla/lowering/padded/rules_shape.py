@@ -3,7 +3,14 @@
 from jax import lax
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.extents import Extent, Extents, bound_of, reshaped
+from dynamo_backends.xla.lowering.padded.extents import (
+    Extent,
+    Extents,
+    bound_of,
+    bounded,
+    extents_of,
+    reshaped,
+)
 from dynamo_backends.xla.lowering.padded.registry import pads
 
 
@@ -22,10 +29,16 @@ from dynamo_backends.xla.lowering.padded.registry import pads
     shapes=("size", "shape"),
 )
 def reshape(call: PaddedCall) -> Placed:
-    placed = reshaped(call["self"].extents, call.sizes())
-    if placed is None:
+    x, sizes = call["self"], call.sizes()
+    placed = reshaped(x.extents, sizes)
+    if placed is not None:
+        return call.run(), placed
+    # One of the two may not know that it was merged of what the other has.
+    placed = extents_of(sizes)
+    merged_as = reshaped(placed, [bounded(e) for e in x.extents])
+    if merged_as is None:
         raise call.refuse("it is not a view that merges or splits whole dimensions")
-    return call.run(), placed
+    return call.run(self=x.aligned(merged_as).array), placed
 
 
 @pads("permute.default", "permute_copy.default")

@@ -8,7 +8,7 @@ import sympy
 from jax import lax
 
 from dynamo_backends.graph.sizes import Size
-from dynamo_backends.xla.lowering.padded.extents import Extent, Extents, bound_of, is_padded
+from dynamo_backends.xla.lowering.padded.extents import Extent, Extents, Factor, bound_of, is_padded
 
 
 class Validity:
@@ -57,11 +57,31 @@ class Validity:
             result = valid if result is None else result & valid
         return result
 
+    def places(self, target: Extent, source: Extent) -> jax.Array:
+        """Where each valid position of an extent is in another with the same valid positions."""
+        grid = [factor.bound for factor in target]
+        number = jnp.zeros(grid, jnp.int32)
+        for axis, factor in enumerate(target):
+            position = lax.broadcasted_iota(jnp.int32, grid, axis)
+            number = number * self._real(factor) + position
+        place, outer = jnp.zeros(grid, jnp.int32), number
+        stride = 1
+        for factor in reversed(source):
+            real = jnp.maximum(self._real(factor), 1)
+            place += outer % real * stride
+            outer, stride = outer // real, stride * factor.bound
+        return place.reshape(-1)
+
+    def _real(self, factor: Factor) -> jax.Array:
+        if factor.size is None:
+            return jnp.asarray(factor.bound, jnp.int32)
+        return self.number(factor.size).astype(jnp.int32)
+
     def _computed(self, extent: Extent) -> jax.Array:
         grid = [factor.bound for factor in extent]
         valid = jnp.ones(grid, bool)
         for axis, factor in enumerate(extent):
             if factor.size is not None:
                 position = lax.broadcasted_iota(jnp.int32, grid, axis)
-                valid &= position < self.number(factor.size).astype(jnp.int32)
+                valid &= position < self._real(factor)
         return valid.reshape(-1)

@@ -86,6 +86,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     yield _line(f"{report.kind} graph: operators {', '.join(where)}; {blocks}", "bold")
     if report.reverted:
         yield _line(f"reverted: {report.reverted}", "yellow")
+    if report.exact:
+        yield _line(f"sizes are not padded: {report.exact}", "yellow")
     if report.blocks > 1 or report.fallbacks:
         yield _line(_parts(report), indent=4)
     yield from _fallbacks(report.fallbacks)

@@ -1,13 +1,13 @@
 """Turns a graph with symbolic shapes into one for concrete shapes."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends._torch_private import FakeTensorMode, size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.passes import PassSequence
@@ -104,6 +104,57 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
     if remember:
         settle_numbers(graph)
     return True
+
+
+class Symbols:
+    """The symbols of a graph, and what their values make of it.
+
+    Args:
+        graph: With symbolic shapes.
+
+    Attributes:
+        most: The largest value that guards allow of each symbol that sizes of inputs follow from;
+            None: there is none.
+    """
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self.most: dict[sympy.Symbol, int | None] = {}
+        for place in graph.placeholders:
+            value = place.meta.get("val")
+            shape = value.shape if isinstance(value, torch.Tensor) else ()
+            for size in shape:
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    self.most[size.node.expr] = size_bounds(size)[1]
+
+    def read(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
+        """The values of all symbols in one call.
+
+        Args:
+            args: One value per placeholder.
+        """
+        bindings: dict[sympy.Expr, Any] = {}
+        for place, value in zip(self._graph.placeholders, args, strict=True):
+            _bind(place.meta["val"], value, bindings)
+        return bindings
+
+    def specialized(self, args: Sequence[Any]) -> Graph:
+        """See `specialize`; sizes remember where they come from."""
+        return specialize(self._graph, args, remember=True)
+
+    def arguments(self, args: Sequence[Any], values: Mapping[sympy.Symbol, int]) -> list[Any]:
+        """What stands for the arguments of a call in which symbols have other values.
+
+        Args:
+            args: Of a call; those that do not vary stay as they are.
+            values: Of all symbols.
+        """
+        mode = FakeTensorMode()
+        known: dict[sympy.Expr, Any] = dict(values)
+        return [
+            _concrete(place.meta["val"], known, mode) if is_symbolic(place.meta["val"]) else value
+            for place, value in zip(self._graph.placeholders, args, strict=True)
+        ]
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:

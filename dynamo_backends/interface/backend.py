@@ -62,6 +62,19 @@ class Support:
 SUPPORTED = Support(True)
 
 
+@dataclass(frozen=True)
+class Buckets:
+    """How a backend that pads inputs rounds up sizes.
+
+    Attributes:
+        growth: Each bound is about so many times the one before it.
+        exact_after: Sizes that were seen so often get an executable of their own.
+    """
+
+    growth: float
+    exact_after: int
+
+
 RANGED = "one executable for all sizes that the symbols allow"
 """What `Backend.dynamic_shapes` is of backends that serve ranges."""
 
@@ -168,6 +181,20 @@ class Backend(ABC):
         from dynamo_backends.interface.plan import plan_each
 
         return plan_each(graph, lambda node: self.supports(node, options), self.name)
+
+    def buckets(self, options: Any) -> Buckets | None:
+        """How sizes are rounded up where `compile` takes graphs whose sizes are bounds.
+
+        Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
+        inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.
+
+        Args:
+            options: An instance of `Options`.
+
+        Returns:
+            None: every set of concrete shapes is compiled for itself.
+        """
+        return None
 
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:

@@ -43,6 +43,19 @@ class CompileError(DynamoBackendsError):
     """The vendor's compiler refused a graph whose operators were all lowered."""
 
 
+class NotPaddedError(DynamoBackendsError):
+    """An executable for smaller sizes than it was compiled for cannot be made of a graph.
+
+    Attributes:
+        reason: Why, in words for the user.
+    """
+
+    def __init__(self, op: str, reason: str):
+        super().__init__(f"{op}: {reason}")
+        self.op = op
+        self.reason = reason
+
+
 class SaveError(DynamoBackendsError):
     """A compiled graph cannot be saved to a file, or loaded from one of another version."""
 

@@ -96,15 +96,15 @@ class Served:
     """What served calls of a graph with symbols, and how many.
 
     Attributes:
-        by: "ranged": a program for all sizes that the symbols allow; "exact": one for concrete
-            sizes; "eager while compiling"; "eager".
+        by: "ranged": a program for all sizes that the symbols allow; "padded": one for sizes up to
+            its bounds; "exact": one for concrete sizes; "eager while compiling"; "eager".
         shapes: As `Compilation.shapes`; empty in eager.
         calls: How many.
         executables: As `Compilation.executables`; 0 in eager.
         seconds: Of compilation.
     """
 
-    by: Literal["ranged", "exact", "eager while compiling", "eager"]
+    by: Literal["ranged", "padded", "exact", "eager while compiling", "eager"]
     shapes: tuple[str, ...]
     calls: int = 0
     executables: int = 0
@@ -207,6 +207,8 @@ class GraphReport:
             this report. Results do not depend on it.
         reverted: Why the graph was not compiled in the blocks that the backend could take, and
             what runs it instead; empty if it was.
+        exact: With dynamic shapes and a backend that pads inputs: why every set of concrete shapes
+            is compiled for itself; empty if not.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
         candidates: With autotune: every candidate and what became of it.
         symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
@@ -245,6 +247,7 @@ class GraphReport:
     compilations: list[Compilation] = field(default_factory=list, repr=False)
     failures: list[str] = field(default_factory=list)
     reverted: str = ""
+    exact: str = ""
     ops_on_inductor: int = 0
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
     chosen: str = ""

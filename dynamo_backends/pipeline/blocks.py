@@ -23,6 +23,7 @@ from dynamo_backends.interface.errors import (
     DynamoBackendsError,
     FallbackRefusedError,
     LoweringError,
+    NotPaddedError,
 )
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
@@ -197,6 +198,8 @@ class ProgramBuilder:
                     self._refuse_all(part, str(error))  # or this loop would not end
                 self._refused[error.node_name] = error.reason
                 return None
+            except NotPaddedError:
+                raise  # its sizes are bounds: the program would be for other ones
             except DynamoBackendsError as error:
                 self._refuse_all(part, str(error))
                 return None
@@ -211,13 +214,16 @@ class ProgramBuilder:
             self._refused[node.name] = reason
 
     def _compile_block(self, graph: Graph) -> Executable:
+        ranged = is_ranged(graph.module.graph)
+        kept = planned_fingerprint(graph, self._plan, ranged)
         mark = planned_fingerprint(graph, self._plan)
+        if ranged:
+            mark = f"{kept} {mark}"
         if mark not in self._compiled:
-            ranged = is_ranged(graph.module.graph)
             executable = load_or_compile(
                 self._backend,
                 self._options,
-                f"{planned_fingerprint(graph, self._plan, ranged)} {ranged}",
+                f"{mark if self._backend.buckets(self._options) else kept} {ranged}",
                 functools.partial(self._load, graph.copy()),
                 lambda: _compile(self._backend, self._options, self._plan, graph),
                 self._report,

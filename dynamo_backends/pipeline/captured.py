@@ -35,6 +35,7 @@ from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
     SaveError,
     UnknownBackendError,
+    brief_error,
 )
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
@@ -42,6 +43,7 @@ from dynamo_backends.interface.report import Compilation, GraphReport, Kind, Ser
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import (
     describe_shapes,
     describe_symbols,
@@ -199,6 +201,12 @@ def _graph_compiler(
     return _GraphCompiler(backend, options, facts, next(_captures))
 
 
+def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", "exact"]:
+    if not serves_range:
+        return "exact"
+    return "padded" if padded else "ranged"
+
+
 def _is_beside(options: Options) -> bool:
     return options.while_compiling == "eager"
 
@@ -259,6 +267,7 @@ class CompiledGraph:
         self._lock = threading.Lock()
         self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._ranges = Ranges(options.max_executables)
+        self._padded = self._padded_programs()
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         self._is_ranged = backend.serves_ranges and options.ranges
@@ -295,25 +304,21 @@ class CompiledGraph:
 
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
-        program = self._programs.get(key)
+        program = self._known(key)
         if program is None and compiles_nothing():
-            return self._eager
+            return self._programs.get(key) or self._eager
         if program is None and _is_beside(self._options):
             values = stand_ins(self._graph, [*args, *self._constants])
             background.submit((self, key), lambda: self._compile_beside(key, values))
-            return self._meanwhile
+            return self._programs.get(key) or self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():
-                program = self._programs.get(key)
+                program = self._known(key)
                 if program is None:
-                    program = self._compile_for(key, [*args, *self._constants])
+                    program = self._for_sizes(key, [*args, *self._constants])
+                    self._keep(key, program)
         with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
             self._programs.move_to_end(key)
-        return program
-
-    def _compile_for(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
-        program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
-        self._keep(key, program)
         return program
 
     def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
@@ -321,9 +326,10 @@ class CompiledGraph:
         program: Compiled
         with disable_current_modes():
             try:
-                program = self._compile(lambda: specialize(self._graph, values, self._is_ranged))
-                if isinstance(program, Program):
-                    program.prepare(values)
+                program = self._for_sizes(key, values)
+                made = program.program if isinstance(program, Counted) else program
+                if isinstance(made, Program):
+                    made.prepare(values)
             except Exception as error:
                 program = Raising(error)
         if self._is_static:
@@ -335,33 +341,75 @@ class CompiledGraph:
         while len(self._programs) > self._options.max_executables:
             self._programs.popitem(last=False)
 
+    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
+        """The program for some sizes; None: there is none, or they are to get one of their own."""
+        program = self._programs.get(key)
+        return None if isinstance(program, Counted) and program.is_spent else program
+
+    def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
+        """A program for new sizes: a padded one, unless these sizes were seen often."""
+        if self._padded is not None and key not in self._programs:
+            padded = self._find_padded(self._padded, values)
+            if padded is not None:
+                return padded
+        return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+
+    def _padded_programs(self) -> PaddedPrograms | None:
+        options = self._options
+        rule = self._backend.buckets(options) if options.ranges else None
+        if rule is None or not is_dynamic(self._graph):
+            return None
+        return PaddedPrograms(self._graph, rule, options.max_executables, self._build_padded)
+
+    def _find_padded(self, programs: PaddedPrograms, values: Sequence[Any]) -> Compiled | None:
+        try:
+            found = programs.find(values)
+        except Exception as error:  # these sizes are compiled exactly, and what fails there counts
+            log.debug("no program could be padded", exc_info=True)
+            programs.reason = brief_error(error)
+            found = None
+        if programs.reason and not self.report.exact:
+            self.report.exact = programs.reason
+            log.info("%s: sizes are not padded: %s", self._backend.name, programs.reason)
+        return found
+
+    def _build_padded(self, graph: Graph) -> Program | None:
+        program, serves_range = self._build(graph, padded=True)
+        return program if serves_range else None
+
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
             graph = make()
             PASSES(graph)
-            return self._ranges.find(graph) or self._build(graph)
+            return self._ranges.find(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             _in_eager(self._eager, module, self.report, self._options, error, stage)
             return self._eager
 
-    def _build(self, graph: Graph) -> Program:
+    def _built(self, graph: Graph) -> Program:
+        program, serves_range = self._build(graph)
+        if serves_range:
+            self._ranges.add(program, graph)
+        return program
+
+    def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:
+        """A program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
-        if builder.serves_range:
-            self._ranges.add(program, graph)
         shapes: tuple[str, ...] = ()
         with done_without(self.report, "describing the inputs"):
-            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range)
+            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range, padded)
         with done_without(self.report, "describing a compilation"):
             made = self._record(shapes, before, time.perf_counter() - start)
-            by: Literal["ranged", "exact"] = "ranged" if builder.serves_range else "exact"
-            program.served = Served(by, shapes, 0, made.executables, made.seconds)
+            program.served = Served(
+                _served_by(builder.serves_range, padded), shapes, 0, made.executables, made.seconds
+            )
             self._served.append(program.served)
-        return program
+        return program, builder.serves_range
 
     def _record(
         self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float

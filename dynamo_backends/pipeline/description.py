@@ -60,7 +60,7 @@ def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
 
 
 def describe_shapes(
-    graph: Graph, inputs: Sequence[InputReport], ranged: bool = False
+    graph: Graph, inputs: Sequence[InputReport], ranged: bool = False, padded: bool = False
 ) -> tuple[str, ...]:
     """Data types and shapes of what differs from call to call, such as "x: float32[3, 4]".
 
@@ -68,9 +68,10 @@ def describe_shapes(
         graph: For concrete shapes.
         inputs: What is known of its inputs, one each.
         ranged: It was compiled for all sizes: "x: float32[s0, 4]".
+        padded: It was compiled for sizes up to those of the graph: "x: float32[s0≤8, 4]".
     """
     return tuple(
-        f"{known.name}: {_text(place, ranged)}"
+        f"{known.name}: {_text(place, ranged, padded)}"
         for place, known in zip(graph.placeholders, inputs, strict=True)
         if known.role in ("activation", "tangent")
     )
@@ -89,12 +90,18 @@ def describe_symbols(graph: Graph) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _text(place: fx.Node, ranged: bool) -> str:
+def _text(place: fx.Node, ranged: bool, padded: bool) -> str:
     value, sizes = place.meta.get("val"), sizes_of(place)
     if not ranged or not any(isinstance(size, Size) for size in sizes):
         return value_text(value)
-    shape = [str(s.expression) if isinstance(s, Size) else str(s) for s in sizes]
+    shape = [_size_text(s, padded) for s in sizes]
     return f"{value_text(value).partition('[')[0]}[{', '.join(shape)}]"
+
+
+def _size_text(size: int | None, padded: bool) -> str:
+    if not isinstance(size, Size):
+        return str(size)
+    return f"{size.expression}≤{size}" if padded else str(size.expression)
 
 
 def _name(node: fx.Node) -> str:

@@ -29,17 +29,14 @@ class Compiled(Protocol):
         ...
 
 
-class Ranged:
-    """A program, and the sizes for which it is known to be right.
+class Proof:
+    """Sizes for which the passes make the same graph.
 
     Args:
-        program: All of whose executables serve a range.
-        graph: After all passes, for the sizes that it was compiled for.
+        graph: After all passes, for the first sizes.
     """
 
-    def __init__(self, program: Program, graph: Graph):
-        self.program = program
-        self.mark = fingerprint(graph, ranged=True)
+    def __init__(self, graph: Graph):
         self._values: dict[Any, list[int]] = {}
         self._has_forgotten = has_forgotten(graph)
         self.add(graph)
@@ -59,6 +56,20 @@ class Ranged:
                    if expression.free_symbols]  # fmt: skip
         varied = all(len(set(values)) > 1 for values in several)
         return varied and len(set(several)) == len(several)
+
+
+class Ranged(Proof):
+    """A program, and the sizes for which it is known to be right.
+
+    Args:
+        program: All of whose executables serve a range.
+        graph: After all passes, for the sizes that it was compiled for.
+    """
+
+    def __init__(self, program: Program, graph: Graph):
+        super().__init__(graph)
+        self.program = program
+        self.mark = fingerprint(graph, ranged=True)
 
 
 class Ranges:

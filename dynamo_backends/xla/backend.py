@@ -11,9 +11,10 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
+from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.options import Options, Ranges
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 
@@ -31,12 +32,19 @@ class XlaOptions(Options):
         matmul_precision: For float32 products where the device offers less: "highest", "high" or
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
+        bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds
+            each of which is about so many times the one before it. 1: no size is rounded up.
+        exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly.
     """
 
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
+    bucket_growth: float = 1.5
+    exact_after: int = 3
+
+    RANGES: ClassVar[Ranges] = {"bucket_growth": (1, None), "exact_after": (1, None)}
 
     @property
     def is_reduced(self) -> bool:
@@ -105,6 +113,12 @@ class OpenXLA(Backend):
         reason = row.when(node) if row.when is not None else None
         return SUPPORTED if reason is None else Support(False, reason)
 
+    def buckets(self, options: XlaOptions) -> Buckets | None:
+        """See `Backend.buckets`."""
+        if options.bucket_growth == 1:
+            return None
+        return Buckets(options.bucket_growth, options.exact_after)
+
     def compile(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile`."""
         from dynamo_backends.xla.compiler import compile_graph
@@ -113,6 +127,10 @@ class OpenXLA(Backend):
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
         lowering = _lowering_options(platform_name, options)
+        if next(all_sizes(graph), None) is not None:
+            from dynamo_backends.xla.padded.compiler import compile_padded
+
+            return compile_padded(graph, device, lowering, options.reserve)
         return compile_graph(graph, device, lowering, options.reserve)
 
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
@@ -148,6 +166,10 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.runtime import XlaExecutable, open_device
 
         device = open_device(*_target(graph, options))
+        if next(all_sizes(graph), None) is not None:
+            from dynamo_backends.xla.padded.compiler import load_padded
+
+            return load_padded(parts, graph, device, options.reserve)
         return XlaExecutable.load(device, graph, dict(parts), options.reserve)
 
 

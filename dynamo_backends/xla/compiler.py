@@ -8,7 +8,7 @@ from jax.extend import core
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, Storage
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
@@ -22,19 +22,32 @@ from dynamo_backends.xla.transposes import fold_transposes
 
 
 def compile_graph(
-    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
+    graph: Graph,
+    device: Device,
+    options: LoweringOptions,
+    reserve: bool = True,
+    lowering: GraphLowering | None = None,
 ) -> XlaExecutable:
     """Compiles a graph of supported calls, which may be changed, for one device.
+
+    Args:
+        graph: With static shapes.
+        device: Where it will run.
+        options: For the lowering.
+        reserve: As for `XlaExecutable`.
+        lowering: Of the graph, in the place of the plain one.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: XLA refuses the program.
     """
-    if device.platform == "cpu":
-        scale_late(graph)
+    if lowering is None:
+        if device.platform == "cpu":
+            scale_late(graph)
+        lowering = GraphLowering(graph.module.graph, options)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
-        traced = fold_transposes(_trace(graph, options))
+        traced = fold_transposes(_trace(graph, lowering))
         parts = prologue.split(traced, len(graph.weights))
         main = _compile(parts.main, device)
         before = _compile_prologue(parts.prologue, device)
@@ -50,12 +63,11 @@ def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     return _compile(program, device, runs_once=True) if prepared is None else prepared
 
 
-def _trace(graph: Graph, options: LoweringOptions) -> core.ClosedJaxpr:
+def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
     order = [*graph.weights, *graph.activations]
     values = [p.meta["val"] for p in graph.placeholders]
     storages = [Importer(v).storage if _is_tensor(v) else None for v in values]
     exporters = [Exporter(n.meta["val"]) for n in graph.outputs]
-    lowering = GraphLowering(graph.module.graph, options)
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
         inputs: list[Any] = [None] * len(order)
@@ -68,7 +80,7 @@ def _trace(graph: Graph, options: LoweringOptions) -> core.ClosedJaxpr:
     shapes = [abstract(values[place], storages[place]) for place in order]
     try:
         return jax.make_jaxpr(program)(*shapes)
-    except LoweringError:
+    except (LoweringError, NotPaddedError):
         raise
     except Exception as error:
         raise CompileError(f"jax cannot trace the graph: {error}") from error

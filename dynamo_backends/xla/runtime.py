@@ -177,6 +177,8 @@ class XlaExecutable(Executable):
         reserve: Whether memory of temporaries is kept between calls.
     """
 
+    serves_range = True  # of a graph of which nothing varies; see `padded` for others
+
     def __init__(
         self,
         device: Device,

@@ -8,7 +8,7 @@ dimension only, which for the kernels of convolutions is three elements long.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class GraphLowering:
         context = Context(node, self._options, self._kept)
         try:
             result = self._apply(lowering, context)
-            return _conform(result, node.meta["val"])
+            return conform(result, node.meta["val"])
         except LoweringError:
             raise
         except Exception as error:
@@ -98,9 +98,14 @@ class GraphLowering:
             return self._apply_pointwise(lowering, context, prefix)
         else:
             read = self._read_logical
-        args = fx.map_arg(node.args, read)
-        kwargs = fx.map_arg(node.kwargs, read)
+        args, kwargs = self._arguments(node, read)
         return lowering.fn(*prefix, *args, **kwargs)
+
+    def _arguments(
+        self, node: fx.Node, read: Callable[[fx.Node], Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """What a lowering is called with."""
+        return fx.map_arg(node.args, read), fx.map_arg(node.kwargs, read)
 
     def _apply_pointwise(
         self, lowering: Lowering, context: Context, prefix: tuple[Context, ...]
@@ -162,7 +167,7 @@ class GraphLowering:
         return self._logical[node]
 
 
-def _conform(result: Any, expected: Any) -> Any:
+def conform(result: Any, expected: Any) -> Any:
     """Gives a result the dtype that torch promises, and insists on the shape."""
     if isinstance(expected, torch.Tensor):
         shape = tuple(result.shape)
@@ -173,5 +178,5 @@ def _conform(result: Any, expected: Any) -> Any:
             return replace(result, array=result.array.astype(dtype))
         return jnp.asarray(result).astype(dtype)
     if isinstance(expected, list | tuple):
-        return tuple(_conform(r, e) for r, e in zip(result, expected, strict=True))
+        return tuple(conform(r, e) for r, e in zip(result, expected, strict=True))
     return result

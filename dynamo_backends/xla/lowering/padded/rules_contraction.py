@@ -1,0 +1,65 @@
+"""Matrix products: zeros along the dimension that is summed over.
+
+On both sides, since 0 × NaN is NaN.
+"""
+
+from dynamo_backends.xla.lowering.padded.call import Operand, PaddedCall, Placed
+from dynamo_backends.xla.lowering.padded.extents import Extents
+from dynamo_backends.xla.lowering.padded.registry import pads
+
+
+def _product(call: PaddedCall, left: str, right: str) -> Placed:
+    """A product over the last dimension of one operand and the last but one of another."""
+    x, y = call[left], call[right]
+    row, column = x.ndim - 1, max(y.ndim - 2, 0)
+    (summed,) = call.agreed((x.extents[row],), (y.extents[column],))
+    batch = call.agreed(x.extents[: x.ndim - 2], y.extents[: y.ndim - 2])
+    inner: Extents = (*x.extents[max(x.ndim - 2, 0) : row], *y.extents[column + 1 :])
+    x = x.aligned((*batch[: x.ndim - 2], *x.extents[max(x.ndim - 2, 0) : row], summed))
+    y = y.aligned((*batch[: y.ndim - 2], summed, *y.extents[column + 1 :]))
+    result = (*batch, *inner)
+    given = {left: x.whole([row]), right: y.whole([column])}
+    added = call.get("self") if left != "self" else None
+    if added is not None:
+        if call.agreed(added.extents, result) != result:
+            raise call.refuse("what is added is padded otherwise than the product")
+        given["self"] = added.aligned(result).array
+    return call.run(**given), result
+
+
+@pads("mm.default", "bmm.default", "mm.dtype", "bmm.dtype")
+def mm(call: PaddedCall) -> Placed:
+    return _product(call, "self", "mat2")
+
+
+@pads("mv.default")
+def mv(call: PaddedCall) -> Placed:
+    return _product(call, "self", "vec")
+
+
+@pads("addmm.default", "addmm.dtype", "_addmm_activation.default")
+def addmm(call: PaddedCall) -> Placed:
+    return _product(call, "mat1", "mat2")
+
+
+@pads("addmv.default")
+def addmv(call: PaddedCall) -> Placed:
+    return _product(call, "mat", "vec")
+
+
+@pads("baddbmm.default", "baddbmm.dtype")
+def baddbmm(call: PaddedCall) -> Placed:
+    return _product(call, "batch1", "batch2")
+
+
+@pads("dot.default", "vdot.default")
+def dot(call: PaddedCall) -> Placed:
+    return _product(call, "self", "other" if call.get("other") else "tensor")
+
+
+@pads("linear.default")
+def linear(call: PaddedCall) -> Placed:
+    x: Operand = call["input"]
+    call.need_whole("weight")
+    call.need_whole("input", [x.ndim - 1])
+    return call.run(), (*x.extents[:-1], *call["weight"].extents[:-1])

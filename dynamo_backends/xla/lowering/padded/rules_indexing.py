@@ -1,0 +1,53 @@
+"""Reading at indices; what indices in the padding read is garbage, and stays in the padding."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from torch import fx
+
+from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
+from dynamo_backends.xla.lowering.padded.extents import Extents
+from dynamo_backends.xla.lowering.padded.registry import pads
+
+
+@pads("embedding.default")
+def embedding(call: PaddedCall) -> Placed:
+    call.need_whole("weight")
+    return call.run(), (*call["indices"].extents, *call["weight"].extents[1:])
+
+
+@pads("embedding_dense_backward.default")
+def embedding_backward(call: PaddedCall) -> Placed:
+    """What indices in the padding name gets nothing."""
+    grad, indices = call["grad_output"], call["indices"]
+    call.need_whole("grad_output", [grad.ndim - 1])
+    if grad.extents[:-1] != indices.extents:
+        raise call.refuse("the gradient is padded otherwise than the indices")
+    if call.value("scale_grad_by_freq"):
+        raise call.refuse("it counts how often each index comes")
+    return call.run(grad_output=grad.masked()), call.fresh()
+
+
+@pads("index.Tensor", "_unsafe_index.Tensor")
+def index(call: PaddedCall) -> Placed:
+    """Negative indices count from the real end."""
+    x = call["self"]
+    given: list[Any] = list(call.value("indices"))
+    axes = [d for d, i in enumerate(given) if i is not None]
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise call.refuse("its indices are not of neighbouring dimensions")
+    read: list[Any] = [None] * len(given)
+    placed: list[Extents] = []
+    for d in axes:
+        node: fx.Node = given[d]
+        indices = call.operand(node)
+        read[d] = indices.array
+        if x.is_padded([d]):
+            if len(x.extents[d]) > 1:
+                raise call.refuse("it reads along several dimensions that were merged")
+            end = jnp.asarray(call.validity.count(x.extents[d]), read[d].dtype)
+            read[d] = jnp.where(read[d] < 0, read[d] + end, read[d])
+        placed.append(indices.extents)
+    between = call.need_agreeing(*placed)
+    result = (*x.extents[: axes[0]], *between, *x.extents[axes[-1] + 1 :])
+    return call.run(indices=read), result

@@ -1,0 +1,143 @@
+"""Views: dimensions that are carried over, merged, split, permuted, spread or cut."""
+
+from jax import lax
+
+from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
+from dynamo_backends.xla.lowering.padded.extents import (
+    Extent,
+    Extents,
+    bound_of,
+    bounded,
+    extents_of,
+    reshaped,
+)
+from dynamo_backends.xla.lowering.padded.registry import pads
+
+
+@pads(
+    "view.default",
+    "_unsafe_view.default",
+    "reshape.default",
+    "view_copy.default",
+    "_reshape_copy.default",
+    "unsqueeze.default",
+    "unsqueeze_copy.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+    "flatten.using_ints",
+    shapes=("size", "shape"),
+)
+def reshape(call: PaddedCall) -> Placed:
+    x, sizes = call["self"], call.sizes()
+    placed = reshaped(x.extents, sizes)
+    if placed is not None:
+        return call.run(), placed
+    # One of the two may not know that it was merged of what the other has.
+    placed = extents_of(sizes)
+    merged_as = reshaped(placed, [bounded(e) for e in x.extents])
+    if merged_as is None:
+        raise call.refuse("it is not a view that merges or splits whole dimensions")
+    return call.run(self=x.aligned(merged_as).array), placed
+
+
+@pads("permute.default", "permute_copy.default")
+def permute(call: PaddedCall) -> Placed:
+    x = call["self"]
+    return call.run(), tuple(x.extents[d] for d in call.value("dims"))
+
+
+@pads("transpose.int", "transpose_copy.int")
+def transpose(call: PaddedCall) -> Placed:
+    extents = list(call["self"].extents)
+    a, b = call.dim("self", "dim0"), call.dim("self", "dim1")
+    if extents:
+        extents[a], extents[b] = extents[b], extents[a]
+    return call.run(), tuple(extents)
+
+
+@pads("t.default", "t_copy.default")
+def t(call: PaddedCall) -> Placed:
+    return call.run(), call["self"].extents[::-1]
+
+
+@pads("expand.default", "expand_copy.default", shapes=("size",))
+def expand(call: PaddedCall) -> Placed:
+    fresh = call.fresh()
+    own = call["self"].extents
+    own = ((),) * (len(fresh) - len(own)) + own
+    return call.run(), tuple(e or f for e, f in zip(own, fresh, strict=True))
+
+
+@pads("slice.Tensor", "slice_copy.Tensor", shapes=("end",))
+def slice_(call: PaddedCall) -> Placed:
+    """From a place that is known on; what is left beyond the real end is padding again."""
+    x, d = call["self"], call.dim("self")
+    start = call.value("start") or 0
+    if not x.is_padded([d]):
+        return call.run(), _with(x.extents, d, call.fresh()[d])
+    if len(x.extents[d]) > 1 or start < 0:
+        raise call.refuse("where it begins depends on a size that varies")
+    return call.run(), _with(x.extents, d, call.fresh()[d])
+
+
+@pads("select.int", "select_copy.int")
+def select(call: PaddedCall) -> Placed:
+    """Negative indices count from the real end."""
+    x, d = call["self"], call.dim("self")
+    index = call.value("index")
+    placed = x.without([d])
+    if not x.is_padded([d]):
+        return call.run(), placed
+    if len(x.extents[d]) > 1:
+        raise call.refuse("it selects along several dimensions that were merged")
+    if index >= 0:
+        return call.run(), placed
+    place = call.validity.count(x.extents[d]) + index
+    return lax.dynamic_index_in_dim(x.array, place, d, keepdims=False), placed
+
+
+@pads("cat.default")
+def cat(call: PaddedCall) -> Placed:
+    parts = [call.operand(n) for n in call.value("tensors")]
+    parts = [x for x in parts if not (x.ndim == 1 and bound_of(x.extents[0]) == 0)]
+    d = (call.value("dim") or 0) % parts[0].ndim
+    if any(x.is_padded([d]) for x in parts):
+        raise call.refuse("it joins tensors along a dimension that varies")
+    others = call.need_agreeing(*(_with(x.extents, d, ()) for x in parts))
+    return call.run(), _with(others, d, call.fresh()[d])
+
+
+@pads("stack.default")
+def stack(call: PaddedCall) -> Placed:
+    parts = [call.operand(n) for n in call.value("tensors")]
+    d = (call.value("dim") or 0) % (parts[0].ndim + 1)
+    placed = list(call.need_agreeing(*(x.extents for x in parts)))
+    placed.insert(d, call.fresh()[d])
+    return call.run(), tuple(placed)
+
+
+@pads(
+    "split.Tensor",
+    "split_copy.Tensor",
+    "unsafe_split.Tensor",
+    "split_with_sizes.default",
+    "split_with_sizes_copy.default",
+    "unsafe_split_with_sizes.default",
+)
+def split(call: PaddedCall) -> Placed:
+    x, d = call["self"], call.dim("self")
+    call.need_whole("self", [d])
+    count = len(call.node.meta["val"])
+    return call.run(), tuple(_with(x.extents, d, call.fresh(i)[d]) for i in range(count))
+
+
+@pads("unbind.int", "unbind_copy.int")
+def unbind(call: PaddedCall) -> Placed:
+    x, d = call["self"], call.dim("self")
+    call.need_whole("self", [d])
+    return call.run(), (x.without([d]),) * len(call.node.meta["val"])
+
+
+def _with(extents: Extents, dim: int, extent: Extent) -> Extents:
+    return (*extents[:dim], extent, *extents[dim + 1 :])

@@ -1,0 +1,126 @@
+"""Compiles a graph that was specialised at bounds for all sizes up to them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import sympy
+import torch
+
+from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, all_sizes, sizes_in
+from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
+from dynamo_backends.xla.compiler import compile_graph
+from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.lowering.padded.interpreter import PaddedLowering
+from dynamo_backends.xla.padded.executable import Outline, PaddedExecutable
+from dynamo_backends.xla.runtime import Device
+
+NUMBERS = "real_sizes"
+"""Name of the input that has the real sizes."""
+
+
+def compile_padded(
+    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
+) -> PaddedExecutable:
+    """Compiles a graph of supported calls, which may be changed, for one device.
+
+    Args:
+        graph: Specialised at bounds; sizes know their expressions.
+        device: Where it will run.
+        options: For the lowering.
+        reserve: As for `XlaExecutable`.
+
+    Raises:
+        NotPaddedError: An operator, which it names, cannot take padded arrays, or it cannot be
+            compiled; whether it can be at all is seen when it is compiled exactly.
+    """
+    numbers = numbers_of(graph)
+    places = {size.expression: i for i, size in enumerate(numbers)}
+    complete = with_numbers(graph, len(numbers))
+    lowering = PaddedLowering(complete.module.graph, options, places)
+    try:
+        inner = compile_graph(complete, device, options, reserve, lowering)
+        outlines = [Outline.of(extents, places) for extents in lowering.outputs]
+        return PaddedExecutable(inner, graph, numbers, outlines)
+    except LoweringError as error:
+        raise NotPaddedError(error.op, error.reason) from error
+    except CompileError as error:
+        raise NotPaddedError("the graph", str(error)) from error
+
+
+def load_padded(
+    parts: Mapping[str, bytes], graph: Graph, device: Device, reserve: bool = True
+) -> PaddedExecutable:
+    """Recreates an executable from its `dump`, for the graph that it was compiled from."""
+    numbers = numbers_of(graph)
+    complete = with_numbers(graph, len(numbers))
+    return PaddedExecutable.load(device, graph, complete, numbers, dict(parts), reserve)
+
+
+def numbers_of(graph: Graph) -> list[Size]:
+    """The sizes that a program needs of each call: one of each expression, in order.
+
+    Raises:
+        NotPaddedError: A dimension may be larger in a call of smaller sizes.
+    """
+    found: dict[sympy.Expr, Size] = {}
+    for size in all_sizes(graph):
+        if size.expression.free_symbols:
+            found.setdefault(size.expression, size)
+    for node in graph.module.graph.nodes:
+        for size in sizes_in(node.meta.get(SIZES)):
+            if not grows(size.expression):
+                raise NotPaddedError(str(node.target), f"a size of it is {size.expression}")
+    return list(found.values())
+
+
+def grows(expression: sympy.Expr) -> bool:
+    """Whether an expression never falls when its symbols, which are not negative, grow."""
+    if expression.is_Integer or expression.is_Symbol:
+        return True
+    if isinstance(expression, sympy.Add):
+        return all(map(grows, expression.args))
+    if isinstance(expression, sympy.Mul):
+        factor, rest = expression.as_coeff_Mul()
+        if factor != 1 and not isinstance(rest, sympy.Mul):
+            return bool(factor.is_Integer and factor > 0) and grows(rest)
+        return all(grows(a) and _is_positive(a) for a in expression.args)
+    if isinstance(expression, sympy.Pow):
+        return bool(expression.exp.is_Integer and expression.exp > 0) and _grows_from_zero(
+            expression.base
+        )
+    name = type(expression).__name__
+    if name in ("FloorDiv", "CleanDiv"):
+        numerator, divisor = expression.args
+        return bool(divisor.is_Integer and divisor > 0) and grows(numerator)
+    return name in ("Max", "Min") and all(map(grows, expression.args))
+
+
+def _grows_from_zero(expression: sympy.Expr) -> bool:
+    return grows(expression) and _is_positive(expression)
+
+
+def _is_positive(expression: sympy.Expr) -> bool:
+    """Whether it is not negative; symbols are sizes."""
+    if expression.is_Symbol:
+        return True
+    if expression.is_Number:
+        return bool(expression >= 0)
+    return all(map(_is_positive, expression.args))
+
+
+def with_numbers(graph: Graph, count: int) -> Graph:
+    """A copy of a graph with one more input, for the real sizes."""
+    graph = graph.copy()
+    body = graph.module.graph
+    last = next((n for n in body.nodes if n.op != "placeholder"), body.output_node())
+    with body.inserting_before(last):
+        place = body.placeholder(NUMBERS)
+    with FakeTensorMode():
+        place.meta["val"] = torch.empty(count, dtype=torch.int64)
+    place.meta |= {SIZES: (count,), STRIDES: (1,)}
+    graph.module.recompile()
+    added = Input(place.name, Role.ACTIVATION)
+    return dataclasses.replace(graph, inputs=(*graph.inputs, added))

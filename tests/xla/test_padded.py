@@ -1,0 +1,287 @@
+"""Programs that serve all smaller sizes, with the worst that padding can hold planted in it."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dynamo_backends.interface.report import record
+from dynamo_backends.pipeline.buckets import round_up
+from dynamo_backends.xla.lowering.padded import registry
+from dynamo_backends.xla.lowering.padded.call import PaddedCall, elementwise
+from dynamo_backends.xla.lowering.padded.extents import Factor, extents_of, reshaped
+from dynamo_backends.xla.padded import executable
+
+aten = torch.ops.aten
+
+BAD = {"nan": math.nan, "inf": math.inf}
+
+
+@pytest.fixture(autouse=True)
+def many_recompilations() -> Iterator[None]:
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
+
+
+@pytest.fixture(autouse=True, params=BAD)
+def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        memory = torch.empty(shape, dtype=dtype, device=device)
+        if dtype.is_floating_point or dtype.is_complex:
+            return memory.fill_(BAD[request.param])
+        return memory.fill_(True if dtype == torch.bool else torch.iinfo(dtype).max)
+
+    monkeypatch.setattr(executable, "new_padding", new_padding)
+
+
+def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    settings = {"cache": False, "verify": "off", "fallback": "error", "min_block_size": 1}
+    return torch.compile(fn, backend="openxla", options={**settings, **options})
+
+
+def varying(x: Tensor) -> Tensor:
+    for dim in range(x.ndim):
+        torch._dynamo.maybe_mark_dynamic(x, dim)
+    return x
+
+
+def agree(result: Any, expected: Any, **tolerances: float) -> None:
+    torch.testing.assert_close(result, expected, equal_nan=True, **tolerances)
+    leaves = torch.utils._pytree.tree_leaves
+    for r, e in zip(leaves(result), leaves(expected), strict=True):
+        if isinstance(e, Tensor):
+            assert r.stride() == e.stride()
+
+
+W = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+TABLE = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "elementwise": lambda x: (x.exp() * 2 + x).relu(),
+    "sums": lambda x: (x.sum(0), x.sum(1), x.sum(), x.sum((0, 1), keepdim=True)),
+    "means": lambda x: (x.mean(0), x.mean(1, keepdim=True), x.mean()),
+    "product": lambda x: x.prod(1),
+    "extrema": lambda x: (x.amax(0), x.amin(1), x.max(), x.min(), x.int().amax(1)),
+    "any": lambda x: ((x > 0).any(0), (x > 9).any(), (x < 9).all(1), (x < 9).all()),
+    "softmax": lambda x: (x.softmax(0), x.log_softmax(1)),
+    "contracted": lambda x: x.t() @ x,
+    "batch of products": lambda x: x[:, None, :] @ x[:, :, None],
+    "rows": lambda x: F.linear(x[:, :, None] * W[0], W, W[:, 0]),
+    "bias": lambda x: torch.addmm(x.sum(1)[:, None], x, x.t()),
+    "layer norm": lambda x: F.layer_norm(x[:, :, None] * W[:, 0], (6,), W[:, 1], W[:, 2]),
+    "rms norm": lambda x: F.rms_norm(x[:, :, None] * W[:, 0], (6,), W[:, 1]),
+    "embedding": lambda x: F.embedding(x.abs().long() % 9, TABLE),
+    "merged": lambda x: (x[:, :, None] * W[0]).reshape(-1, 5).exp().mean(0),
+    "merged and split": lambda x: ((x[:, :, None] * W[0]).view(-1, 5) @ W.t()).view(*x.shape, 6),
+    "merged result": lambda x: (x * 2).reshape(-1),
+    "merged mean": lambda x: x.reshape(-1).softmax(0).sum() + x.reshape(-1).mean(),
+    "spread": lambda x: x.sum(0, keepdim=True).expand(x.shape[0], -1) * 2,
+    "positions": lambda x: x + torch.arange(x.shape[1]) / 2,
+    "causal": lambda x: (torch.arange(x.shape[1])[:, None] >= torch.arange(x.shape[1])) * x.sum(),
+    "filled": lambda x: x + x.new_ones(x.shape[0], 1) + torch.zeros(x.shape[1]),
+    "divided": lambda x: x.sum(0) / x.shape[0],
+    "last": lambda x: (x[:, -1], x[-1], x[0], x[:, 1]),
+    "cut": lambda x: (x[:, 1:] + 1, x[:-1] * 2, x[::2] - 1),
+    "read": lambda x: (x[:, torch.tensor([0, -1])], x[torch.tensor([1, -2])]),
+    "transposed": lambda x: (x.t() + 1, x.t().contiguous() * 2),
+    "joined": lambda x: torch.cat([x[:, :, None], x[:, :, None] * W[0]], 2).sum((0, 1)),
+    "stacked": lambda x: torch.stack([x, x * 2], 1).mean(0),
+    "parts": lambda x: [p * 2 for p in (x[:, :, None] * W[0]).split(2, -1)],
+}
+
+SIZES = ((6, 7), (3, 8), (8, 5), (8, 8), (2, 3))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_program_serves_smaller_sizes(name: str):
+    with record() as reports:
+        run = compiled(FUNCTIONS[name], exact_after=100, bucket_growth=8.0)
+        for size in SIZES:
+            x = varying(torch.randn(size))
+            agree(run(x), FUNCTIONS[name](x))
+    assert {r.exact for r in reports} == {""}
+    assert all(r.executables <= 2 for r in reports)
+
+
+class Layer(nn.Module):
+    """A transformer's layer, by its own projections."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.feed = nn.Sequential(nn.Linear(width, 20), nn.GELU(), nn.Linear(20, width))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        shape = (batch, length, self.heads, -1)
+        q, k, v = (t.view(shape).transpose(1, 2) for t in self.project(x).chunk(3, -1))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = self.norms[0](x + self.out(seen.transpose(1, 2).reshape(batch, length, width)))
+        return self.norms[1](x + self.feed(x))
+
+
+class Encoder(nn.Module):
+    """Texts of any number and length to a vector each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50, 12), nn.Embedding(40, 12)
+        self.layer = Layer(12, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.layer(x, mask[:, None, None])
+        weights = mask[:, :, None].to(x.dtype)
+        return (x * weights).sum(1) / weights.sum(1), x
+
+
+def texts(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.rand(batch, length) > 0.3
+    mask[:, 0] = True
+    return varying(torch.randint(50, (batch, length))), varying(mask)
+
+
+TEXTS = ((3, 9), (4, 12), (2, 10), (3, 5), (6, 30))
+
+
+def test_an_encoder_with_texts_of_any_number_and_length():
+    model = Encoder().eval()
+    with record() as reports, torch.no_grad():
+        run = compiled(model, verify="always")
+        for size in TEXTS:
+            given = texts(*size)
+            agree(run(*given), model(*given))
+    (report,) = reports
+    assert not report.exact
+    assert not report.events
+    assert report.executables == 3
+
+
+def test_an_encoder_is_trained():
+    model = Encoder()
+    reference = Encoder()
+    reference.load_state_dict(model.state_dict())
+    with record() as reports:
+        run = compiled(model, verify="always")
+        for size in TEXTS:
+            given = texts(*size)
+            for m, f in ((model, run), (reference, reference)):
+                m.zero_grad()
+                pooled, x = f(*given)
+                (pooled.square().sum() + x.mean()).backward()
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    assert {(r.kind, r.exact, len(r.events)) for r in reports} == {
+        ("forward", "", 0),
+        ("backward", "", 0),
+    }
+
+
+def test_an_operator_that_says_nothing_makes_a_graph_exact(caplog: pytest.LogCaptureFixture):
+    fn = lambda x: x.sort(0).values * 2  # noqa: E731
+    with record() as reports, caplog.at_level(logging.INFO, "dynamo_backends"):
+        run = compiled(fn)
+        for size in ((3, 5), (4, 6)):
+            x = varying(torch.randn(size))
+            agree(run(x), fn(x))
+    (report,) = reports
+    assert report.exact == "aten.sort.default: it does not say how it treats padding"
+    assert report.executables == 2
+    assert "sizes are not padded: aten.sort.default" in caplog.text
+
+
+@pytest.mark.plants_errors
+def test_the_first_call_of_new_sizes_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch):
+    def wrong(call: PaddedCall) -> Any:
+        return call.run(), call["self"].without([0])
+
+    row = registry.Declared(wrong, frozenset())
+    monkeypatch.setitem(registry._RULES, "sum.dim_IntList", row)
+    fn = lambda x: x.sum(0) * 2  # noqa: E731
+    with record() as reports:
+        run = compiled(fn, verify="first", fallback="eager")
+        for size in ((8, 4), (7, 4), (6, 3)):
+            x = varying(torch.randn(size))
+            agree(run(x), fn(x))
+    (report,) = reports
+    assert len(report.events) == 1
+    assert report.verified >= 1, "of the bounds themselves it is right"
+
+
+def test_sizes_that_are_seen_often_get_an_executable_of_their_own():
+    fn = lambda x: x.relu() + 1  # noqa: E731
+    with record() as reports:
+        run = compiled(fn, exact_after=2)
+        made = []
+        for size in ((3, 5), (3, 5), (3, 5), (3, 5), (4, 8), (4, 8), (4, 8)):
+            x = varying(torch.randn(size))
+            agree(run(x), fn(x))
+            made.append(reports[0].executables)
+    assert made == [1, 1, 2, 2, 2, 2, 2], "the bounds have one already"
+
+
+def test_no_size_is_rounded_up_if_nobody_wants_it():
+    fn = lambda x: x.relu() + 1  # noqa: E731
+    for off in ({"bucket_growth": 1.0}, {"ranges": False}):
+        torch._dynamo.reset()
+        with record() as reports:
+            run = compiled(fn, **off)
+            for size in ((3, 5), (4, 6)):
+                x = varying(torch.randn(size))
+                agree(run(x), fn(x))
+        assert reports[0].executables == 2
+
+
+def test_bounds_stay_below_what_guards_allow():
+    assert [round_up(n, 1.5) for n in (0, 4, 5, 9, 13, 21, 100)] == [4, 4, 8, 12, 20, 32, 108]
+    assert round_up(21, 1.5, 25) == 25
+    fn = lambda x: x * 2  # noqa: E731
+    with record() as reports:
+        run = compiled(fn)
+        for length in (9, 10):
+            x = torch.randn(length, 2)
+            torch._dynamo.mark_dynamic(x, 0, min=2, max=10)
+            agree(run(x), fn(x))
+    assert reports[0].compilations[0].shapes == ("x: float32[s77≤10, 2]",)
+
+
+def test_views_are_read_back_as_they_were_made():
+    import sympy
+
+    from dynamo_backends.graph.sizes import Size
+
+    b, n = sympy.symbols("b n", positive=True, integer=True)
+
+    def size(value: int, expression: sympy.Expr) -> Size:
+        return Size(value, expression, 0, None)
+
+    start = extents_of((size(4, b), size(8, n), 6))
+    flat = reshaped(start, (size(32, b * n), 6))
+    assert flat == ((Factor(4, b), Factor(8, n)), (Factor(6),))
+    assert flat is not None
+    assert reshaped(flat, (size(4, b), size(8, n), 2, 3)) == (
+        *start[:2],
+        (Factor(2),),
+        (Factor(3),),
+    )
+    assert reshaped(flat, (size(8, n), size(4, b), 6)) is None, "they are another way round"
+    assert reshaped(extents_of((size(8, 2 * b),)), (size(4, b), 2)) == (
+        (Factor(4, b),),
+        (Factor(2),),
+    )
+    assert reshaped(extents_of((size(32, b * n),)), (size(4, b), size(8, n))) is None
+
+
+def test_elementwise_operators_need_not_say_anything():
+    row = registry.declared(aten.exp.default)
+    assert row is not None
+    assert row.rule is elementwise
+    assert registry.declared(aten.sort.default) is None

@@ -85,9 +85,13 @@ class _Padded:
 
     def waste(self, sizes: Sizes) -> float:
         """How many times the positions are computed that there are; infinite: it does not serve."""
-        if any(self.bounds[s] < n for s, n in sizes.items()):
+        if any(n > self.bounds[s] for s, n in sizes.items()):
             return math.inf
-        return math.prod(self.bounds[s] / max(n, 1) for s, n in sizes.items())
+        return _waste(self.bounds, sizes)
+
+
+def _waste(bounds: Sizes, sizes: Sizes) -> float:
+    return math.prod(bounds[s] / max(n, 1) for s, n in sizes.items())
 
 
 class PaddedPrograms:
@@ -157,15 +161,11 @@ class PaddedPrograms:
         """The program that wastes least, if it does not waste more than a new one might."""
         suitable = [p for p in self._programs.values() if p.mark == mark]
         best = min(suitable, key=lambda p: p.waste(sizes), default=None)
-        allowed = max(self._rule.growth ** len(sizes), self._new_waste(sizes))
+        allowed = max(self._rule.growth ** len(sizes), _waste(self._bounds(sizes), sizes))
         if best is None or best.waste(sizes) > allowed:
             return None
         self._programs.move_to_end((mark, tuple(best.bounds.values())))
         return best
-
-    def _new_waste(self, sizes: Sizes) -> float:
-        bounds = self._bounds(sizes)
-        return math.prod(bounds[s] / max(n, 1) for s, n in sizes.items())
 
     def _bounds(self, sizes: Sizes) -> Sizes:
         growth, most = self._rule.growth, self._symbols.most

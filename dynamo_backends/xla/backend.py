@@ -33,7 +33,8 @@ class XlaOptions(Options):
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
         bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds
-            each of which is about so many times the one before it. 1: no size is rounded up.
+            each of which is about so many times the one before it (docs/shapes.md). 1: every set of
+            concrete shapes is compiled for itself.
         exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly.
     """
 
@@ -41,7 +42,7 @@ class XlaOptions(Options):
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
-    bucket_growth: float = 1.5
+    bucket_growth: float | int = 1
     exact_after: int = 3
 
     RANGES: ClassVar[Ranges] = {"bucket_growth": (1, None), "exact_after": (1, None)}

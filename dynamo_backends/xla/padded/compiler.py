@@ -62,18 +62,20 @@ def load_padded(
 def numbers_of(graph: Graph) -> list[Size]:
     """The sizes that a program needs of each call: one of each expression, in order.
 
+    Those of dimensions come first.
+
     Raises:
         NotPaddedError: A dimension may be larger in a call of smaller sizes.
     """
     found: dict[sympy.Expr, Size] = {}
-    for size in all_sizes(graph):
-        if size.expression.free_symbols:
-            found.setdefault(size.expression, size)
     for node in graph.module.graph.nodes:
         for size in sizes_in(node.meta.get(SIZES)):
             if not grows(size.expression):
                 raise NotPaddedError(str(node.target), f"a size of it is {size.expression}")
-    return list(found.values())
+            found.setdefault(size.expression, size)
+    for size in all_sizes(graph):
+        found.setdefault(size.expression, size)
+    return [size for expression, size in found.items() if expression.free_symbols]
 
 
 def grows(expression: sympy.Expr) -> bool:

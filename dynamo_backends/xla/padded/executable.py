@@ -107,7 +107,9 @@ class PaddedExecutable(Executable):
     ):
         self._inner = inner
         self._outlines = outlines
-        self._bounds = [int(n) for n in numbers]
+        dims = {s.expression for n in graph.module.graph.nodes for s in sizes_in(n.meta.get(SIZES))}
+        self._count = len(numbers)
+        self._bounds = [int(n) for n in numbers if n.expression in dims]
         places = [graph.placeholders[i] for i in graph.activations]
         self._padders: list[tuple[int, Callable[[Tensor], Tensor]]] = [
             (i, _Padder(Importer(node.meta["val"])))
@@ -124,7 +126,7 @@ class PaddedExecutable(Executable):
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
         run, copied = self._inner.bind(weights)
-        read, padders, count = self._read, self._padders, len(self._bounds)
+        read, padders, count = self._read, self._padders, self._count
         slices, outlines = self._slices, self._outlines
 
         def bound(activations: Sequence[Tensor]) -> list[Tensor]:
@@ -147,7 +149,8 @@ class PaddedExecutable(Executable):
         return bound, copied
 
     def _check(self, real: Sequence[int]) -> None:
-        if any(n > most for n, most in zip(real, self._bounds, strict=True)):
+        # Numbers that are no sizes of dimensions come last, and may be what they are.
+        if any(n > most for n, most in zip(real, self._bounds, strict=False)):
             raise ValueError(f"compiled for sizes up to {self._bounds}, called with {list(real)}")
 
     def dump(self) -> dict[str, bytes] | None:

@@ -9,18 +9,22 @@ from dynamo_backends.xla.lowering.padded import (
     rules_attention,
     rules_contraction,
     rules_creation,
+    rules_images,
     rules_indexing,
     rules_normalization,
     rules_reduction,
     rules_shape,
+    rules_sorting,
 )
 
 __all__ = [
     "rules_attention",
     "rules_contraction",
     "rules_creation",
+    "rules_images",
     "rules_indexing",
     "rules_normalization",
     "rules_reduction",
     "rules_shape",
+    "rules_sorting",
 ]

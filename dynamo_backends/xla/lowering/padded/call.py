@@ -232,4 +232,5 @@ def elementwise(call: PaddedCall) -> Placed:
     """The rule of elementwise operators: garbage stays where it is."""
     nodes = call.node.all_input_nodes
     placed = call.agreed(*(call.operand(n).extents for n in nodes))
-    return call.run_aligned({n: call.operand(n).aligned(placed) for n in nodes}), placed
+    result = call.run_aligned({n: call.operand(n).aligned(placed) for n in nodes})
+    return result, (placed,) * len(result) if isinstance(result, tuple) else placed

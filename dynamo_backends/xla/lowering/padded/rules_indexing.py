@@ -51,3 +51,40 @@ def index(call: PaddedCall) -> Placed:
     between = call.need_agreeing(*placed)
     result = (*x.extents[: axes[0]], *between, *x.extents[axes[-1] + 1 :])
     return call.run(indices=read), result
+
+
+@pads("index_select.default")
+def index_select(call: PaddedCall) -> Placed:
+    x, d = call["self"], call.dim("self")
+    if x.ndim == 0 or len(x.extents[d]) > 1:
+        raise call.refuse("it reads along several dimensions that were merged")
+    read = call["index"].extents
+    return call.run(), (*x.extents[:d], read[0] if read else (), *x.extents[d + 1 :])
+
+
+@pads("gather.default")
+def gather(call: PaddedCall) -> Placed:
+    x, indices, d = call["self"], call["index"], call.dim("self")
+    _need_same_rows(call, "index", d)
+    if x.ndim and len(x.extents[d]) > 1:
+        raise call.refuse("it reads along several dimensions that were merged")
+    return call.run(), indices.extents
+
+
+@pads("scatter.value", "scatter.src", "scatter_add.default")
+def scatter(call: PaddedCall) -> Placed:
+    """Each row gets its own values; what is written in the padding stays there."""
+    x, d = call["self"], call.dim("self")
+    if x.ndim == 0 or len(x.extents[d]) > 1:
+        raise call.refuse("it writes along several dimensions that were merged")
+    call.need_whole("index", [d])
+    for name in ("index", "src"):
+        if call.get(name) is not None:
+            _need_same_rows(call, name, d)
+    return call.run(), x.extents
+
+
+def _need_same_rows(call: PaddedCall, name: str, dim: int) -> None:
+    own, other = call["self"].extents, call[name].extents
+    if any(a != b for d, (a, b) in enumerate(zip(own, other, strict=True)) if d != dim):
+        raise call.refuse(f"{name} is padded otherwise than what it belongs to")

@@ -1,8 +1,10 @@
 """Reductions: the neutral element where nothing counts, and the real number of elements."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from dynamo_backends.xla.dtypes import to_jax
@@ -40,6 +42,7 @@ _NEUTRAL: dict[str, Neutral] = {
     "all.default": 1,
     "all.dim": 1,
     "all.dims": 1,
+    "logsumexp.default": lowest,
 }
 
 
@@ -68,6 +71,75 @@ def mean(call: PaddedCall) -> Placed:
         return call.run(), placed
     dtype = call.value("dtype")
     values = widen(masked if dtype is None or dtype.itemsize < 4 else masked.astype(to_jax(dtype)))
-    count = math.prod(call.validity.count(x.extents[d]) for d in over)
     total = jnp.sum(values, over, keepdims=keepdim)
-    return total / jnp.asarray(count, total.dtype), placed
+    return total / _count(call, over).astype(total.dtype), placed
+
+
+@pads("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+def variance(call: PaddedCall) -> Placed:
+    x = call["self"]
+    over, keepdim = call.axes("self", "dim"), bool(call.value("keepdim"))
+    placed = x.without(over, keepdim)
+    name = _name(call).partition(".")[0]
+    with_mean = name.endswith("_mean")
+    valid = call.validity.of(x.extents, over)
+    if valid is None:
+        return call.run(), (placed, placed) if with_mean else placed
+    values = widen(x.whole(over))
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise call.refuse("it is of complex numbers")
+    count = _count(call, over).astype(values.dtype)
+    mean = jnp.sum(values, over, keepdims=True) / count
+    centred = jnp.where(valid, values - mean, 0)
+    correction = call.value("correction")
+    free = jnp.maximum(count - (1 if correction is None else correction), 0)
+    spread = jnp.sum(centred * centred, over, keepdims=keepdim) / free
+    result = jnp.sqrt(spread) if name.startswith("std") else spread
+    if not with_mean:
+        return result, placed
+    return (result, mean if keepdim else jnp.squeeze(mean, over)), (placed, placed)
+
+
+def _count(call: PaddedCall, over: Sequence[int]) -> jax.Array:
+    """How many elements are reduced."""
+    extents = call["self"].extents
+    return jnp.asarray(math.prod(call.validity.count(extents[d]) for d in over))
+
+
+@pads("argmax.default", "argmin.default", "max.dim", "min.dim")
+def place_of_extreme(call: PaddedCall) -> Placed:
+    """Of several the first, which is not in the padding."""
+    x, name = call["self"], _name(call)
+    if call.value("dim") is None:
+        call.need_whole("self")
+    over = call.axes("self", "dim")
+    if any(len(x.extents[d]) > 1 for d in over):
+        raise call.refuse("it counts places in dimensions that were merged")
+    placed = x.without(over, bool(call.value("keepdim")))
+    result = call.run(self=x.masked(over, lowest if "max" in name else highest))
+    return result, placed if name.startswith("arg") else (placed, placed)
+
+
+@pads("cumsum.default", "cumprod.default", "logcumsumexp.default")
+def cumulative(call: PaddedCall) -> Placed:
+    neutral: Neutral = {"cumsum": 0, "cumprod": 1}.get(_name(call).partition(".")[0], lowest)
+    x = call["self"]
+    return call.run(self=x.masked([call.dim("self")], neutral)), x.extents
+
+
+@pads("cummax.default", "cummin.default")
+def running_extreme(call: PaddedCall) -> Placed:
+    x, d = call["self"], call.dim("self")
+    if x.ndim and len(x.extents[d]) > 1:
+        raise call.refuse("it counts places in dimensions that were merged")
+    return call.run(), (x.extents, x.extents)
+
+
+@pads("linalg_vector_norm.default")
+def vector_norm(call: PaddedCall) -> Placed:
+    """Zeros add nothing to a norm whose order is positive."""
+    x, over = call["self"], call.axes("self", "dim")
+    order = call.value("ord")
+    if x.is_padded(over) and order < 0:
+        raise call.refuse("it looks for the smallest element")
+    return call.run(self=x.masked(over)), x.without(over, bool(call.value("keepdim")))

@@ -1,7 +1,9 @@
 """Views: dimensions that are carried over, merged, split, permuted, spread or cut."""
 
+import jax.numpy as jnp
 from jax import lax
 
+from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
 from dynamo_backends.xla.lowering.padded.extents import (
     Extent,
@@ -9,6 +11,7 @@ from dynamo_backends.xla.lowering.padded.extents import (
     bound_of,
     bounded,
     extents_of,
+    is_padded,
     reshaped,
 )
 from dynamo_backends.xla.lowering.padded.registry import pads
@@ -99,13 +102,22 @@ def select(call: PaddedCall) -> Placed:
 
 @pads("cat.default")
 def cat(call: PaddedCall) -> Placed:
+    """Along a dimension that varies each part begins at the real end of the one before it."""
     parts = [call.operand(n) for n in call.value("tensors")]
     parts = [x for x in parts if not (x.ndim == 1 and bound_of(x.extents[0]) == 0)]
     d = (call.value("dim") or 0) % parts[0].ndim
-    if any(x.is_padded([d]) for x in parts):
-        raise call.refuse("it joins tensors along a dimension that varies")
     others = call.need_agreeing(*(_with(x.extents, d, ()) for x in parts))
-    return call.run(), _with(others, d, call.fresh()[d])
+    placed = _with(others, d, call.fresh()[d])
+    if not any(x.is_padded([d]) for x in parts):
+        return call.run(), placed
+    if any(len(x.extents[d]) > 1 for x in parts):
+        raise call.refuse("it joins dimensions that were merged")
+    value = call.node.meta["val"]
+    joined, begin = jnp.zeros(value.shape, to_jax(value.dtype)), jnp.asarray(0, jnp.int64)
+    for x in parts:
+        joined = lax.dynamic_update_slice_in_dim(joined, x.array.astype(joined.dtype), begin, d)
+        begin = begin + call.validity.count(x.extents[d])
+    return joined, placed
 
 
 @pads("stack.default")
@@ -137,6 +149,63 @@ def unbind(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     call.need_whole("self", [d])
     return call.run(), (x.without([d]),) * len(call.node.meta["val"])
+
+
+@pads("select_backward.default", shapes=("input_sizes",))
+def select_backward(call: PaddedCall) -> Placed:
+    fresh = call.fresh()
+    d = call.value("dim") % len(fresh)
+    index, grad = call.value("index"), call["grad_output"]
+    placed = (*grad.extents[:d], fresh[d], *grad.extents[d:])
+    if index >= 0 or not is_padded(fresh[d]):
+        return call.run(), placed
+    value = call.node.meta["val"]
+    rows = jnp.expand_dims(grad.array, d)
+    place = call.validity.count(fresh[d]) + index
+    zeros = jnp.zeros(value.shape, rows.dtype)
+    return lax.dynamic_update_slice_in_dim(zeros, rows, place, d), placed
+
+
+@pads("slice_backward.default", shapes=("input_sizes", "end"))
+def slice_backward(call: PaddedCall) -> Placed:
+    """What is padding in the gradient may be none in the result."""
+    fresh = call.fresh()
+    d = call.value("dim") % len(fresh)
+    grad = call["grad_output"]
+    if len(grad.extents[d]) > 1 or (is_padded(fresh[d]) and call.value("start") < 0):
+        raise call.refuse("where it begins depends on a size that varies")
+    return call.run(grad_output=grad.masked([d])), _with(grad.extents, d, fresh[d])
+
+
+@pads("tril.default", "triu.default")
+def triangle(call: PaddedCall) -> Placed:
+    x = call["self"]
+    if any(len(e) > 1 for e in x.extents[-2:]):
+        raise call.refuse("it looks at places in dimensions that were merged")
+    return call.run(), x.extents
+
+
+@pads("flip.default")
+def flip(call: PaddedCall) -> Placed:
+    """From the real end to the start."""
+    x = call["self"]
+    dims = [d % max(x.ndim, 1) for d in call.value("dims")]
+    array = x.array
+    for d in dims:
+        if len(x.extents[d]) > 1:
+            raise call.refuse("it turns dimensions round that were merged")
+        places = call.validity.count(x.extents[d]) - 1 - jnp.arange(bound_of(x.extents[d]))
+        array = jnp.take(array, places, axis=d, mode="clip")
+    return (array if any(map(x.is_padded, ([d] for d in dims))) else call.run()), x.extents
+
+
+@pads("constant_pad_nd.default")
+def constant_pad(call: PaddedCall) -> Placed:
+    x, fresh = call["self"], call.fresh()
+    pad = call.value("pad")
+    given = [x.ndim - 1 - i // 2 for i, n in enumerate(pad) if n]
+    call.need_whole("self", given)
+    return call.run(), tuple(f if d in given else x.extents[d] for d, f in enumerate(fresh))
 
 
 def _with(extents: Extents, dim: int, extent: Extent) -> Extents:

@@ -94,6 +94,7 @@ SHARES = {
     "xla/test_lowering_recurrent.py": 5,
     "xla/test_lowering_reduction.py": 3,
     "xla/test_lowering_upsampling.py": 3,
+    "xla/test_padded.py": 6,
 }
 """`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
 

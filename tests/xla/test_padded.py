@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,6 +318,21 @@ def test_sizes_that_are_seen_often_get_an_executable_of_their_own():
             agree(run(x), fn(x))
             made.append(reports[0].executables)
     assert made == [1, 1, 2, 2, 2, 2, 2], "the bounds have one already"
+
+
+def test_a_padded_executable_is_loaded_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", str(tmp_path))
+    fn = lambda x: (x.t() @ x).softmax(0).reshape(-1) * 2  # noqa: E731
+    hits = []
+    for sizes in (((8, 4), (7, 3)), ((6, 4), (5, 2)), ((12, 4),)):
+        torch._dynamo.reset()
+        with record() as reports:
+            run = compiled(fn, cache=True)
+            for size in sizes:
+                x = varying(torch.randn(size))
+                agree(run(x), fn(x))
+        hits.append((reports[0].executables, reports[0].cache_hits))
+    assert hits == [(1, 0), (1, 1), (1, 0)]
 
 
 def test_no_size_is_rounded_up_if_nobody_wants_it():

@@ -96,7 +96,7 @@ class Planting:
 
         passes = [replace(p, run=half) if p.name == name else p for p in PASSES.passes]
         sequence = PassSequence(passes, PASSES.given)
-        self._monkeypatch.setattr("dynamo_backends.pipeline.captured.PASSES", sequence)
+        self._monkeypatch.setattr("dynamo_backends.pipeline.compiled_graph.PASSES", sequence)
 
     def executables(self, calls: int = 99, *fails: str) -> None:
         """Compiled code is a double that fails."""
@@ -141,7 +141,7 @@ STAGES: dict[str, Stage] = {
     "normal form": at("pipeline.captured.normalize"),
     "devices": Stage(lambda p: p.method("prepare")),
     "describing inputs": at("pipeline.captured.describe_inputs", apart=True),
-    "specialization": at("pipeline.captured.specialize", dynamic=True),
+    "specialization": at("pipeline.compiled_graph.specialize", dynamic=True),
     **{
         f"pass {each.name}": Stage(functools.partial(Planting.a_pass, name=each.name))
         for each in PASSES.passes

@@ -1,20 +1,14 @@
-"""The way of a captured graph: AOT Autograd, normal form, partition, backend, program."""
+"""The way of a captured graph: AOT Autograd, normal form, and a `CompiledGraph` for each graph."""
 
-import contextlib
 import dataclasses
 import itertools
-import logging
 import pickle
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.aot.inputs import (
     CaptureFacts,
@@ -24,40 +18,27 @@ from dynamo_backends.aot.inputs import (
     without_subclasses,
 )
 from dynamo_backends.graph.decompositions import decompositions
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.normalize import Normalized, normalize
-from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
-from dynamo_backends.interface import report as reporting
+from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import (
-    SaveError,
-    UnknownBackendError,
-    brief_error,
-)
+from dynamo_backends.interface.errors import SaveError, UnknownBackendError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import Compilation, GraphReport, Kind, Served
-from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.blocks import ProgramBuilder
-from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
-from dynamo_backends.pipeline.description import (
-    describe_shapes,
-    describe_symbols,
-    describe_uncompiled,
+from dynamo_backends.pipeline.compiled_graph import (
+    CompiledGraph,
+    InEager,
+    in_eager,
+    is_beside,
+    publish,
 )
-from dynamo_backends.pipeline.ranges import Compiled, Ranges
+from dynamo_backends.pipeline.description import describe_symbols
 from dynamo_backends.runtime.cache import source_digest
-from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.foreign import compile_foreign
-from dynamo_backends.runtime.program import Program
 
 _captures = itertools.count(1)
-
-log = logging.getLogger("dynamo_backends")
 
 
 def compile_captured(
@@ -94,8 +75,8 @@ def compile_captured(
         )
         report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
         stage = "compiling what Dynamo captured"
-        compiled = _in_eager(captured.forward, captured, report, options, error, stage)
-    _publish(report)
+        compiled = in_eager(captured.forward, captured, report, options, error, stage)
+    publish(report)
     return compiled
 
 
@@ -119,27 +100,6 @@ def _compile_captured(
     return without_subclasses(compiled, places) if places else compiled
 
 
-def _in_eager(
-    eager: Callable[..., Any],
-    module: fx.GraphModule,
-    report: GraphReport,
-    options: Options,
-    error: Exception,
-    stage: str,
-) -> Callable[..., Any]:
-    """Eager in place of a graph that could not be compiled (see `EagerSwitch.uncompiled`)."""
-    EagerSwitch(eager, [report], "graph", options.fallback == "eager").uncompiled(error, stage)
-    with done_without(report, "describing a graph"):
-        describe_uncompiled(report, module.graph)
-        report.log_fallbacks()
-    return eager
-
-
-def _publish(report: GraphReport) -> None:
-    with done_without(report, "publishing a report"):
-        reporting.publish(report)
-
-
 @dataclasses.dataclass(frozen=True)
 class _GraphCompiler:
     """Compiles the functional graphs of one captured graph.
@@ -160,8 +120,8 @@ class _GraphCompiler:
             return self._compile(gm, kind, static, report)
         except Exception as error:
             stage = "preparing the graph"
-            compiled = _in_eager(InEager(gm), gm, report, self.options, error, stage)
-        _publish(report)
+            compiled = in_eager(InEager(gm), gm, report, self.options, error, stage)
+        publish(report)
         return compiled
 
     def _compile(
@@ -176,7 +136,7 @@ class _GraphCompiler:
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         compiled = CompiledGraph(backend, normalized, options, report)
-        return background.going_first(compiled) if _is_beside(options) else compiled
+        return background.going_first(compiled) if is_beside(options) else compiled
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
@@ -199,227 +159,3 @@ def _graph_compiler(
     backend = get_backend(name)
     require_available(backend)
     return _GraphCompiler(backend, options, facts, next(_captures))
-
-
-def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", "exact"]:
-    if not serves_range:
-        return "exact"
-    return "padded" if padded else "ranged"
-
-
-def _is_beside(options: Options) -> bool:
-    return options.while_compiling == "eager"
-
-
-@dataclasses.dataclass
-class InEager:
-    """A functional graph of which nothing was compiled.
-
-    Attributes:
-        module: The graph.
-        constants: Values of its last placeholders.
-        served: How often a graph with symbols was served by it.
-    """
-
-    module: fx.GraphModule
-    constants: Sequence[Tensor] = ()
-    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Runs the graph; clears the list of arguments."""
-        values = [*args, *self.constants]
-        args.clear()
-        results: Sequence[Any] = self.module(*values)
-        return results
-
-
-@dataclasses.dataclass
-class Raising:
-    """In place of a program that must not be replaced by eager: each call says why."""
-
-    error: Exception
-    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Raises the error; clears the list of arguments."""
-        args.clear()
-        raise self.error.with_traceback(None)  # else it grows with each call
-
-
-class CompiledGraph:
-    """One functional graph; compiles it for every set of shapes that it meets.
-
-    A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
-    Under `run()` what is not compiled yet runs in eager. With `while_compiling="eager"` all is
-    compiled beside the calls, which run in eager meanwhile.
-    """
-
-    def __init__(
-        self, backend: Backend, normalized: Normalized, options: Options, report: GraphReport
-    ):
-        self.report = report
-        self.report.executable = self
-        self._backend = backend
-        self._graph = normalized.graph
-        self._constants = normalized.constants
-        self._options = options
-        self._eager = InEager(normalized.graph.module, normalized.constants)
-        self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
-        self._ranges = Ranges(options.max_executables)
-        self._padded = self._padded_programs()
-        self._static: Compiled | None = None
-        self._count = len(self._graph.inputs) - len(self._constants)
-        self._is_ranged = backend.serves_ranges and options.ranges
-        self._is_static = not is_dynamic(self._graph)
-        waiting = Served("eager while compiling", ())
-        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
-        self._served: list[Served] = []  # of each program, also of those that have left
-        if self._is_static and not _is_beside(options) and not compiles_nothing():
-            # AOT Autograd's fake tensors are not the ones that backends make.
-            with disable_current_modes():
-                self._static = self._compile(self._graph.copy)
-        _publish(report)
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Runs the graph; clears the list of arguments."""
-        static = self._static
-        if static is not None:
-            return static(args)
-        compiled = self._ranges.proven or self._program(args)
-        compiled.served.calls += 1
-        return compiled(args)
-
-    @property
-    def static_program(self) -> Any:
-        """The program of a graph with static shapes; None if its shapes are symbolic."""
-        return self._static
-
-    @property
-    def served(self) -> tuple[Served, ...]:
-        """What has served the calls so far; calls of a static graph's program are not counted."""
-        programs = [] if self._is_static else self._served
-        eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
-        return tuple(map(dataclasses.replace, [*programs, *eager]))
-
-    def _program(self, args: list[Any]) -> Compiled:
-        key = shape_key(args)
-        program = self._known(key)
-        if program is None and compiles_nothing():
-            return self._programs.get(key) or self._eager
-        if program is None and _is_beside(self._options):
-            values = stand_ins(self._graph, [*args, *self._constants])
-            background.submit((self, key), lambda: self._compile_beside(key, values))
-            return self._programs.get(key) or self._meanwhile
-        if program is None:
-            with self._lock, disable_current_modes():
-                program = self._known(key)
-                if program is None:
-                    program = self._for_sizes(key, [*args, *self._constants])
-                    self._keep(key, program)
-        with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
-            self._programs.move_to_end(key)
-        return program
-
-    def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
-        """Compiles, and prepares the weights, in another thread than that of the calls."""
-        program: Compiled
-        with disable_current_modes():
-            try:
-                program = self._for_sizes(key, values)
-                made = program.program if isinstance(program, Counted) else program
-                if isinstance(made, Program):
-                    made.prepare(values)
-            except Exception as error:
-                program = Raising(error)
-        if self._is_static:
-            self._static = program
-        self._keep(key, program)
-
-    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
-        self._programs[key] = program
-        while len(self._programs) > self._options.max_executables:
-            self._programs.popitem(last=False)
-
-    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
-        """The program for some sizes; None: there is none, or they are to get one of their own."""
-        program = self._programs.get(key)
-        return None if isinstance(program, Counted) and program.is_spent else program
-
-    def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
-        """A program for new sizes: a padded one, unless these sizes were seen often."""
-        if self._padded is not None and key not in self._programs:
-            padded = self._find_padded(self._padded, values)
-            if padded is not None:
-                return padded
-        return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
-
-    def _padded_programs(self) -> PaddedPrograms | None:
-        options = self._options
-        rule = self._backend.buckets(options) if options.ranges else None
-        if rule is None or not is_dynamic(self._graph):
-            return None
-        return PaddedPrograms(self._graph, rule, options.max_executables, self._build_padded)
-
-    def _find_padded(self, programs: PaddedPrograms, values: Sequence[Any]) -> Compiled | None:
-        try:
-            found = programs.find(values)
-        except Exception as error:  # these sizes are compiled exactly, and what fails there counts
-            log.debug("no program could be padded", exc_info=True)
-            programs.reason = brief_error(error)
-            found = None
-        if programs.reason and not self.report.exact:
-            self.report.exact = programs.reason
-            log.info("%s: sizes are not padded: %s", self._backend.name, programs.reason)
-        return found
-
-    def _build_padded(self, graph: Graph) -> Program | None:
-        program, serves_range = self._build(graph, padded=True)
-        return program if serves_range else None
-
-    def _compile(self, make: Callable[[], Graph]) -> Compiled:
-        """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
-        try:
-            graph = make()
-            PASSES(graph)
-            return self._ranges.find(graph) or self._built(graph)
-        except Exception as error:
-            module, stage = self._graph.module, "compiling the graph"
-            _in_eager(self._eager, module, self.report, self._options, error, stage)
-            return self._eager
-
-    def _built(self, graph: Graph) -> Program:
-        program, serves_range = self._build(graph)
-        if serves_range:
-            self._ranges.add(program, graph)
-        return program
-
-    def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:
-        """A program, and whether it serves a range of sizes."""
-        start = time.perf_counter()
-        before = self.report.executables, self.report.cache_hits
-        builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
-        program = builder.build()
-        shapes: tuple[str, ...] = ()
-        with done_without(self.report, "describing the inputs"):
-            shapes = describe_shapes(graph, self.report.inputs, builder.serves_range, padded)
-        with done_without(self.report, "describing a compilation"):
-            made = self._record(shapes, before, time.perf_counter() - start)
-            program.served = Served(
-                _served_by(builder.serves_range, padded), shapes, 0, made.executables, made.seconds
-            )
-            self._served.append(program.served)
-        return program, builder.serves_range
-
-    def _record(
-        self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float
-    ) -> Compilation:
-        report, total = self.report, reporting.total
-        report.compile_seconds += seconds
-        executables, hits = report.executables - before[0], report.cache_hits - before[1]
-        total.compilations += 1
-        total.executables += executables
-        total.cache_hits += hits
-        made = Compilation(shapes, executables, hits, seconds)
-        report.compilations.append(made)
-        return made

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.pipeline.captured import CompiledGraph
+from dynamo_backends.pipeline.compiled_graph import CompiledGraph
 
 
 class Ways:

@@ -274,14 +274,20 @@ def test_a_call_about_which_asking_fails_costs_no_other(monkeypatch: pytest.Monk
     assert fallback.reason == f"asking openxla failed (ZeroDivisionError: {TEXT})"
 
 
-DECISIONS = ("key_of", "candidates", "Decisions.get", "Decisions.put", "TuningSession.decide")
+DECISIONS = (
+    "flow.key_of",
+    "ensemble.candidates",
+    "flow.Decisions.get",
+    "flow.Decisions.put",
+    "flow.TuningSession.decide",
+)
 
 
-@pytest.mark.parametrize("where", [*DECISIONS, "Ensemble._finish", "CostModel"])
+@pytest.mark.parametrize("where", [*DECISIONS, "ensemble.Ensemble._finish", "flow.CostModel"])
 def test_autotune_without_decisions(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    Planting(monkeypatch, ()).at(f"autotune.ensemble.{where}")
+    Planting(monkeypatch, ()).at(f"autotune.{where}")
     agrees("autotune", Stage(lambda p: None, **CACHED))
     assert TEXT in caplog.text
 

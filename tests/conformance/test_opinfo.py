@@ -72,7 +72,7 @@ BACKENDS = {
         "a double of nvFuser that computes with torch",
     ),
     "openxla": Row("conformance.md", 0.85, 6),
-    "onnxrt": Row("conformance-onnxrt.md", 0.63, 24),
+    "onnxrt": Row("conformance-onnxrt.md", 0.61, 24),
     "tvm": Row("conformance-tvm.md", 0.58, 48),
     "iree": Row("conformance-iree.md", 0.64, 96),
     "ov": Row("conformance-ov.md", 0.46, 96),

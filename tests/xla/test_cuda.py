@@ -22,6 +22,7 @@ from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
 from dynamo_backends.xla.backend import OpenXLA, XlaOptions
 from dynamo_backends.xla.compiler import _trace, compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.runtime import Device, open_device
 from tests.cudagraphs.double import DoubleCuda, Race, Stream
 
@@ -210,7 +211,7 @@ def test_convolutions_have_a_precision_of_their_own():
     )
     graph = normalize(module, "inference", freeze=False).graph
     options = LoweringOptions("cuda", "highest", "default", channels_last=False)
-    program = str(_trace(graph, options))
+    program = str(_trace(graph, GraphLowering(graph.module.graph, options)))
     pattern = r"(conv_general_dilated|dot_general)\[.*?precision=\(Precision.(\w+)"
     found = re.findall(pattern, program, re.DOTALL)
     assert found == [("conv_general_dilated", "DEFAULT"), ("dot_general", "HIGHEST")]

@@ -16,7 +16,7 @@ from dynamo_backends.capture.gradients import differentiate
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.report import total
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.progress import Progress, showing
+from dynamo_backends.tuning.progress import showing
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -69,8 +69,7 @@ def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
     Raises:
         OptionError: `inputs` is a tensor or a dict, or something in it is none of these.
     """
-    sets = _arguments(inputs)
-    return warm_up_calls(compiled, sets)
+    return warm_up_calls(compiled, _arguments(inputs))
 
 
 def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
@@ -83,7 +82,8 @@ def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
     start, graphs, calls = time.perf_counter(), _captured(), 0
     complete = False
     made, hits = total.executables, total.cache_hits
-    with _as_before(compiled, sets), _progress(len(sets)) as said:
+    title = f"warming up on {len(sets)} sets of inputs"
+    with _as_before(compiled, sets), showing(title) as said:
         for number in range(_ROUNDS):
             before = _captured(), total.compilations
             for i, (args, kwargs) in enumerate(sets):
@@ -137,18 +137,13 @@ def _of_one_call(given: Any) -> Call:
 
 
 @contextlib.contextmanager
-def _progress(count: int) -> Iterator[Progress]:
-    with showing(f"warming up on {count} sets of inputs") as said:
-        yield said
-
-
-@contextlib.contextmanager
 def _as_before(compiled: Any, sets: Any) -> Iterator[None]:
     """Puts random state, buffers and inputs back."""
     modules = [m for m in _modules(compiled) for m in m.modules()]
     buffers = [(m, name, b) for m in modules for name, b in m._buffers.items() if b is not None]
     given = [t for t in pytree.tree_leaves(sets) if isinstance(t, Tensor)]
-    kept = [(t, t.detach().clone()) for t in {id(t): t for t in _plain(buffers, given)}.values()]
+    tensors = {id(t): t for t in (*(b for _, _, b in buffers), *given)}
+    kept = [(t, t.detach().clone()) for t in tensors.values()]
     state = random.getstate()
     with torch.random.fork_rng():
         try:
@@ -160,10 +155,6 @@ def _as_before(compiled: Any, sets: Any) -> Iterator[None]:
             with torch.no_grad():
                 for tensor, value in kept:
                     _restore(tensor, value)
-
-
-def _plain(buffers: Sequence[tuple[Any, str, Tensor]], given: Sequence[Tensor]) -> list[Tensor]:
-    return [*(b for _, _, b in buffers), *given]
 
 
 def _restore(tensor: Tensor, value: Tensor) -> None:

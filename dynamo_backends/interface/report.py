@@ -211,10 +211,6 @@ class GraphReport:
             is compiled for itself; empty if not.
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
         candidates: With autotune: every candidate and what became of it.
-        symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
-            "2 to 64".
-        served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
-            until now.
         chosen: With autotune: the candidate that runs the graph; empty without.
         symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
             "2 to 64".

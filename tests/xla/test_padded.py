@@ -126,6 +126,38 @@ def test_one_program_serves_smaller_sizes(name: str):
     assert all(r.executables <= 2 for r in reports)
 
 
+ORDERED: dict[str, Callable[[Tensor], Any]] = {
+    "ascending": lambda x: tuple(torch.sort(x, dim=1, stable=True)),
+    "descending": lambda x: tuple(torch.sort(x, dim=1, descending=True, stable=True)),
+    "largest": lambda x: x.topk(3, 1).values,
+    "smallest": lambda x: x.topk(3, 1, largest=False).values,
+    "places": lambda x: (x.argmax(1), x.argmin(1)),
+    "extrema": lambda x: (*x.max(1), *x.min(1)),
+}
+
+
+def with_bounds(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Numbers that repeat, among them what is put into the padding."""
+    x = torch.arange(rows * columns).remainder(5).view(rows, columns).to(dtype)
+    if dtype.is_floating_point:
+        x[0], x[1], x[2, :2], x[2, 2] = -math.inf, math.inf, math.nan, -math.inf
+    else:
+        info = torch.iinfo(dtype)
+        x[0, 1:3], x[1, 0], x[1, 2], x[2] = info.max, info.min, info.min, info.max
+    return varying(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("name", ORDERED)
+def test_padding_stays_behind_its_equals(name: str, dtype: torch.dtype):
+    with record() as reports:
+        run = compiled(ORDERED[name], exact_after=100, bucket_growth=8.0)
+        for size in ((6, 7), (3, 8), (4, 5)):
+            x = with_bounds(*size, dtype)
+            agree(run(x), ORDERED[name](x))
+    assert {r.exact for r in reports} == {""}
+
+
 class Layer(nn.Module):
     """A transformer's layer, by its own projections."""
 

@@ -25,7 +25,7 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
-from dynamo_backends.pipeline.ranges import Compiled, Ranges
+from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -121,7 +121,7 @@ class CompiledGraph:
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
-        self._ranges = Ranges(options.max_executables)
+        self._ranged = RangedPrograms(options.max_executables)
         self._padded = self._padded_programs()
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
@@ -141,7 +141,7 @@ class CompiledGraph:
         static = self._static
         if static is not None:
             return static(args)
-        compiled = self._ranges.proven or self._program(args)
+        compiled = self._ranged.proven or self._program(args)
         compiled.served.calls += 1
         return compiled(args)
 
@@ -230,7 +230,7 @@ class CompiledGraph:
         try:
             graph = make()
             PASSES(graph)
-            return self._ranges.find(graph) or self._built(graph)
+            return self._ranged.find(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
@@ -239,7 +239,7 @@ class CompiledGraph:
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
-            self._ranges.add(program, graph)
+            self._ranged.add(program, graph)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

@@ -72,7 +72,7 @@ class Ranged(Proof):
         self.mark = fingerprint(graph, ranged=True)
 
 
-class Ranges:
+class RangedPrograms:
     """The programs of one captured graph that serve ranges.
 
     Args:

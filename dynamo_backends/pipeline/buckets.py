@@ -18,6 +18,7 @@ from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.sizes import cap
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.interface.errors import NotPaddedError
@@ -180,6 +181,7 @@ class PaddedPrograms:
         if fingerprint(graph, ranged=True) != mark:
             log.info("sizes %s are not padded to %s: the graph is another one", sizes, bounds)
             return None
+        cap(graph)
         try:
             program = self._build(graph)
         except NotPaddedError as error:

@@ -56,6 +56,10 @@ class NotPaddedError(DynamoBackendsError):
         self.reason = reason
 
 
+class TrialNeededError(DynamoBackendsError):
+    """A call has to be tried before it is decided on, and this thread is to make no trials."""
+
+
 class SaveError(DynamoBackendsError):
     """A compiled graph cannot be saved to a file, or loaded from one of another version."""
 

@@ -48,9 +48,9 @@ class Options:
         ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
             such a one. False: every set of concrete shapes is compiled for itself.
         while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
-            one first; "eager" runs in eager while a thread compiles, and later calls use the
-            program (see docs/shapes.md). Without effect on `autotune` and `compile_step`, which
-            refuse "eager".
+            one first; "eager" runs in eager while it is compiled beside the calls, and later calls
+            use the program (see docs/shapes.md). Without effect on `autotune` and `compile_step`,
+            which refuse "eager".
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """
@@ -88,6 +88,11 @@ class Options:
                 f"{who} compiles while its caller waits; while_compiling must be 'wait', "
                 f"not {self.while_compiling!r}."
             )
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether graphs are compiled beside the calls."""
+        return self.while_compiling == "eager"
 
     @property
     def is_reduced(self) -> bool:

@@ -52,6 +52,11 @@ def is_backend(name: str) -> bool:
     return name in _OURS or name in _registered
 
 
+def is_found_elsewhere(backend: Backend) -> bool:
+    """Whether other processes find this very backend by its name: it is one of this package's."""
+    return backend.name in _OURS and get_backend(backend.name) is backend
+
+
 def third_party_backends() -> list[str]:
     """Names of other packages' backends for `torch.compile`, from their entry points."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)

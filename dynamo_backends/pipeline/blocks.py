@@ -29,6 +29,7 @@ from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.pipeline import compiler_process
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
     describe_parts,
@@ -180,6 +181,8 @@ class ProgramBuilder:
         if len(calls) < len(graph.calls):
             graph = extract(graph, calls, on_backend=True).graph
         try:
+            if self._options.is_beside:
+                return compiler_process.plan(self._backend, graph, self._options)
             return self._backend.plan(graph, self._options)
         except Exception as error:
             reason = why_unanswered(error, self._backend.name)
@@ -224,7 +227,7 @@ class ProgramBuilder:
                 self._options,
                 f"{kept} {ranges_of(graph)}",
                 functools.partial(self._load, graph.copy()),
-                lambda: _compile(self._backend, self._options, self._plan, graph),
+                lambda: self._made(graph),
                 self._report,
                 keep=lambda made: made.serves_range >= ranged,  # else it is of one size
             )
@@ -232,6 +235,13 @@ class ProgramBuilder:
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]
+
+    def _made(self, graph: Graph) -> Executable:
+        backend, options, plan = self._backend, self._options, self._plan
+        make = functools.partial(_compile, backend, options, plan, graph)
+        if options.is_beside:
+            return compiler_process.compiled(backend, options, plan, graph, make)
+        return make()
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
         executable = self._backend.load(parts, graph, self._options)

@@ -31,7 +31,6 @@ from dynamo_backends.pipeline.compiled_graph import (
     CompiledGraph,
     InEager,
     in_eager,
-    is_beside,
     publish,
 )
 from dynamo_backends.pipeline.description import describe_symbols
@@ -136,7 +135,7 @@ class _GraphCompiler:
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         compiled = CompiledGraph(backend, normalized, options, report)
-        return background.going_first(compiled) if is_beside(options) else compiled
+        return background.going_first(compiled) if options.is_beside else compiled
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:

@@ -61,11 +61,6 @@ def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", 
     return "padded" if padded else "ranged"
 
 
-def is_beside(options: Options) -> bool:
-    """Whether graphs are compiled beside the calls."""
-    return options.while_compiling == "eager"
-
-
 @dataclasses.dataclass
 class InEager:
     """A functional graph of which nothing was compiled.
@@ -130,7 +125,7 @@ class CompiledGraph:
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._served: list[Served] = []  # of each program, also of those that have left
-        if self._is_static and not is_beside(options) and not compiles_nothing():
+        if self._is_static and not options.is_beside and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
@@ -162,9 +157,9 @@ class CompiledGraph:
         program = self._known(key)
         if program is None and compiles_nothing():
             return self._programs.get(key) or self._eager
-        if program is None and is_beside(self._options):
+        if program is None and self._options.is_beside:
             values = stand_ins(self._graph, [*args, *self._constants])
-            background.submit((self, key), lambda: self._compile_beside(key, values))
+            background.submit(key, lambda graph: graph._compile_beside(key, values), owner=self)
             return self._programs.get(key) or self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():

@@ -34,6 +34,12 @@ class Inference:
                 self._known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
         node.meta["val"] = self._known[key]
 
+    def call(self, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call to a graph, with its `meta["val"]`."""
+        node = graph.call_function(target, args, kwargs)
+        self(node)
+        return node
+
 
 def propagate(graph: Graph) -> bool:
     """Gives a `meta["val"]` to every call that has none.

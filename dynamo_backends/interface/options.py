@@ -1,14 +1,13 @@
 """The options of backends: typed, documented and checked."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
@@ -136,8 +135,7 @@ class Options:
         valid = [field.name for field in dataclasses.fields(cls)]
         for name, value in given.items():
             if name not in valid:
-                near = difflib.get_close_matches(str(name), valid, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(str(name), valid)
                 raise OptionError(
                     f"{backend} has no option {name!r}.{hint} Valid options: "
                     f"{', '.join(sorted(valid))}."

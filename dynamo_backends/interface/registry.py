@@ -1,6 +1,5 @@
 """Names and backends, which are loaded when somebody asks for them."""
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import UnknownBackendError
+from dynamo_backends.interface.errors import UnknownBackendError, did_you_mean
 from dynamo_backends.interface.legacy_names import resolve
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
@@ -95,8 +94,7 @@ def get_backend(name: str) -> Backend:
         living = resolve(name)
         if living is not None:
             return get_backend(living)
-        near = difflib.get_close_matches(name, list_backends(), 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, list_backends())
         raise UnknownBackendError(
             f"there is no backend {name!r}.{hint} Backends: {', '.join(list_backends())}."
         )

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
+from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,
@@ -25,15 +25,11 @@ def define(program: FusionProgram, frontend: Frontend) -> Any:
         LoweringError: nvFuser refuses an operation; the error names the graph's node.
         CompileError: nvFuser refuses the whole.
     """
-    try:
+    with as_compile_error("nvFuser refuses the fusion", first_line):
         fd = frontend.definition(len(program.steps))
         with fd:
             _Replay(fd, frontend).run(program)
-    except LoweringError:
-        raise
-    except Exception as error:
-        raise CompileError(f"nvFuser refuses the fusion: {first_line(error)}") from error
-    return fd
+        return fd
 
 
 class _Replay:

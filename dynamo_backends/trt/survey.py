@@ -16,6 +16,7 @@ import onnx
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
@@ -27,7 +28,7 @@ from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.runtime.lru import LRU
-from dynamo_backends.trials.trials import not_plain, tensors
+from dynamo_backends.trials.trials import not_plain
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,
@@ -37,7 +38,7 @@ from dynamo_backends.trt.building import (
     weights_folder,
 )
 from dynamo_backends.trt.device import driver
-from dynamo_backends.trt.dtypes import is_supported
+from dynamo_backends.trt.dtypes import NAMES
 from dynamo_backends.trt.meaning import judge
 from dynamo_backends.trt.runtime import owned_weights
 
@@ -112,8 +113,8 @@ def _untold(node: fx.Node) -> str | None:
     """Why the parser need not be asked about a call; None if it has to be."""
     if node.target is operator.getitem:
         return None
-    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
-        if not is_supported(value.dtype):
+    for value in call_tensors(node):
+        if value.dtype not in NAMES:
             return f"TensorRT does not compute with {value.dtype}"
     return not_plain(node, "TensorRT") or rules.why_not_call(node)
 
@@ -139,11 +140,7 @@ def _note(found: Survey, node: fx.Node, reason: str) -> None:
 
 
 def _can_decompose(node: fx.Node) -> bool:
-    plain = not_plain(node, "") is None and all(
-        is_supported(t.dtype)
-        for n in (*node.all_input_nodes, node)
-        for t in tensors(n.meta.get("val"))
-    )
+    plain = not_plain(node, "") is None and all(t.dtype in NAMES for t in call_tensors(node))
     return plain and has_decomposition(node.target)
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.calls import call_tensors, unknown_shape
+from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
@@ -103,15 +105,14 @@ class OpenXLA(Backend):
             return Support(False, "it has no lowering to XLA")
         from dynamo_backends.xla.dtypes import is_supported
 
-        for n in (*node.all_input_nodes, node):
-            for value in _tensors(n.meta.get("val")):
-                if value.layout is not torch.strided:
-                    return Support(False, f"XLA has no {value.layout} tensors")
-                if not is_supported(value.dtype):
-                    return Support(False, f"XLA has no {value.dtype}")
-                if any(not isinstance(s, int) for s in value.shape):
-                    return Support(False, "a size depends on data")
-        reason = row.when(node) if row.when is not None else None
+        for value in call_tensors(node):
+            if value.layout is not torch.strided:
+                return Support(False, f"XLA has no {value.layout} tensors")
+            if not is_supported(value.dtype):
+                return Support(False, f"XLA has no {value.dtype}")
+        reason = unknown_shape(node)
+        if reason is None and row.when is not None:
+            reason = row.when(node)
         return SUPPORTED if reason is None else Support(False, reason)
 
     def buckets(self, options: XlaOptions) -> Buckets | None:
@@ -182,23 +183,12 @@ def _table() -> Any:
     return registry
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [v for v in value if isinstance(v, torch.Tensor)]
-    return []
-
-
 def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
     """Platform and device index for a graph."""
     if options.device != "auto":
         return options.device, 0
-    for node in (*graph.placeholders, *graph.calls):
-        for value in _tensors(node.meta.get("val")):
-            if value.device.type == "cuda":
-                return "cuda", value.device.index or 0
-    return "cpu", 0
+    index = device_index((*graph.placeholders, *graph.calls), "cuda")
+    return ("cpu", 0) if index is None else ("cuda", index)
 
 
 def _lowering_options(platform_name: str, options: XlaOptions) -> Any:

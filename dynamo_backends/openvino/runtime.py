@@ -11,7 +11,7 @@ from openvino import CompiledModel, Model
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
+from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
@@ -272,8 +272,7 @@ class _Output:
 
     def __init__(self, value: Tensor):
         self.export = Exporter(value)
-        storage = storage_of(value)
-        self.shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
+        self.shape = self.export.storage.dense_shape(value.shape)
         self.dtype = value.dtype
 
     def make(self) -> Tensor:

@@ -47,6 +47,7 @@ _DECIDES = (
     "trials",
     "verify",
     "graph/attention.py",
+    "graph/calls.py",
     "graph/constants.py",
     "graph/decompose.py",
     "graph/decompositions.py",

@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 

@@ -100,8 +100,7 @@ def from_storage(array: jax.Array, storage: Storage) -> Value:
         return ChannelsLast(array)
     if storage.is_row_major:
         return array
-    inverse = sorted(range(array.ndim), key=storage.order.__getitem__)
-    return jnp.transpose(array, inverse)
+    return jnp.transpose(array, storage.inverse)
 
 
 def to_storage(value: Value, storage: Storage) -> jax.Array:

@@ -63,8 +63,7 @@ def test_options_of_the_cuda_provider():
 
 
 def cuda_settings(**options: Any) -> SessionSettings:
-    value = refusals.graph_on("cuda").placeholders[0].meta["val"]
-    return _settings([value], OrtOptions(**options))
+    return _settings(refusals.graph_on("cuda").placeholders, OrtOptions(**options))
 
 
 def test_tensorrt_comes_before_cuda_and_gets_the_users_options():

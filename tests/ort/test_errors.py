@@ -53,8 +53,8 @@ def test_cpu_tensors_given_to_the_cuda_backend():
 def test_the_provider_follows_the_device():
     from dynamo_backends.ort.backend import OrtOptions, _settings
 
-    value = refusals.graph_on("cuda").placeholders[0].meta["val"]
-    settings = _settings([value], OrtOptions(provider_options={"gpu_mem_limit": "1000"}))
+    graph = refusals.graph_on("cuda")
+    settings = _settings(graph.placeholders, OrtOptions(provider_options={"gpu_mem_limit": "1000"}))
     assert [name for name, _ in settings.providers] == [
         "CUDAExecutionProvider",
         "CPUExecutionProvider",

@@ -95,11 +95,11 @@ def _trace(graph: Graph, options: LoweringOptions) -> Any:
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
         inputs: list[Value | Flat] = [
-            from_storage(a, s) for a, s in zip(arrays, storages, strict=True)
+            from_storage(array, storage)
+            if array.ndim == value.ndim
+            else Flat(array, tuple(value.shape), storage.order)  # see `in_one_dimension`
+            for array, value, storage in zip(arrays, values, storages, strict=True)
         ]
-        for i in updated:
-            if arrays[i].ndim != values[i].ndim:  # see `in_one_dimension`
-                inputs[i] = Flat(arrays[i], tuple(values[i].shape), storages[i].order)
         outputs = lowering(inputs)
         results = [
             flat(r, storages[i].order)

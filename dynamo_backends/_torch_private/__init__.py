@@ -42,6 +42,7 @@ from dynamo_backends._torch_private.autograd import (
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,
     dynamo_counters,
+    is_capturing,
     lookup_backend,
     same,
 )
@@ -181,6 +182,7 @@ __all__ = [
     "hooks_on_gradient",
     "inductor_decompositions",
     "is_autocast_on",
+    "is_capturing",
     "is_composite",
     "is_in_ddp_forward",
     "is_of_backward",

@@ -21,11 +21,17 @@ from typing import Any
 
 import torch
 
+from dynamo_backends._torch_private import is_capturing
+from dynamo_backends.graph.passes import unchecked
+
 _MOST = 64
 """So many compilations wait at most; what comes then is asked for again by the next call."""
 
 _PAUSE, _RUN = 0.008, 0.002
 """Seconds: how long the thread sleeps at a time while calls run, and how long it then works."""
+
+_CAPTURE_PAUSE = 0.05
+"""Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
 
 _LAST = 10.0
 """Seconds that the end of the process waits for what a vendor is compiling."""
@@ -49,6 +55,7 @@ class _Worker:
 
     def submit(self, mark: Hashable, job: Callable[[], None]) -> None:
         context = contextvars.copy_context()  # torch's settings belong to it
+        context.run(unchecked.set, True)
         grad = torch.is_grad_enabled()
 
         def run() -> None:
@@ -104,14 +111,17 @@ class _Worker:
     def _give_way(self, *_: Any) -> None:
         if self.is_stopping:
             raise _Stopped
-        if not self.calls:
-            return
         now = time.perf_counter()
         if now - self._resumed < _RUN:
             return
-        while self.calls and time.perf_counter() - now < _PAUSE:
+        while self._pause() > time.perf_counter() - now:
             time.sleep(0.001)
         self._resumed = time.perf_counter()
+
+    def _pause(self) -> float:
+        if is_capturing():
+            return _CAPTURE_PAUSE
+        return _PAUSE if self.calls else 0.0
 
 
 _worker = _Worker()

@@ -6,6 +6,7 @@ channels last. Statistics are float32 for bfloat16 and float16, and take two pas
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,16 +18,33 @@ from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
+class Real(NamedTuple):
+    """Which elements of padded values count.
+
+    Attributes:
+        valid: Whether one does, to be broadcast to the values in torch's order of dimensions.
+        elements: How many there are of a channel.
+    """
+
+    valid: Array
+    elements: Array
+
+
 class _Channels:
     """Broadcasting and reduction per channel, for values that share one layout."""
 
-    def __init__(self, *values: Value):
+    def __init__(self, *values: Value, real: Real | None = None):
         self._last = any(isinstance(v, ChannelsLast) for v in values)
-        self.arrays = [widen(channels_last(v) if self._last else v) for v in values]  # type: ignore[arg-type]
+        self.arrays = [widen(self._stored(v)) for v in values]
         self._shape = self.arrays[0].shape
         axis = len(self._shape) - 1 if self._last else 1
         self.others = tuple(a for a in range(len(self._shape)) if a != axis)
-        self.count = math.prod(self._shape[a] for a in self.others)
+        self._valid = None if real is None else self._stored(real.valid)
+        count: Any = math.prod(self._shape[a] for a in self.others)
+        self.count = count if real is None else real.elements.astype(self.arrays[0].dtype)
+
+    def _stored(self, value: Value) -> Array:
+        return channels_last(value) if self._last else value  # type: ignore[return-value]
 
     def spread(self, vector: Array) -> Array:
         """A vector of one number per channel, ready to broadcast."""
@@ -35,7 +53,10 @@ class _Channels:
         return widen(vector).reshape(shape)
 
     def total(self, x: Array) -> Array:
-        return jnp.sum(x, self.others)
+        return jnp.sum(x if self._valid is None else jnp.where(self._valid, x, 0), self.others)
+
+    def mean(self, x: Array) -> Array:
+        return jnp.mean(x, self.others) if self._valid is None else self.total(x) / self.count
 
     def wrap(self, x: Array) -> Value:
         return ChannelsLast(x) if self._last else x
@@ -43,8 +64,8 @@ class _Channels:
 
 def _statistics(channels: _Channels) -> tuple[Array, Array]:
     x = channels.arrays[0]
-    mean = jnp.mean(x, channels.others)
-    return mean, jnp.mean(jnp.square(x - channels.spread(mean)), channels.others)
+    mean = channels.mean(x)
+    return mean, channels.mean(jnp.square(x - channels.spread(mean)))
 
 
 def _normalise(
@@ -87,14 +108,16 @@ def _training(
     running_var: Array | None,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
-    channels = _Channels(x)
+    channels = _Channels(x, real=real)
     mean, var = _statistics(channels)
     invstd = lax.rsqrt(var + eps)
     if running_mean is not None:
         running_mean = momentum * mean + (1 - momentum) * widen(running_mean)
     if running_var is not None:
-        unbiased = var * (channels.count / max(channels.count - 1, 0.5))
+        least = max if real is None else jnp.maximum
+        unbiased = var * (channels.count / least(channels.count - 1, 0.5))
         running_var = momentum * unbiased + (1 - momentum) * widen(running_var)
     out = _normalise(channels, mean, invstd, weight, bias)
     return out, mean, invstd, running_mean, running_var
@@ -122,8 +145,9 @@ def batch_norm_no_stats(
     training: bool,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array]:
-    return _training(x, weight, bias, None, None, momentum, eps)[:3]
+    return _training(x, weight, bias, None, None, momentum, eps, real)[:3]
 
 
 @lowers("_native_batch_norm_legit_functional.default", layout=Layout.RAW)
@@ -137,9 +161,10 @@ def batch_norm_functional(
     training: bool,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
     if training:
-        return _training(x, weight, bias, running_mean, running_var, momentum, eps)
+        return _training(x, weight, bias, running_mean, running_var, momentum, eps, real)
     out = _inference(ctx, x, weight, bias, running_mean, running_var, eps)
     return *out, running_mean, running_var
 
@@ -161,9 +186,10 @@ def native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array]:
     if training:
-        return _training(x, weight, bias, None, None, momentum, eps)[:3]
+        return _training(x, weight, bias, None, None, momentum, eps, real)[:3]
     assert running_mean is not None and running_var is not None
     return _inference(ctx, x, weight, bias, running_mean, running_var, eps)
 
@@ -178,8 +204,9 @@ def batch_norm_with_update(
     running_var: Array,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array, Array | None, Array | None]:
-    out = _training(x, weight, bias, running_mean, running_var, momentum, eps)
+    out = _training(x, weight, bias, running_mean, running_var, momentum, eps, real)
     return *out[:3], jnp.zeros(ctx.out[3].shape, jnp.uint8), *out[3:]
 
 
@@ -211,8 +238,9 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     reserve: Array | None = None,
+    real: Real | None = None,
 ) -> tuple[Value | None, Array | None, Array | None]:
-    channels = _Channels(grad_out, x)
+    channels = _Channels(grad_out, x, real=real)
     grad, values = channels.arrays
     if train:
         mean, invstd = save_mean, save_invstd

@@ -1,11 +1,13 @@
 """`while_compiling="eager"`: calls run in eager while a thread compiles."""
 
+import gc
 import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,6 +154,24 @@ def test_nothing_is_compiled_under_run(backend: Gated):
         x = torch.randn(4)
         torch.testing.assert_close(run(x), x.cos() * 5)
         assert not background._worker.marks
+
+
+def test_what_waits_for_a_model_that_is_gone_is_left_out(backend: Gated):
+    x = torch.randn(2, 4)
+    compiled(lambda x: x.sin() - 1, backend, dynamic=False)(x)  # under way until the gate opens
+    model = nn.Linear(4, 3).eval()
+    weight = weakref.ref(model.weight)
+    with torch.no_grad():
+        compiled(model, backend, dynamic=False)(x)
+    assert len(background._worker.marks) == 2
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(background._worker.marks) == 1
+    assert weight() is None
+    backend.gate.set()
+    assert background.wait(60)
+    assert backend.compiled == 1
 
 
 def test_the_thread_sleeps_while_calls_run():

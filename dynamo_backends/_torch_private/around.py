@@ -71,12 +71,3 @@ def is_in_ddp_forward() -> bool:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None
-
-
-__all__ = [
-    "accumulation",
-    "hooks_of_node",
-    "is_in_ddp_forward",
-    "saved_tensors_hooks",
-    "tables_of_global_hooks",
-]

@@ -25,9 +25,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
-from torch.utils._contextlib import context_decorator as run_within
+from torch.utils import _contextlib
 from torch.utils._python_dispatch import TorchDispatchMode
 
+run_within = _contextlib.context_decorator
 set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 """Sets what this thread asks before each Python frame; returns what it asked before."""
 
@@ -371,28 +372,3 @@ def left_out(mode: TorchDispatchMode) -> Iterator[None]:
 def in_backward() -> bool:
     """Whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1
-
-
-__all__ = [
-    "CaptureEverything",
-    "RuntimeMode",
-    "compilation_metrics",
-    "compile_id",
-    "compiled_frames",
-    "current_callback",
-    "disabled",
-    "dynamo_context",
-    "entry_hooks",
-    "in_backward",
-    "intercepted_graphs",
-    "is_compiled",
-    "left_out",
-    "not_traced",
-    "original_module",
-    "run_only",
-    "run_within",
-    "set_callback",
-    "stance_per_thread",
-    "torch_backends",
-    "with_options",
-]

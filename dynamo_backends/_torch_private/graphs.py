@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
-from torch.fx.node import has_side_effect
+from torch.fx.node import has_side_effect as has_side_effect
 
 
 def dynamo_input_index(placeholder: fx.Node) -> int | None:
@@ -107,20 +107,3 @@ def mutated_input_index(desc: Any) -> int | None:
 def output_index(desc: Any) -> int | None:
     """Which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None
-
-
-__all__ = [
-    "captured_static_inputs",
-    "copy_captured",
-    "described_input_index",
-    "dynamo_input_index",
-    "dynamo_source_name",
-    "function_name",
-    "has_side_effect",
-    "is_plain",
-    "is_tangent",
-    "mutated_input_index",
-    "mutated_input_indices",
-    "output_index",
-    "updated_inputs",
-]

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._decomp import core_aten_decompositions as core_aten_decompositions
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
-from torch._prims_common import elementwise_dtypes
+from torch._prims_common import elementwise_dtypes as elementwise_dtypes
 
 ELEMENTWISE_PROMOTION = {
     "default": _KIND.DEFAULT,
@@ -81,18 +82,3 @@ def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
     core = core_aten_decompositions()
     return {**{k: v for k, v in decomposition_table.items() if isinstance(k, OpOverload)}, **core}
-
-
-__all__ = [
-    "ELEMENTWISE_PROMOTION",
-    "HigherOrderOperator",
-    "OpOverload",
-    "all_decompositions",
-    "all_operator_names",
-    "composite_names",
-    "core_aten_decompositions",
-    "core_decompositions",
-    "counts_flops",
-    "elementwise_dtypes",
-    "is_composite",
-]

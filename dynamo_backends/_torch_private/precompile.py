@@ -9,7 +9,7 @@ Imported apart, and only where torch is going to keep something: it loads Induct
 | `torch.fx._graph_pickler.GraphPickler` | 2.12+ |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import fx
@@ -60,9 +60,14 @@ class KeptCode(OutputCode):
         """Called with Inductor's kernels, which are not ours to keep."""
 
 
-def pack(gm: fx.GraphModule) -> bytes:
-    """A functional graph with its fake tensors, as bytes, without the user's modules."""
-    return GraphPickler.dumps(gm, Options(None, _KEPT.__contains__))
+def pack(gm: fx.GraphModule, kept: Collection[str] = _KEPT) -> bytes:
+    """A functional graph with its fake tensors, as bytes, without the user's modules.
+
+    Args:
+        gm: The graph.
+        kept: Which keys of its nodes' `meta`.
+    """
+    return GraphPickler.dumps(gm, Options(None, kept.__contains__))
 
 
 def unpack(data: bytes) -> fx.GraphModule:

@@ -72,16 +72,3 @@ def unfinished(scaler: GradScaler) -> list[Any]:
 def forget_unfinished(scaler: GradScaler) -> None:
     """As if `update` had been called."""
     scaler._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)
-
-
-__all__ = [
-    "ASKS_FOR_OVERFLOW",
-    "CHECK_AND_UNSCALE",
-    "MAKES_SCALE",
-    "UNSCALES",
-    "UPDATE_SCALE",
-    "forget_unfinished",
-    "scaler_that",
-    "settings_of",
-    "unfinished",
-]

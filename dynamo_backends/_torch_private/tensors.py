@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+)
 
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 
@@ -70,27 +72,10 @@ def surely(condition: bool | torch.SymBool) -> bool:
     return statically_known_true(condition)
 
 
-__all__ = [
-    "FakeTensor",
-    "concrete",
-    "from_dlpack",
-    "has_storage",
-    "is_traceable_wrapper_subclass",
-    "size_bounds",
-    "storage_id",
-    "storage_users",
-    "surely",
-    "to_dlpack",
-]
-
-
 class TensorProperties:
     """Whether tensors still have the dtypes, devices, sizes, strides and requires_grad they had.
 
     One call of Dynamo's own guard for all of them: less than asking each for a single property.
-
-    Args:
-        tensors: The tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]):

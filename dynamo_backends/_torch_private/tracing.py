@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
+from torch._guards import detect_fake_mode as detect_fake_mode
 from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
+
+disable_current_modes = _disable_current_modes
 
 
 @contextlib.contextmanager
@@ -116,17 +118,3 @@ def graph_being_traced() -> fx.Graph:
     mode = get_proxy_mode()
     assert mode is not None
     return mode.tracer.graph
-
-
-__all__ = [
-    "FakeTensorMode",
-    "apart_from_compilation",
-    "compiling",
-    "detect_fake_mode",
-    "disable_current_modes",
-    "functionalized",
-    "graph_being_traced",
-    "keep_unused_draws",
-    "make_fx",
-    "tracing_a_step",
-]

@@ -54,6 +54,3 @@ def _given(substitute: Callable[[Tensor], Tensor], original: Any) -> Callable[..
         return original(tensor, *rest)
 
     return wrap
-
-
-__all__ = ["transforms_given", "unwrapped"]

@@ -47,7 +47,7 @@ class Autotune(Backend):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`."""
-        from dynamo_backends.runtime.results import unknown_shape
+        from dynamo_backends.graph.calls import unknown_shape
 
         shape = unknown_shape(node)
         return SUPPORTED if shape is None else Support(False, shape)

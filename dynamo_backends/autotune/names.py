@@ -1,9 +1,8 @@
 """Names of candidates: which backends compete by default, and which may."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.errors import OptionError, did_you_mean
 from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
 
 ITSELF = "autotune"
@@ -43,8 +42,7 @@ def check_names(names: Sequence[str], backend: str) -> None:
     known = sorted({EAGER, *list_backends(), *others} - {ITSELF})
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             usual = sorted({EAGER, *TORCHS, *list_backends(), *third_party_backends()})
             usual.remove(ITSELF)
             raise OptionError(

@@ -1,6 +1,5 @@
 """From what a user names as a backend to the one object that Dynamo compares."""
 
-import difflib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
@@ -8,7 +7,7 @@ from typing import Any
 
 from dynamo_backends._torch_private.control import torch_backends, with_options
 from dynamo_backends.interface.compiler import Compiler, compiler
-from dynamo_backends.interface.errors import OptionError, UnknownBackendError
+from dynamo_backends.interface.errors import OptionError, UnknownBackendError, did_you_mean
 from dynamo_backends.interface.registry import list_backends
 
 CompilerFunction = Callable[..., Any]
@@ -64,8 +63,7 @@ def _require_known(name: str) -> None:
     everything = torch_backends(debugging=True)
     if name not in everything:
         known = sorted({*list_backends(), *torch_backends()})
-        near = difflib.get_close_matches(name, {*known, *everything}, 2)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = did_you_mean(name, {*known, *everything}, 2)
         raise UnknownBackendError(
             f"there is no backend {name!r}.{hint} Backends: {', '.join(known)}."
         )

@@ -9,7 +9,6 @@ times at once, from any number of threads.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from dynamo_backends._torch_private.control import (
@@ -70,12 +69,7 @@ class Scope:
         return self
 
     @not_traced
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         """Restores the callback from before.
 
         Raises:

@@ -14,7 +14,7 @@ from torch import nn
 
 from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.cli.transformers import build as build_transformers
-from dynamo_backends.interface.errors import ModelError
+from dynamo_backends.interface.errors import ModelError, did_you_mean
 
 FORMS = "hf:NAME, torchvision:NAME, timm:NAME or path/to/file.py:FACTORY"
 
@@ -103,8 +103,7 @@ _PACKAGES = {
 def _require(name: str, known: Iterable[str], package: str, what: str) -> None:
     names = list(known)
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, names)
         raise ModelError(f"{package} has no {what} {name!r}.{hint}")
 
 

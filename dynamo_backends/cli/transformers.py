@@ -1,13 +1,12 @@
 """Models of transformers from their configurations, and inputs for them."""
 
-import difflib
 import inspect
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from dynamo_backends.interface.errors import ModelError
+from dynamo_backends.interface.errors import ModelError, did_you_mean
 
 _TOKENS = 32
 _SMALL_WORDS = 512
@@ -43,8 +42,7 @@ def build(
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not (is_config or (is_model and kind.config_class is not None)):
         known = [n for n in dir(transformers) if n.endswith(("Config", "Model"))]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, known)
         raise ModelError(f"transformers has no configuration or model class {name!r}.{hint}")
     config = kind() if is_config else kind.config_class()
     if small:

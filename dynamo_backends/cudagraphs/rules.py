@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.graph.calls import tensors, unknown_shape
 from dynamo_backends.graph.constants import known_value
-from dynamo_backends.runtime.results import unknown_shape
 
 _TAGS = {
     "cudagraph_unsafe": "torch says that it cannot be part of a CUDA graph",
@@ -83,10 +83,7 @@ def _elsewhere(node: fx.Node) -> str | None:
     numbers from the host as they are.
     """
     for n in (node, *node.all_input_nodes):
-        value = n.meta.get("val")
-        for tensor in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(tensor, Tensor):
-                continue
+        for tensor in tensors(n.meta.get("val")):
             if tensor.layout is not torch.strided:
                 return f"a tensor of it is {tensor.layout}"
             if tensor.device.type != driver().kind and not _is_fixed_number(n, node):

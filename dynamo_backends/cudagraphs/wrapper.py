@@ -4,11 +4,12 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.graph.calls import tensors
+from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.interface.backend import Bound, Executable
@@ -30,10 +31,10 @@ def require_device(graph: Graph, backend: str) -> None:
     Raises:
         DeviceError: It is not.
     """
-    if device_index(graph) is not None:
+    if _device_index(graph) is not None:
         return
     kind = driver().kind
-    found = sorted({t.device.type for n in graph.placeholders for t in _tensors(n)})
+    found = sorted({t.device.type for n in graph.placeholders for t in tensors(n.meta.get("val"))})
     where = f"its inputs are on {', '.join(found)}" if found else "it has no inputs"
     raise DeviceError(
         f"{backend} was asked for CUDA graphs, but the graph has no tensors on a {kind} device "
@@ -61,7 +62,7 @@ class CapturedExecutable(Executable):
     def __init__(self, inner: Executable, graph: Graph, options: "CudaGraphOptions", backend: str):
         self.inner = inner
         self._options = options
-        self._index = device_index(graph)
+        self._index = _device_index(graph)
         roles = [graph.inputs[i].role for i in graph.activations]
         self._baked = [k for k, role in enumerate(roles) if role in _STAY]
         self._hopeful = [k for k, role in enumerate(roles) if role is Role.SAVED]
@@ -137,17 +138,6 @@ class ReportNotes:
         log.warning("%s: a block runs without a CUDA graph: %s", self._backend, reason)
 
 
-def device_index(graph: Graph) -> int | None:
+def _device_index(graph: Graph) -> int | None:
     """Index of the CUDA device that a graph computes on; None if on none."""
-    kind = driver().kind
-    for node in (*graph.placeholders, *graph.calls):
-        for tensor in _tensors(node):
-            if tensor.device.type == kind:
-                return tensor.device.index or 0
-    return None
-
-
-def _tensors(node: fx.Node) -> list[Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
+    return device_index((*graph.placeholders, *graph.calls), driver().kind)

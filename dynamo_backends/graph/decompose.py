@@ -10,6 +10,7 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
@@ -130,10 +131,7 @@ def _trace(
     inputs = node.all_input_nodes
     mode = private.FakeTensorMode()
     with mode:
-        fakes = [
-            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device)
-            for v in (n.meta["val"] for n in inputs)
-        ]
+        fakes = [empty_as(n.meta["val"]) for n in inputs]
 
     def call(*tensors: torch.Tensor) -> Any:
         known = dict(zip(inputs, tensors, strict=True))

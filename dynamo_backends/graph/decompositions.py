@@ -5,11 +5,28 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dynamo_backends._torch_private import OpOverload, all_decompositions, core_decompositions
-from dynamo_backends.graph.as_eager import frac, softmax_backward
 from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.random import dropout
+
+
+def frac(x: Tensor) -> Tensor:
+    """As eager, which gives 0.0 for -0.0; torch's own rule gives -0.0."""
+    return x - x.trunc()
+
+
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """In eager's order. torch's own rule multiplies both terms of the difference.
+
+    So it has NaN where eager has an infinity.
+    """
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    grad, output = grad.to(wide), output.to(wide)
+    inner = (grad * output).sum(dim, keepdim=True)
+    return ((grad - inner) * output).to(input_dtype).contiguous()
+
 
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}

@@ -1,8 +1,11 @@
 """Where the tensors of a graph have to be, and whether there is such a device."""
 
-import torch
-from torch import Tensor
+from collections.abc import Iterable
 
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import DeviceError
 
@@ -14,6 +17,13 @@ def foreign_input(graph: Graph, kind: str) -> Tensor | None:
         if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
             return value
     return None
+
+
+def device_index(nodes: Iterable[fx.Node], kind: str) -> int | None:
+    """Index of the device of a type that the first such tensor of nodes is on; None without any."""
+    found = (t.device for n in nodes for t in tensors(n.meta.get("val")) if t.device.type == kind)
+    device = next(found, None)
+    return None if device is None else device.index or 0
 
 
 def require_cpu(graph: Graph, backend: str, more: str = "") -> None:

@@ -1,12 +1,11 @@
 """Folds batch normalisation with fixed statistics into the convolution before it."""
 
+import functools
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
@@ -63,13 +62,8 @@ def _fold(graph: fx.Graph, norm: fx.Node, infer: Inference) -> None:
     channels = mean.meta["val"].shape[0]  # type: ignore[union-attr]
     spatial = [1] * (w_value.ndim - 2)
 
+    call = functools.partial(infer.call, graph)
     with graph.inserting_before(norm):
-
-        def call(op: OpOverload, *args: Any) -> fx.Node:
-            node = graph.call_function(op, args)
-            infer(node)
-            return node
-
         scale = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
         if gamma is not None:
             scale = call(aten.mul.Tensor, scale, gamma)

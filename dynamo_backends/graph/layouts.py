@@ -42,6 +42,19 @@ class Storage:
         n = len(self.order)
         return n >= 3 and not self.expanded and self.order == (0, *range(2, n), 1)
 
+    @property
+    def inverse(self) -> list[int]:
+        """The permutation that puts dimensions in memory order back into their own."""
+        return sorted(range(len(self.order)), key=self.order.__getitem__)
+
+    def dense_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The sizes in memory order, those of expanded dimensions 1.
+
+        Args:
+            shape: In the order of the tensor's dimensions.
+        """
+        return tuple(1 if d in self.expanded else shape[d] for d in self.order)
+
 
 def row_major(ndim: int) -> Storage:
     """The plain layout."""
@@ -92,13 +105,30 @@ def _memory_order(value: Tensor) -> tuple[int, ...]:
 
 def dense_order(value: Tensor) -> tuple[int, ...] | None:
     """The dimensions, outermost in memory first; None if there are gaps or overlaps."""
-    order, expected = _memory_order(value), 1
-    for d in reversed(order):
-        if value.shape[d] != 1:
+    order = _memory_order(value)
+    return order if is_dense(value, Storage(order)) else None
+
+
+def is_dense(value: Tensor, storage: Storage) -> bool:
+    """Whether a tensor that is stored in this order has neither gaps nor overlaps."""
+    expected = 1
+    for d in reversed(storage.order):
+        if d not in storage.expanded and value.shape[d] != 1:
             if value.stride(d) != expected:
-                return None
+                return False
             expected *= value.shape[d]
-    return order
+    return True
+
+
+def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """New memory for a tensor of the same shape, dtype and strides, whatever gaps these leave.
+
+    Args:
+        value: The tensor.
+        device: Where; None: where that is.
+    """
+    device = value.device if device is None else device
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
 class Importer:
@@ -187,6 +217,7 @@ class Exporter:
         self.storage = storage_of(value)
         self._shape = tuple(value.shape)
         self._stride = tuple(value.stride())
+        self._inverse = self.storage.inverse
         self._copy = self._needs_copy(value)
         self._is_empty = value.numel() == 0
         self.is_plain = self.storage.is_row_major and not self._copy and not self._is_empty
@@ -206,7 +237,7 @@ class Exporter:
                 self._shape, self._stride, dtype=tensor.dtype, device=tensor.device
             )
             return result.copy_(tensor)
-        return tensor.permute(_inverse(self.storage.order)).expand(self._shape)
+        return tensor.permute(self._inverse).expand(self._shape)
 
 
 class RangedExporter:
@@ -217,22 +248,15 @@ class RangedExporter:
 
     Attributes:
         copies: The output is to be copied to memory of its own strides, which have to be given.
+        dense_shape: From the output's shape, the one that the program returns.
     """
 
     def __init__(self, value: Tensor):
         self.storage = storage_of(value)
         has_gaps = not self.storage.expanded and dense_order(value) is None
         self.copies = not value.numel() or has_gaps
-        self._inverse = _inverse(self.storage.order)
-
-    def dense_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape that the program returns.
-
-        Args:
-            shape: Of the output.
-        """
-        storage = self.storage
-        return tuple(1 if d in storage.expanded else shape[d] for d in storage.order)
+        self._inverse = self.storage.inverse
+        self.dense_shape = self.storage.dense_shape
 
     def __call__(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
         """The output as torch promises it.
@@ -248,10 +272,3 @@ class RangedExporter:
         if self.storage.is_row_major:
             return tensor
         return tensor.permute(self._inverse).expand(*shape)
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    inverse = [0] * len(order)
-    for place, dim in enumerate(order):
-        inverse[dim] = place
-    return inverse

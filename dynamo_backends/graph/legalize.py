@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Storage, input_storage, storage_of
+from dynamo_backends.graph.layouts import Storage, empty_as, input_storage, storage_of
 
 aten = torch.ops.aten
 
@@ -21,9 +21,7 @@ def promote(module: fx.GraphModule) -> None:
         value = node.meta["val"]
         if isinstance(value, Tensor):
             with mode:
-                value = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=value.device
-                )
+                value = empty_as(value)
         fakes.append(value)
     private.promote_types(module, fakes, mode)
 
@@ -68,10 +66,9 @@ def _results(output: fx.Node) -> Sequence[fx.Node]:
 
 
 def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Storage) -> None:
-    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
     value = node.meta["val"]
     with module.inserting_before(first):
-        logical = module.call_function(aten.permute.default, (node, inverse))
+        logical = module.call_function(aten.permute.default, (node, storage.inverse))
     node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
     logical.meta["val"] = value
     node.meta["val"] = value.permute(storage.order)

@@ -45,7 +45,10 @@ def normalize(
         static: Which of the captured graph's inputs are parameters and buffers.
     """
     module = fx.GraphModule(gm, copy_graph(gm.graph))
-    inputs = [Input(p.name, _role(p, kind, gm.graph, static)) for p in _placeholders(module.graph)]
+    inputs = [
+        Input(p.name, _role(p, kind, gm.graph, static))
+        for p in module.graph.find_nodes(op="placeholder")
+    ]
     constants = lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
     # The one composite operator that torch makes of symbolic numbers after it has decomposed.
@@ -59,10 +62,6 @@ def normalize(
     PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
     found = Effects() if kind == "backward" else effects(gm.graph)
     return Normalized(graph, tuple(constants.values()), found)
-
-
-def _placeholders(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op == "placeholder"]
 
 
 def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[int]) -> Role:
@@ -83,7 +82,7 @@ def lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
     """Replaces tensor attributes by placeholders after the existing ones; equal ones by one."""
     constants: dict[str, Tensor] = {}
     lifted: dict[int, fx.Node] = {}
-    last = next(reversed(_placeholders(module.graph)), None)
+    last = next(reversed(module.graph.find_nodes(op="placeholder")), None)
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target), None)
         if not isinstance(value, Tensor):

@@ -14,6 +14,7 @@ from dynamo_backends._torch_private import (
     surely,
 )
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.sizes import is_symbolic
 
@@ -33,6 +34,12 @@ class Inference:
             with mode if mode is not None else contextlib.nullcontext():
                 self._known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
         node.meta["val"] = self._known[key]
+
+    def call(self, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Adds a call to a graph, with its `meta["val"]`."""
+        node = graph.call_function(target, args, kwargs)
+        self(node)
+        return node
 
 
 def propagate(graph: Graph) -> bool:
@@ -117,7 +124,7 @@ def _twin(value: Any) -> Any:
     """A tensor like another one, of the fake mode that is active."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return value
-    twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    twin = empty_as(value)
     if value.is_conj():
         twin = twin.conj()
     return twin._neg_view() if value.is_neg() else twin

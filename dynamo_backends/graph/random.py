@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensor, has_side_effect
+from dynamo_backends.graph.calls import argument
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
@@ -97,21 +98,11 @@ def is_random(node: fx.Node) -> bool:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return not any(_argument(node, name) == off for name, off in _SWITCHED_OFF)
+    return not any(argument(node, name) == off for name, off in _SWITCHED_OFF)
 
 
 # Arguments with which a call that could draw random numbers does not.
 _SWITCHED_OFF = (("dropout_p", 0.0), ("train", False), ("training", False))
-
-
-def _argument(node: fx.Node, name: str) -> object:
-    """A call's argument by its name in the schema; its default if it is not given."""
-    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == name:
-            if name in node.kwargs:
-                return node.kwargs[name]
-            return node.args[i] if i < len(node.args) else argument.default_value
-    return None
 
 
 # Calls that draw in the shape of their first argument: the method that fills a tensor in the same

@@ -9,6 +9,7 @@ import torch
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
@@ -36,9 +37,7 @@ def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
     """
     weights = frozenset(graph.weights)
     return [
-        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
-        if isinstance(a, torch.Tensor) and i not in weights
-        else a
+        empty_as(a, "meta") if isinstance(a, torch.Tensor) and i not in weights else a
         for i, a in enumerate(args)
     ]
 

@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.interface.options import Options
-from dynamo_backends.runtime.results import unknown_shape
 from dynamo_backends.torchscript.backend import whole_operators
 
 _INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is there)"
@@ -56,6 +56,7 @@ class InductorFreezing(Backend):
     summary = "Inductor with frozen weights"
     dynamic_shapes = "one executable for all sizes that the symbols allow"
     serves_ranges = True
+    prepares_on_disk = True  # in Inductor's own cache
     Options = InductorOptions
     optional_packages = ("triton",)
     settings: ClassVar[dict[str, Any]] = {}

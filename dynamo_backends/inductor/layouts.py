@@ -81,11 +81,7 @@ def _depends_on_order(node: fx.Node) -> bool:
 
 
 class _Layouts:
-    """What became of the layouts in a graph.
-
-    Args:
-        graph: The graph.
-    """
+    """What became of the layouts in a graph."""
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph
@@ -134,15 +130,10 @@ class _Layouts:
         return self._permute(moved, inverse)
 
     def _clone(self, node: fx.Node, **settings: Any) -> fx.Node:
-        return self._call(aten.clone.default, (node,), settings)
+        return self._infer.call(self._graph, aten.clone.default, node, **settings)
 
     def _permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
-        return self._call(aten.permute.default, (node, list(order)), {})
-
-    def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        node = self._graph.call_function(target, args, kwargs)
-        self._infer(node)
-        return node
+        return self._infer.call(self._graph, aten.permute.default, node, list(order))
 
 
 def _strides(value: Any) -> Any:

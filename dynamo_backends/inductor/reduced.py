@@ -163,11 +163,7 @@ def _is_faster_in_products(node: fx.Node) -> bool:
 
 
 class _Types:
-    """What is in bfloat16.
-
-    Args:
-        graph: The graph.
-    """
+    """What is in bfloat16."""
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph
@@ -209,8 +205,7 @@ class _Types:
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         key = (node, dtype)
         if key not in self._casts:
-            self._casts[key] = self._graph.call_function(CAST, key)
-            self._infer(self._casts[key])
+            self._casts[key] = self._infer.call(self._graph, CAST, *key)
         return self._casts[key]
 
 

@@ -15,6 +15,7 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of
@@ -116,6 +117,4 @@ def _fake(value: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(value, Tensor):
         return value
     with mode:
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
+        return empty_as(value)

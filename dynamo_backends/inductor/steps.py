@@ -33,11 +33,7 @@ def step_backend() -> StepBackend:
 
 
 class InductorStep(StepProgram):
-    """A step compiled by Inductor.
-
-    Args:
-        graph: The graph.
-    """
+    """A step compiled by Inductor."""
 
     def __init__(self, graph: Graph):
         _check_draws(graph)

@@ -3,6 +3,10 @@
 Every message says what was given, what is valid, and what to do about it.
 """
 
+import contextlib
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+
 
 class DynamoBackendsError(Exception):
     """Base class of every error that this package raises on purpose."""
@@ -56,6 +60,10 @@ class NotPaddedError(DynamoBackendsError):
         self.reason = reason
 
 
+class TrialNeededError(DynamoBackendsError):
+    """A call has to be tried before it is decided on, and this thread is to make no trials."""
+
+
 class SaveError(DynamoBackendsError):
     """A compiled graph cannot be saved to a file, or loaded from one of another version."""
 
@@ -94,6 +102,28 @@ class ModelError(DynamoBackendsError):
 
 class ForkedProcessError(DynamoBackendsError):
     """A runtime that was started before `fork()` was called in the child process."""
+
+
+@contextlib.contextmanager
+def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> Iterator[None]:
+    """Inside: what fails otherwise than with an error of this package is a `CompileError`.
+
+    Args:
+        said: What cannot be done, the beginning of its text.
+        plain: What it says of the other error.
+    """
+    try:
+        yield
+    except DynamoBackendsError:
+        raise
+    except Exception as error:
+        raise CompileError(f"{said}: {plain(error)}") from error
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """The nearest of the known names, as a question after a sentence; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), most)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def brief_error(error: BaseException) -> str:

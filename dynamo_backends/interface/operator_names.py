@@ -5,7 +5,6 @@ others (`aten._softmax`) while tracing. Its calls are then recognised by the fun
 called, and by names that differ in leading underscores only.
 """
 
-import difflib
 import functools
 import re
 from collections.abc import Collection, Sequence
@@ -13,7 +12,7 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload, all_operator_names, composite_names
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.errors import OptionError, did_you_mean
 
 _NUMBER = re.compile(r"_\d+$")
 
@@ -34,8 +33,7 @@ def check_names(names: Sequence[str], option: str, backend: str) -> None:
     known = _known()
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise OptionError(
                 f"option {option!r} of {backend} names an operator that does not exist, "
                 f"{name!r}.{hint} Write it as 'aten.softmax.int', 'aten.softmax' or 'softmax'."

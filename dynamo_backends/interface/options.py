@@ -1,20 +1,19 @@
 """The options of backends: typed, documented and checked."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
     from dynamo_backends.interface.backend import Executable
 
-Ranges = Mapping[str, tuple[int, int | None]]
+Limits = Mapping[str, tuple[int, int | None]]
 """Least and largest value of options; None: there is no largest."""
 
 
@@ -22,7 +21,7 @@ Ranges = Mapping[str, tuple[int, int | None]]
 class Options:
     """The options that every backend has. A backend adds its own fields in a subclass.
 
-    `RANGES` has the valid values of numbers; those of a subclass are checked as well.
+    `LIMITS` has the valid values of numbers; those of a subclass are checked as well.
 
     Attributes:
         fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
@@ -48,9 +47,9 @@ class Options:
         ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
             such a one. False: every set of concrete shapes is compiled for itself.
         while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
-            one first; "eager" runs in eager while a thread compiles, and later calls use the
-            program (see docs/shapes.md). Without effect on `autotune` and `compile_step`, which
-            refuse "eager".
+            one first; "eager" runs in eager while it is compiled beside the calls, and later calls
+            use the program (see docs/shapes.md). Without effect on `autotune` and `compile_step`,
+            which refuse "eager".
         partitioner: For training. "default" saves what the backward graph reads of the forward;
             "min_cut" saves less and computes cheap values again, as Inductor does.
     """
@@ -67,7 +66,7 @@ class Options:
     while_compiling: Literal["wait", "eager"] = "wait"
     partitioner: Literal["default", "min_cut"] = "default"
 
-    RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
+    LIMITS: ClassVar[Limits] = {"min_block_size": (1, None), "max_executables": (1, None)}
 
     def __post_init__(self) -> None:
         """Takes the values of former versions."""
@@ -88,6 +87,11 @@ class Options:
                 f"{who} compiles while its caller waits; while_compiling must be 'wait', "
                 f"not {self.while_compiling!r}."
             )
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether graphs are compiled beside the calls."""
+        return self.while_compiling == "eager"
 
     @property
     def is_reduced(self) -> bool:
@@ -131,8 +135,7 @@ class Options:
         valid = [field.name for field in dataclasses.fields(cls)]
         for name, value in given.items():
             if name not in valid:
-                near = difflib.get_close_matches(str(name), valid, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(str(name), valid)
                 raise OptionError(
                     f"{backend} has no option {name!r}.{hint} Valid options: "
                     f"{', '.join(sorted(valid))}."
@@ -147,13 +150,13 @@ class Options:
         return options
 
     def validate(self, backend: str) -> None:
-        """Checks ranges and combinations.
+        """Checks limits and combinations.
 
         Raises:
             OptionError: A value is out of range.
         """
         for cls in type(self).__mro__:
-            for name, (least, most) in vars(cls).get("RANGES", {}).items():
+            for name, (least, most) in vars(cls).get("LIMITS", {}).items():
                 value = getattr(self, name)
                 if value < least or (most is not None and value > most):
                     valid = f"at least {least}" if most is None else f"{least} to {most}"

@@ -1,6 +1,5 @@
 """Names and backends, which are loaded when somebody asks for them."""
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import UnknownBackendError
+from dynamo_backends.interface.errors import UnknownBackendError, did_you_mean
 from dynamo_backends.interface.legacy_names import resolve
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
@@ -52,6 +51,11 @@ def is_backend(name: str) -> bool:
     return name in _OURS or name in _registered
 
 
+def is_found_elsewhere(backend: Backend) -> bool:
+    """Whether other processes find this very backend by its name: it is one of this package's."""
+    return backend.name in _OURS and get_backend(backend.name) is backend
+
+
 def third_party_backends() -> list[str]:
     """Names of other packages' backends for `torch.compile`, from their entry points."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
@@ -90,8 +94,7 @@ def get_backend(name: str) -> Backend:
         living = resolve(name)
         if living is not None:
             return get_backend(living)
-        near = difflib.get_close_matches(name, list_backends(), 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, list_backends())
         raise UnknownBackendError(
             f"there is no backend {name!r}.{hint} Backends: {', '.join(list_backends())}."
         )

@@ -2,7 +2,7 @@
 
 import torch
 
-_SUPPORTED = frozenset(
+DTYPES = frozenset(
     {
         torch.bool,
         torch.uint8,
@@ -18,6 +18,7 @@ _SUPPORTED = frozenset(
         torch.complex128,
     }
 )
+"""What IREE computes with: not with unsigned 16 to 64 bits, float8 and quantized types."""
 
 PARAMETERS = {
     torch.float16: "f16",
@@ -26,8 +27,3 @@ PARAMETERS = {
     torch.float64: "f64",
 }
 """MLIR's names of the types that weights need to be worth preparing."""
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Whether IREE computes with `dtype` (unsigned 16 to 64 bits, float8 and quantized: no)."""
-    return dtype in _SUPPORTED

@@ -4,6 +4,7 @@ Eager raises for an index that is out of range. Compiled code of IREE does not l
 or write, whatever memory lies there. So every index is clamped, as XLA does.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.interface.errors import CompileError
 
@@ -131,12 +131,7 @@ def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
 
 def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:
     """The same index from 0 to below the dimension's size."""
-
-    def call(op: OpOverload, *args: Any) -> fx.Node:
-        made = graph.call_function(op, args)
-        infer(made)
-        return made
-
+    call = functools.partial(infer.call, graph)
     node, size = index.node, index.size
     negative = call(aten.lt.Scalar, node, 0)
     around = call(aten.where.self, negative, call(aten.add.Tensor, node, size), node)

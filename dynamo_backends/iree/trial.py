@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends.graph.calls import call_tensors, tensors
 from dynamo_backends.graph.decompositions import has_decomposition, inner_decompositions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
-from dynamo_backends.iree.dtypes import is_supported
+from dynamo_backends.iree.dtypes import DTYPES
 from dynamo_backends.iree.importer import translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
@@ -35,8 +36,8 @@ from dynamo_backends.trials.samples import samples, without_infinities
 from dynamo_backends.trials.trials import (
     alone,
     is_run,
+    not_plain,
     smaller,
-    tensors,
     used_results,
     why_wrong,
 )
@@ -44,7 +45,7 @@ from dynamo_backends.trials.trials import (
 TOGETHER = 24
 """So many functions are compiled in one program."""
 
-
+_VENDOR = "IREE"
 _verdicts = Verdicts("iree", sources=("iree",))
 _lock = threading.RLock()
 
@@ -118,18 +119,14 @@ def _untriable(node: fx.Node) -> str | None:
         return "it is not an ATen operator"
     if rules.is_random(node):
         return "it draws random numbers"
-    for n in (*node.all_input_nodes, node):
-        for value in tensors(n.meta.get("val")):
-            if value.layout is not torch.strided:
-                return f"IREE has no {value.layout} tensors"
-            if value.device.type != "cpu":
-                return f"the tensor is in {value.device.type} memory"
-            if not is_supported(value.dtype):
-                return f"IREE does not compute with {value.dtype}"
-            if any(not isinstance(s, int) for s in value.shape):
-                return "a size depends on data"
-    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
-        return "an input is not a tensor"
+    reason = not_plain(node, _VENDOR)
+    if reason is not None:
+        return reason
+    for value in call_tensors(node):
+        if value.device.type != "cpu":
+            return f"the tensor is in {value.device.type} memory"
+        if value.dtype not in DTYPES:
+            return f"IREE does not compute with {value.dtype}"
     if not tensors(node.meta.get("val")):
         return "it has no result that is a tensor"
     if not isinstance(node.meta["val"], Tensor) and not used_results(node):
@@ -238,7 +235,7 @@ def _run(trial: _Trial, program: bytes) -> str | None:
     if not is_run(trial.node):
         return None
     given = (_adapted(trial.node, args) for args in samples(trial.node))
-    return why_wrong(trial.graph, run, given, "IREE", _plain)
+    return why_wrong(trial.graph, run, given, _VENDOR, _plain)
 
 
 def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.runtime.prologue import with_prologue
-from dynamo_backends.runtime.results import unknown_shape
 
 # Lazy tensors have no strides.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})

@@ -11,7 +11,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.nvfuser import devices
 from dynamo_backends.nvfuser.descriptors import memory_order, stride_order
-from dynamo_backends.nvfuser.dtypes import is_supported
+from dynamo_backends.nvfuser.dtypes import NAMES
 from dynamo_backends.nvfuser.lowering.interpreter import lower, lower_call
 from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup
 from dynamo_backends.nvfuser.program import FusionProgram
@@ -159,7 +159,7 @@ def _made(node: fx.Node) -> list[Tensor]:
 def _unfit(value: Tensor) -> str | None:
     if str(value.layout) != "torch.strided":
         return f"nvFuser has no {value.layout} tensors"
-    if not is_supported(value.dtype):
+    if value.dtype not in NAMES:
         return f"nvFuser does not compute with {value.dtype}"
     if any(not isinstance(size, int) for size in value.shape):
         return "a size depends on data"

@@ -11,12 +11,10 @@ NAMES = {
     torch.float32: "Float",
     torch.float64: "Double",
 }
-"""Names in nvFuser's `DataType`. It has complex types as well, which are left to eager."""
+"""Names in nvFuser's `DataType`, of the types that fusions compute with.
 
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Whether fusions compute with `dtype` (8 and 16 bit integers, complex, float8: no)."""
-    return dtype in NAMES
+It has complex types as well, which are left to eager.
+"""
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:

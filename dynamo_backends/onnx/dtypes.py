@@ -3,7 +3,7 @@
 import onnx_ir as ir
 import torch
 
-_FROM_TORCH = {
+DTYPES = {
     torch.bool: ir.DataType.BOOL,
     torch.uint8: ir.DataType.UINT8,
     torch.uint16: ir.DataType.UINT16,
@@ -18,17 +18,4 @@ _FROM_TORCH = {
     torch.float32: ir.DataType.FLOAT,
     torch.float64: ir.DataType.DOUBLE,
 }
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Whether models have tensors of `dtype` (complex, float8 and quantized types: no)."""
-    return dtype in _FROM_TORCH
-
-
-def to_onnx(dtype: torch.dtype) -> ir.DataType:
-    """The ONNX element type of a torch dtype.
-
-    Raises:
-        KeyError: There is none; ask `is_supported` first.
-    """
-    return _FROM_TORCH[dtype]
+"""ONNX's element types. Models have no tensors of others (complex, float8, quantized types)."""

@@ -21,9 +21,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.legalize import promote
 from dynamo_backends.graph.masked_attention import guard_hidden_queries
-from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
+from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.interface.logs import silenced
-from dynamo_backends.onnx.dtypes import to_onnx
+from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
@@ -75,13 +75,11 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
             dimensions.separate(module)
         model = _translate(graph, module, dimensions)
         store(model, graph)
-        try:
+        with as_compile_error("onnxscript cannot optimise the model", _reason):
             version_converter.convert_version(model, OPSET)
             optimizer.optimize_ir(model)
             name_nodes(model)
             ClearMetadataAndDocStringPass()(model)
-        except Exception as error:
-            raise CompileError(f"onnxscript cannot optimise the model: {_reason(error)}") from error
         _check_outputs(model, graph, dimensions)
         inputs = _settle_inputs(model, graph)
         return LoweredOnnx(model, inputs, tuple(str(v.name) for v in model.graph.outputs))
@@ -168,13 +166,13 @@ def _check_outputs(model: ir.Model, graph: Graph, dimensions: Dimensions | None)
     for value, node in zip(model.graph.outputs, graph.outputs, strict=True):
         fake = node.meta["val"]
         storage = storage_of(fake)
-        expected = [1 if d in storage.expanded else fake.shape[d] for d in storage.order]
+        expected = list(storage.dense_shape(fake.shape))
         known = [] if value.shape is None else list(value.shape)
         wrong = value.shape is not None and (
             len(known) != len(expected)
             or any(isinstance(k, int) and k != e for k, e in zip(known, expected, strict=True))
         )
-        dtype = to_onnx(fake.dtype)
+        dtype = DTYPES[fake.dtype]
         if wrong or (value.dtype is not None and value.dtype != dtype):
             raise LoweringError(
                 node.name,

@@ -36,8 +36,7 @@ def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
         shape=ir.Shape([logical.shape[d] for d in storage.order]),
         type=logical.type,
     )
-    inverse = sorted(range(len(storage.order)), key=storage.order.__getitem__)
-    transpose = ir.node("Transpose", [stored], {"perm": inverse})
+    transpose = ir.node("Transpose", [stored], {"perm": storage.inverse})
     result = transpose.outputs[0]
     result.shape, result.type = logical.shape, logical.type
     for user, place in list(logical.uses()):

@@ -1,6 +1,5 @@
 """The backend `ov`: OpenVINO on torch's memory."""
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -12,8 +11,8 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
-from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean
+from dynamo_backends.interface.options import Limits, Options
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class OpenVinoOptions(Options):
     num_threads: int = 0
     config: dict[str, Any] | None = None
 
-    RANGES: ClassVar[Ranges] = {"num_threads": (0, None)}
+    LIMITS: ClassVar[Limits] = {"num_threads": (0, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -142,8 +141,7 @@ def _check_config(options: OpenVinoOptions) -> None:
     known = writable_properties(options.device) if options.config else ()
     for name in options.config or {}:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise OptionError(
                 f"OpenVINO's {options.device} has no property {name!r} that can be set.{hint} "
                 f"Those that can: {', '.join(sorted(known))}."

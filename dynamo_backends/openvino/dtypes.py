@@ -3,7 +3,7 @@
 import torch
 from openvino import Type
 
-_FROM_TORCH = {
+DTYPES = {
     torch.bool: Type.boolean,
     torch.uint8: Type.u8,
     torch.int8: Type.i8,
@@ -14,23 +14,15 @@ _FROM_TORCH = {
     torch.bfloat16: Type.bf16,
     torch.float32: Type.f32,
 }
+"""OpenVINO's element types, by torch's (see `why_not` for others)."""
 
 _IN_FLOAT32 = "OpenVINO computes float64 in float32"
 
 
 def why_not(dtype: torch.dtype) -> str | None:
     """Why OpenVINO cannot take tensors of a dtype; None if it can."""
-    if dtype in _FROM_TORCH:
+    if dtype in DTYPES:
         return None
     if dtype == torch.float64:
         return _IN_FLOAT32
     return f"OpenVINO does not compute with {dtype}"
-
-
-def to_openvino(dtype: torch.dtype) -> Type:
-    """The OpenVINO element type of a torch dtype.
-
-    Raises:
-        KeyError: There is none; ask `why_not` first.
-    """
-    return _FROM_TORCH[dtype]

@@ -22,7 +22,7 @@ from dynamo_backends.graph.masked_attention import guard_hidden_queries
 from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
-from dynamo_backends.openvino.dtypes import to_openvino
+from dynamo_backends.openvino.dtypes import DTYPES
 
 aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ def _check_inputs(model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]
     for parameter, node in zip(parameters, graph.placeholders, strict=True):
         value = node.meta["val"]
         dtype = value.dtype if isinstance(value, Tensor) else torch.int64
-        parameter.set_element_type(to_openvino(dtype))
+        parameter.set_element_type(DTYPES[dtype])
         parameter.set_partial_shape(PartialShape(list(shapes.get(node.name, ()))))
     model.validate_nodes_and_infer_types()
 
@@ -152,10 +152,10 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool) -> None:
     for result, node in zip(results, graph.outputs, strict=True):
         fake, sizes = node.meta["val"], _shape(node, ranged)
         storage = storage_of(fake)
-        expected = [1 if d in storage.expanded else sizes[d] for d in storage.order]
+        expected = list(storage.dense_shape(sizes))
         source = result.input_value(0)
         shape, kind = source.get_partial_shape(), source.get_element_type()
-        dtype = to_openvino(fake.dtype)
+        dtype = DTYPES[fake.dtype]
         known = list(shape.to_shape()) if shape.is_static else None
         if kind != dtype and kind in _INTEGERS and dtype in _INTEGERS:
             result.input(0).replace_source_output(ops.convert(source, dtype).output(0))

@@ -16,7 +16,7 @@ from openvino import _pyopenvino as native
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
-from dynamo_backends.openvino.dtypes import to_openvino
+from dynamo_backends.openvino.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def wrap(tensor: Tensor) -> openvino.Tensor:
         tensor = from_dlpack(to_dlpack(tensor))
     if tensor.dtype == torch.bfloat16:
         carrier = tensor.view(torch.int16).numpy()
-        return openvino.Tensor(carrier, list(tensor.shape), to_openvino(tensor.dtype))
+        return openvino.Tensor(carrier, list(tensor.shape), DTYPES[tensor.dtype])
     return openvino.Tensor(tensor.numpy(), shared_memory=True)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.calls import call_tensors, tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Support
@@ -26,11 +27,12 @@ from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
     alone,
     attempt,
+    not_plain,
     smaller,
     spared_samples,
-    tensors,
 )
 
+_VENDOR = "OpenVINO"
 _verdicts = Verdicts("ov", sources=("openvino",))
 
 
@@ -48,26 +50,19 @@ def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not(node)
+    reason = rules.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
-    for n in (*node.all_input_nodes, node):
-        for value in tensors(n.meta.get("val")):
-            if value.layout is not torch.strided:
-                return f"OpenVINO has no {value.layout} tensors"
-            if value.device.type != "cpu":
-                return f"OpenVINO does not read {value.device.type} memory"
-            reason = why_not(value.dtype)
-            if reason is not None:
-                return reason
-            if any(not isinstance(s, int) for s in value.shape):
-                return "a size depends on data"
-            if 0 in value.shape:
-                return "OpenVINO's kernels are not made for tensors without elements"
+    for value in call_tensors(node):
+        if value.device.type != "cpu":
+            return f"OpenVINO does not read {value.device.type} memory"
+        reason = why_not(value.dtype)
+        if reason is not None:
+            return reason
+        if 0 in value.shape:
+            return "OpenVINO's kernels are not made for tensors without elements"
     if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
-    if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
-        return "an input is not a tensor"
     return None
 
 
@@ -118,7 +113,7 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
     else:  # whatever their size: large integers are computed otherwise
         given = spared_samples(node, rules.spared)
     make = lambda graph: compile_graph(graph, settings).bind(())[0]  # noqa: E731
-    return attempt(node, make, "OpenVINO", plain, rules.spared, given)
+    return attempt(node, make, _VENDOR, plain, rules.spared, given)
 
 
 def _has_only_floats(graph: Graph) -> bool:

@@ -1,7 +1,7 @@
 """The backends `onnxrt`, `onnxrt_cpu` and `onnxrt_cuda`: ONNX Runtime on torch's memory."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder
@@ -46,7 +47,7 @@ class OrtOptions(Options):
     provider: Literal["cuda", "tensorrt"] = "cuda"
     cudagraphs: bool = False
 
-    RANGES: ClassVar[Ranges] = {"intra_op_threads": (0, None)}
+    LIMITS: ClassVar[Limits] = {"intra_op_threads": (0, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -97,7 +98,7 @@ class OnnxRuntime(Backend):
             if kind == "cuda" and not _has_device("cuda"):
                 reason, remedy = _why_no_cuda()
                 raise DeviceError(f"the tensors are on a CUDA device, but {reason}; run: {remedy}")
-        if _device([n.meta["val"] for n in graph.placeholders])[0] == "cuda":
+        if device_index(graph.placeholders, "cuda") is not None:
             _check_tensorrt(options, self.name)
         elif options.cudagraphs or options.provider != "cuda":
             asked = "cudagraphs=True" if options.cudagraphs else f"provider={options.provider!r}"
@@ -124,7 +125,7 @@ class OnnxRuntime(Backend):
         from dynamo_backends.ort.trial import verdict
 
         alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
-        settings = _of_trials(self._settings_of_node(node, alone))
+        settings = _of_trials(_settings((node, *node.all_input_nodes), alone))
         make = lambda graph: compile_graph(graph, settings)  # noqa: E731
         return verdict(node, make, settings, options.cache).support
 
@@ -132,7 +133,7 @@ class OnnxRuntime(Backend):
         """See `Backend.compile`."""
         from dynamo_backends.ort.compiler import compile_graph
 
-        return compile_graph(graph, self._settings(graph, options))
+        return compile_graph(graph, _settings_of(graph, options))
 
     def cache_key(self, options: OrtOptions) -> str:
         """See `Backend.cache_key`."""
@@ -144,15 +145,7 @@ class OnnxRuntime(Backend):
         """See `Backend.load`."""
         from dynamo_backends.ort.compiler import load
 
-        return load(parts, graph, self._settings(graph, options))
-
-    def _settings_of_node(self, node: fx.Node, options: OrtOptions) -> Any:
-        values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-        return _settings(values, options)
-
-    def _settings(self, graph: Graph, options: OrtOptions) -> Any:
-        nodes = (*graph.placeholders, *graph.calls)
-        return _settings([n.meta.get("val") for n in nodes], options)
+        return load(parts, graph, _settings_of(graph, options))
 
 
 class OnnxRuntimeCPU(OnnxRuntime):
@@ -173,10 +166,15 @@ class OnnxRuntimeCUDA(OnnxRuntime):
     devices = ("cuda",)
 
 
-def _settings(values: list[Any], options: OrtOptions) -> Any:
+def _settings_of(graph: Graph, options: OrtOptions) -> Any:
+    return _settings((*graph.placeholders, *graph.calls), options)
+
+
+def _settings(nodes: Iterable[fx.Node], options: OrtOptions) -> Any:
     from dynamo_backends.ort.session import SessionSettings
 
-    device = _device(values)
+    index = device_index(nodes, "cuda")
+    device = ("cpu", 0) if index is None else ("cuda", index)
     return SessionSettings(
         providers=_providers(device, options),
         device=device,
@@ -233,15 +231,6 @@ def _check_tensorrt(options: OrtOptions, backend: str) -> None:
             "and torch does not allow that; call torch.set_float32_matmul_precision('high'), or "
             "use backend='tensorrt', which follows that setting."
         )
-
-
-def _device(values: list[Any]) -> tuple[str, int]:
-    """Device type and index of a graph's tensors; a CUDA tensor decides."""
-    for value in values:
-        for x in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(x, torch.Tensor) and x.device.type == "cuda":
-                return "cuda", x.device.index or 0
-    return "cpu", 0
 
 
 def _has_device(kind: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.ranged import RangedOrtExecutable
 from dynamo_backends.ort.runtime import ModelNames, OrtExecutable
@@ -34,12 +34,8 @@ def _compile(graph: Graph, settings: SessionSettings, ranged: bool) -> OrtExecut
     lowered = lower(graph, ranged)
     model = ir.to_proto(lowered.model).SerializeToString()
     names = ModelNames(lowered.inputs, lowered.outputs)
-    try:
+    with as_compile_error("ONNX Runtime cannot load the model", plain):
         return _kind(ranged)(graph, model, names, settings)
-    except CompileError:
-        raise
-    except Exception as error:
-        raise CompileError(f"ONNX Runtime cannot load the model: {plain(error)}") from error
 
 
 def load(parts: Mapping[str, bytes], graph: Graph, settings: SessionSettings) -> OrtExecutable:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.slots import Results, Slots
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major, storage_of
+from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.onnx.dtypes import to_onnx
+from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort import cuda
 from dynamo_backends.ort.session import (
     SessionSettings,
@@ -305,7 +305,7 @@ class _Input:
     def __init__(self, name: str, place: int, value: Tensor):
         self.name = name
         self.place = place
-        self.dtype = int(to_onnx(value.dtype))
+        self.dtype = int(DTYPES[value.dtype])
         self.check = Importer(value)
         self.shape = self.check.dense_shape
         self.address = _address if value.numel() else _no_address
@@ -316,10 +316,9 @@ class _Output:
 
     def __init__(self, name: str, value: Tensor):
         self.name = name
-        self.dtype = int(to_onnx(value.dtype))
+        self.dtype = int(DTYPES[value.dtype])
         self.export = Exporter(value)
-        storage = storage_of(value)
-        self.shape = tuple(1 if d in storage.expanded else value.shape[d] for d in storage.order)
+        self.shape = self.export.storage.dense_shape(value.shape)
         self.address = _address if value.numel() else _no_address
         self.torch_dtype = value.dtype
 
@@ -345,4 +344,4 @@ def bind_tensor(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor
         tensor: Is to outlive the call.
     """
     address = (_address if tensor.numel() else _no_address)(tensor)
-    bind(name, device, int(to_onnx(tensor.dtype)), tuple(tensor.shape), address)
+    bind(name, device, int(DTYPES[tensor.dtype]), tuple(tensor.shape), address)

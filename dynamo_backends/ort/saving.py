@@ -101,9 +101,8 @@ def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
     value = model.graph.outputs[at]
     storage = storage_of(fake)
     if not storage.is_row_major:
-        inverse = sorted(range(fake.ndim), key=storage.order.__getitem__)
         shape = ir.node("Constant", [], {"value_ints": list(fake.shape)})
-        transpose = ir.node("Transpose", [value], {"perm": inverse})
+        transpose = ir.node("Transpose", [value], {"perm": storage.inverse})
         expand = ir.node("Expand", [transpose.outputs[0], shape.outputs[0]])
         model.graph.extend([shape, transpose, expand])
         result = expand.outputs[0]

@@ -11,20 +11,16 @@ from typing import Any
 
 from torch import fx
 
+from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.onnx import rules
-from dynamo_backends.onnx.dtypes import is_supported
+from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.trials import (
-    attempt,
-    not_plain,
-    smaller,
-    tensors,
-)
+from dynamo_backends.trials.trials import attempt, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
 
@@ -54,8 +50,8 @@ def _untriable(node: fx.Node) -> str | None:
     reason = rules.why_not_call(node)
     if reason is not None and not has_decomposition(node.target):
         return reason
-    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
-        if not is_supported(value.dtype):
+    for value in call_tensors(node):
+        if value.dtype not in DTYPES:
             return f"ONNX Runtime does not compute with {value.dtype}"
     return not_plain(node, _VENDOR)
 

@@ -1,9 +1,10 @@
 """Compiles beside the calls: one thread per process, which lets calls go first.
 
-What a vendor does in C++ runs beside a call. What is Python (passes, lowerings, Inductor's code
-generation) does not: each operator of a call in eager gives the interpreter away, and would wait
-5 ms for it (`sys.getswitchinterval()`). So the thread looks, at each call of a Python function,
-whether calls are running, and sleeps for most of that time.
+What it can it has another process do (`compiler_process`). What a vendor does in C++ here runs
+beside a call. What is Python here (passes, loading) does not: each operator of a call in eager
+gives the interpreter away, and would wait 5 ms for it (`sys.getswitchinterval()`). So the thread
+looks, at each call of a Python function, whether calls are running, and sleeps for most of that
+time.
 
 The thread has the priority of all others. The runtimes' threads are often started while something
 is compiled, and would inherit a lower one for all their calls.
@@ -15,14 +16,17 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dynamo_backends._torch_private import is_capturing
 from dynamo_backends.graph.passes import unchecked
+from dynamo_backends.pipeline import compiler_process
 
 _MOST = 64
 """So many compilations wait at most; what comes then is asked for again by the next call."""
@@ -33,12 +37,30 @@ _PAUSE, _RUN = 0.008, 0.002
 _CAPTURE_PAUSE = 0.05
 """Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
 
+_IDLE = 60.0
+"""Seconds without anything to compile after which the other process is ended."""
+
 _LAST = 10.0
 """Seconds that the end of the process waits for what a vendor is compiling."""
 
 
 class _Stopped(BaseException):
     """The process ends: no handler of `Exception` is to see it."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Something to be compiled.
+
+    Attributes:
+        mark: What it is, with who asked for it.
+        owner: Who asked, if it is to be compiled only as long as that is there.
+        run: Compiles it; gets the owner, if there is one.
+    """
+
+    mark: Hashable
+    owner: "weakref.ref[Any] | None"
+    run: Callable[..., None]
 
 
 class _Worker:
@@ -48,30 +70,41 @@ class _Worker:
         self.calls: dict[int, None] = {}  # threads in which a call runs
         self.is_stopping = False
         self.marks: set[Hashable] = set()  # waiting or under way
-        self._jobs: deque[tuple[Hashable, Callable[[], None]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._resumed = 0.0
 
-    def submit(self, mark: Hashable, job: Callable[[], None]) -> None:
+    def submit(self, mark: Hashable, job: Callable[..., None], owner: Any) -> None:
+        asked = None if owner is None else weakref.ref(owner, self._forget)
+        mark = (asked, mark)
         context = contextvars.copy_context()  # torch's settings belong to it
         context.run(unchecked.set, True)
         grad = torch.is_grad_enabled()
 
-        def run() -> None:
+        def run(*owner: Any) -> None:
             with torch.set_grad_enabled(grad):
-                context.run(job)
+                context.run(job, *owner)
 
         with self._changed:
             if mark in self.marks or len(self.marks) >= _MOST or self.is_stopping:
                 return
             self.marks.add(mark)
-            self._jobs.append((mark, run))
+            self._jobs.append(_Job(mark, asked, run))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="dynamo_backends compiler", daemon=True
                 )
                 self._thread.start()
+            self._changed.notify_all()
+
+    def _forget(self, owner: "weakref.ref[Any]") -> None:
+        """Leaves out what waits for one that is gone."""
+        with self._changed:
+            gone = [job for job in self._jobs if job.owner is owner]
+            for job in gone:
+                self._jobs.remove(job)
+                self.marks.discard(job.mark)
             self._changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
@@ -85,28 +118,35 @@ class _Worker:
             self.is_stopping = True
             self._jobs.clear()
             self._changed.notify_all()
+        compiler_process.process.end()
         if self._thread is not None:
             self._thread.join(_LAST)
 
     def _work(self) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._jobs or self.is_stopping)
-                    if self.is_stopping:
-                        return
-                    mark, job = self._jobs.popleft()
+            while (job := self._next()) is not None:
+                owner = () if job.owner is None else (job.owner(),)
                 sys.setprofile(self._give_way)  # of this thread alone
                 try:
-                    job()
+                    if None not in owner:  # else it left just now
+                        job.run(*owner)
                 finally:
                     sys.setprofile(None)
-                    del job
+                    del owner
                     with self._changed:
-                        self.marks.discard(mark)
+                        self.marks.discard(job.mark)
                         self._changed.notify_all()
+                    del job
         except _Stopped:
             return
+
+    def _next(self) -> _Job | None:
+        """What is to be done next, once there is something; None at the end."""
+        with self._changed:
+            while not self._jobs and not self.is_stopping:
+                if not self._changed.wait(_IDLE if compiler_process.process.running else None):
+                    compiler_process.process.end()
+            return None if self.is_stopping else self._jobs.popleft()
 
     def _give_way(self, *_: Any) -> None:
         if self.is_stopping:
@@ -130,6 +170,7 @@ _worker = _Worker()
 def _after_fork() -> None:
     global _worker
     _worker = _Worker()
+    compiler_process.after_fork()
 
 
 def _stop() -> None:
@@ -141,14 +182,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def submit(mark: Hashable, job: Callable[[], None]) -> None:
+def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> None:
     """Has something compiled, unless it is being compiled already.
 
     Args:
-        mark: What it is.
+        mark: What it is, among what its owner asks for.
         job: Compiles it; must not raise.
+        owner: Who asks, and is given to `job`, which must not know it otherwise. It is not kept
+            alive: once it is gone, what waits for it is left out. None: it is compiled anyway.
     """
-    _worker.submit(mark, job)
+    _worker.submit(mark, job, owner)
 
 
 def wait(timeout: float | None = None) -> bool:

@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.sizes import Size, is_ranged, opened
+from dynamo_backends.graph.sizes import Size, is_ranged, opened, ranges_of
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
@@ -29,6 +29,7 @@ from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.pipeline import compiler_process
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
     describe_parts,
@@ -180,6 +181,8 @@ class ProgramBuilder:
         if len(calls) < len(graph.calls):
             graph = extract(graph, calls, on_backend=True).graph
         try:
+            if self._options.is_beside:
+                return compiler_process.plan(self._backend, graph, self._options)
             return self._backend.plan(graph, self._options)
         except Exception as error:
             reason = why_unanswered(error, self._backend.name)
@@ -215,17 +218,16 @@ class ProgramBuilder:
 
     def _compile_block(self, graph: Graph) -> Executable:
         ranged = is_ranged(graph.module.graph)
-        kept = planned_fingerprint(graph, self._plan, ranged)
-        mark = planned_fingerprint(graph, self._plan)
-        if ranged:
-            mark = f"{kept} {mark}"
+        kept = mark = planned_fingerprint(graph, self._plan, ranged)
+        if ranged:  # what is compiled may turn out to be of these sizes alone
+            mark = f"{kept} {planned_fingerprint(graph, self._plan)}"
         if mark not in self._compiled:
             executable = load_or_compile(
                 self._backend,
                 self._options,
-                f"{mark if self._backend.buckets(self._options) else kept} {ranged}",
+                f"{kept} {ranges_of(graph)}",
                 functools.partial(self._load, graph.copy()),
-                lambda: _compile(self._backend, self._options, self._plan, graph),
+                lambda: self._made(graph),
                 self._report,
                 keep=lambda made: made.serves_range >= ranged,  # else it is of one size
             )
@@ -233,6 +235,13 @@ class ProgramBuilder:
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
         return self._compiled[mark]
+
+    def _made(self, graph: Graph) -> Executable:
+        backend, options, plan = self._backend, self._options, self._plan
+        make = functools.partial(_compile, backend, options, plan, graph)
+        if options.is_beside:
+            return compiler_process.compiled(backend, options, plan, graph, make)
+        return make()
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
         executable = self._backend.load(parts, graph, self._options)

@@ -8,25 +8,27 @@ A call waits for a compilation only if no program serves it. That program is a w
 ones for the sizes that calls have are compiled beside them, and then take over.
 """
 
-import functools
 import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.sizes import cap
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.interface.report import Served
+from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, positions, waste
 from dynamo_backends.pipeline.ranges import Proof
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -124,7 +126,6 @@ class PaddedPrograms:
             that was used least recently leaves.
         build: Makes a program of a graph that was specialised at bounds; None: its parts do not
             serve smaller sizes.
-        beside: Has something done beside the calls, given what it is.
 
     Attributes:
         reason: Why no program of this graph can be padded; empty if one can, as far as is known.
@@ -139,10 +140,9 @@ class PaddedPrograms:
         named: Mapping[str, Sequence[int]],
         most: int,
         build: Callable[[Graph], Program | None],
-        beside: Callable[[Hashable, Callable[[], None]], None],
     ):
         self.reason = ""
-        self.counted: OrderedDict[Hashable, Counted] = OrderedDict()
+        self.counted: LRU[Hashable, Counted] = LRU(_COUNTED)
         self.version = 0
         self._symbols = Symbols(graph)
         self._rule = rule
@@ -150,7 +150,6 @@ class PaddedPrograms:
         self._demand = Demand(self._rounding, rule.growth)
         self._most = most
         self._build = build
-        self._beside = beside
         self._lock = threading.Lock()
         self._programs: tuple[Padded, ...] = ()
         self._refused: set[tuple[int, ...]] = set()
@@ -185,14 +184,13 @@ class PaddedPrograms:
             self._ask_for_narrower(mark)
         # So that sizes that are more than can be kept are not compiled again and again.
         calls = self._rule.exact_after * (1 + self._replaced // self._most)
-        counted = self.counted[key] = Counted(self, found, sizes, calls)
-        while len(self.counted) > _COUNTED:
-            self.counted.popitem(last=False)
+        counted = Counted(self, found, sizes, calls)
+        self.counted.put(key, counted)
         return counted
 
     def replaced(self, key: Hashable) -> None:
         """Notes that sizes have an executable of their own."""
-        self._replaced += self.counted.pop(key, None) is not None
+        self._replaced += self.counted.drop(key)
 
     def narrowest(self, mark: str, sizes: Sizes) -> Padded | None:
         """The program that wastes least."""
@@ -253,7 +251,7 @@ class PaddedPrograms:
             return
         # The number tells it apart from the job that asks for it when it ends.
         number = len(self._programs) + len(self._refused)
-        self._beside((self, number), functools.partial(self._make_narrower, mark))
+        background.submit(number, lambda programs: programs._make_narrower(mark), owner=self)
 
     def _make_narrower(self, mark: str) -> None:
         """Makes the program that spares the calls so far the most, and asks for the next one."""
@@ -262,7 +260,8 @@ class PaddedPrograms:
         if bounds is None or self.reason:
             return
         try:
-            made = self._made(mark, bounds)
+            with disable_current_modes():
+                made = self._made(mark, bounds)
         except Exception:  # the wider one goes on
             log.debug("no narrower program could be made", exc_info=True)
             made = None
@@ -278,6 +277,7 @@ class PaddedPrograms:
             log.info("sizes are not padded to %s: the graph is another one", bounds)
             return None
         self._note(mark, graph)
+        cap(graph)
         try:
             program = self._build(graph)
         except NotPaddedError as error:

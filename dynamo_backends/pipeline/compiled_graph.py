@@ -1,12 +1,10 @@
 """One functional graph: which program serves which sizes, and what runs while there is none."""
 
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -28,8 +26,9 @@ from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
-from dynamo_backends.pipeline.ranges import Compiled, Ranges
+from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -61,11 +60,6 @@ def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", 
     if not serves_range:
         return "exact"
     return "padded" if padded else "ranged"
-
-
-def is_beside(options: Options) -> bool:
-    """Whether graphs are compiled beside the calls."""
-    return options.while_compiling == "eager"
 
 
 @dataclasses.dataclass
@@ -134,10 +128,10 @@ class CompiledGraph:
         self._options = options
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
-        self._ranges = Ranges(options.max_executables)
+        self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
+        self._ranged = RangedPrograms(options.max_executables)
         self._padded = self._padded_programs(symbols)
-        self._counted = self._padded.counted if self._padded is not None else {}
+        self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         self._is_ranged = backend.serves_ranges and options.ranges
@@ -145,7 +139,7 @@ class CompiledGraph:
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._served: list[Served] = []  # of each program, also of those that have left
-        if self._is_static and not is_beside(options) and not compiles_nothing():
+        if self._is_static and not options.is_beside and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
@@ -156,14 +150,14 @@ class CompiledGraph:
         static = self._static
         if static is not None:
             return static(args)
-        compiled = self._ranges.proven or self._program(args)
+        compiled = self._ranged.proven or self._program(args)
         compiled.served.calls += 1
         return compiled(args)
 
     @property
     def compiles_beside(self) -> bool:
         """Whether anything of it may be compiled while it is called."""
-        return self._padded is not None or is_beside(self._options)
+        return self._padded is not None or self._options.is_beside
 
     @property
     def static_program(self) -> Any:
@@ -187,7 +181,7 @@ class CompiledGraph:
         if program is None and compiles_nothing():
             padded = self._padded and self._padded.existing([*args, *self._constants])
             return padded or self._eager
-        if program is None and is_beside(self._options):
+        if program is None and self._options.is_beside:
             self._submit(key, args)
             return self._meanwhile
         if program is None:
@@ -196,13 +190,11 @@ class CompiledGraph:
                 if program is None:
                     program = self._for_sizes(key, [*args, *self._constants])
                     self._keep(key, program)
-        with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
-            self._programs.move_to_end(key)
         return program
 
     def _submit(self, key: tuple[Any, ...], args: Sequence[Any]) -> None:
         values = stand_ins(self._graph, [*args, *self._constants])
-        background.submit((self, key), lambda: self._compile_beside(key, values))
+        background.submit(key, lambda graph: graph._compile_beside(key, values), owner=self)
 
     def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
         """Compiles, and prepares the weights, in another thread than that of the calls."""
@@ -224,9 +216,7 @@ class CompiledGraph:
             return
         if self._padded is not None:
             self._padded.replaced(key)
-        self._programs[key] = program
-        while len(self._programs) > self._options.max_executables:
-            self._programs.popitem(last=False)
+        self._programs.put(key, program)
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""
@@ -243,14 +233,7 @@ class CompiledGraph:
             return None
         named = named_bounds(rule.named, symbols)
         most, build = options.max_executables, self._build_padded
-        return PaddedPrograms(self._graph, rule, named, most, build, self._beside)
-
-    def _beside(self, mark: Hashable, job: Callable[[], None]) -> None:
-        def run() -> None:
-            with disable_current_modes():
-                job()
-
-        background.submit(mark, run)
+        return PaddedPrograms(self._graph, rule, named, most, build)
 
     def _find_padded(
         self, programs: PaddedPrograms, key: tuple[Any, ...], values: Sequence[Any]
@@ -275,7 +258,7 @@ class CompiledGraph:
         try:
             graph = make()
             PASSES(graph)
-            return self._ranges.find(graph) or self._built(graph)
+            return self._ranged.find(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
@@ -284,7 +267,7 @@ class CompiledGraph:
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
-            self._ranges.add(program, graph)
+            self._ranged.add(program, graph)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

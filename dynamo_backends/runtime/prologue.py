@@ -4,7 +4,6 @@ For backends that read weights where they are and fold no constants.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -132,10 +131,6 @@ def _rest(
     for node in graph.calls:
         if node not in inside:
             copies[node] = copied.node_copy(node, copies.__getitem__)
-    copied.output(fx.map_arg(_outputs(graph), copies.__getitem__))
+    copied.output(fx.map_arg(graph.module.graph.output_node().args[0], copies.__getitem__))
     module = fx.GraphModule(graph.module, copied)
     return Graph(module, graph.kind, tuple(role for _, role in inputs))
-
-
-def _outputs(graph: Graph) -> Any:
-    return graph.module.graph.output_node().args[0]

@@ -48,13 +48,3 @@ def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     source = tensor[once]
     copy = source.new_empty_strided(source.shape, strides).copy_(source)
     return copy.as_strided(tensor.shape, strides)
-
-
-def unknown_shape(node: fx.Node) -> str | None:
-    """Why a call is not of static shapes; None if it is."""
-    for n in (node, *node.all_input_nodes):
-        value = n.meta.get("val")
-        for tensor in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(tensor, Tensor) and not all(isinstance(s, int) for s in tensor.shape):
-                return "a size depends on data"
-    return None

@@ -6,16 +6,19 @@ one that finds nothing there the table that comes with the package (`shipped_ver
 verdict from elsewhere may be wrong here; the first call of each program is compared with eager.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict
 
 import torch
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_class
@@ -26,12 +29,25 @@ FOLDER = "verdicts"
 
 _LIMIT = 64 << 20  # bytes
 
+_makes_trials = ContextVar("makes_trials", default=True)
+
+
+@contextlib.contextmanager
+def without_trials() -> Iterator[None]:
+    """Inside the block `TrialNeededError` is raised instead of a trial that takes its time."""
+    token = _makes_trials.set(False)
+    try:
+        yield
+    finally:
+        _makes_trials.reset(token)
+
 
 # What decides a verdict besides the vendor's own folders: trials, and what lowers and decomposes.
 _DECIDES = (
     "trials",
     "verify",
     "graph/attention.py",
+    "graph/calls.py",
     "graph/constants.py",
     "graph/decompose.py",
     "graph/decompositions.py",
@@ -78,7 +94,11 @@ class Verdicts:
             return verdict
 
     def get(self, kind: str, keep: bool) -> Verdict | None:
-        """The verdict on a kind of call; None if there is none yet."""
+        """The verdict on a kind of call; None if there is none yet.
+
+        Raises:
+            TrialNeededError: There is none, and the thread is to make no trials.
+        """
         verdict = self._known.get(kind)
         if verdict is None and keep:
             parts = _cache().get(self._key(kind))
@@ -86,6 +106,8 @@ class Verdicts:
                 verdict = self._known[kind] = Verdict(**json.loads(parts["verdict"]))
         if verdict is None and self._shipped:
             verdict = self._table.get(kind)
+        if verdict is None and not _makes_trials.get():
+            raise TrialNeededError(f"{self._backend} has to try a call: {kind}")
         return verdict
 
     def put(self, kind: str, verdict: Verdict, keep: bool) -> None:

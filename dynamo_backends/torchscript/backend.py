@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, has_llvm
+from dynamo_backends.graph.calls import call_tensors, unknown_shape
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import (
@@ -21,7 +22,6 @@ from dynamo_backends.interface.backend import (
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.runtime.prologue import with_prologue
 from dynamo_backends.runtime.ranged import for_range
-from dynamo_backends.runtime.results import unknown_shape
 
 # Of PyTorch's own wheels.
 _REINSTALL = "pip install --force-reinstall torch"
@@ -214,11 +214,8 @@ class OneDNNGraph(TorchScript):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. The fuser fails at run time on other tensors than these."""
-        for n in (*node.all_input_nodes, node):
-            value = n.meta.get("val")
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(tensor, Tensor) and not (tensor.is_floating_point() and tensor.ndim):
-                    return Support(False, "oneDNN Graph takes floats of 1-d or more")
+        if not all(tensor.is_floating_point() and tensor.ndim for tensor in call_tensors(node)):
+            return Support(False, "oneDNN Graph takes floats of 1-d or more")
         return super().supports(node, options)
 
     def compile(self, graph: Graph, options: Any) -> Executable:

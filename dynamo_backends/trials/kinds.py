@@ -25,8 +25,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.layouts import Storage, storage_of
-from dynamo_backends.trials.trials import LARGE, TOO_LARGE, elements, tensors, used_results
+from dynamo_backends.graph.calls import call_tensors, is_pointwise
+from dynamo_backends.graph.layouts import is_dense, storage_of
+from dynamo_backends.trials.samples import packet_name
+from dynamo_backends.trials.trials import LARGE, TOO_LARGE, elements, used_results
 
 _VECTOR = 16  # from so many elements on, kernels have another form
 
@@ -151,10 +153,10 @@ Spell = Callable[[int], str]
 
 def _describer(node: fx.Node) -> tuple[Describe, Spell]:
     """What writes the tensors of a call, and the sizes among its arguments."""
-    name = str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
-    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    name = packet_name(node.target)
+    if is_pointwise(node.target):
         return lambda _, value: _tensor(value, [str(min(n, 2)) for n in value.shape]), str
-    sizes = [n for v in _values(node) for n in v.shape]
+    sizes = [n for v in call_tensors(node) for n in v.shape]
     if name in _ROWS:
         spell = _speller(sizes, _power)
     elif name in _RESHAPE:
@@ -171,10 +173,6 @@ def _describer(node: fx.Node) -> tuple[Describe, Spell]:
 def _partly(value: Tensor, free: Collection[int], spell: Spell) -> str:
     sizes = [spell(n) if d in free else str(n) for d, n in enumerate(value.shape)]
     return _tensor(value, sizes)
-
-
-def _values(node: fx.Node) -> Iterable[Tensor]:
-    return [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])]
 
 
 def _length(size: int) -> str:
@@ -230,20 +228,10 @@ def _tensor(value: Tensor, sizes: Iterable[str]) -> str:
 def _memory(value: Tensor) -> str:
     """The order of dimensions in memory, if it is not the row-major one; strides if it has gaps."""
     storage = storage_of(value)
-    if not _is_dense(value, storage) and torch.numel(value):
+    if not is_dense(value, storage) and torch.numel(value):
         return f" strides {value.stride()}"
     order = "" if storage.is_row_major else f" order {storage.order}"
     return f"{order} expanded {storage.expanded}" if storage.expanded else order
-
-
-def _is_dense(value: Tensor, storage: Storage) -> bool:
-    expected = 1
-    for d in reversed(storage.order):
-        if d not in storage.expanded and value.shape[d] != 1:
-            if value.stride(d) != expected:
-                return False
-            expected *= value.shape[d]
-    return True
 
 
 def _scale(node: fx.Node) -> str:

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.graph.calls import arguments, is_pointwise
+from dynamo_backends.graph.layouts import empty_as
+
 _NAN, _INF = float("nan"), float("inf")
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
 _SPECIAL = (_NAN, _INF, -_INF)
@@ -132,7 +135,7 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     for turn in range(sample_count(values)):
         yield sample(node.target, values, turn)
     floats = [i for i, v in enumerate(values) if v.dtype.is_floating_point and v.numel()]
-    if _is_pointwise(node.target):
+    if is_pointwise(node.target):
         for places in (floats, _integers(node)):
             if len(places) > 1 and len({values[i].shape for i in places}) == 1:
                 yield from _paired(node, values, places)
@@ -163,7 +166,7 @@ def _ascending(tensor: Tensor) -> Tensor:
 
 def _is_cast_to_integers(node: fx.Node) -> bool:
     """Whether a call makes integers of floating-point numbers."""
-    if _name(node.target) != "_to_copy" or not _is_integer(node.meta["val"]):
+    if packet_name(node.target) != "_to_copy" or not _is_integer(node.meta["val"]):
         return False
     return all(n.meta["val"].dtype.is_floating_point for n in node.all_input_nodes)
 
@@ -211,16 +214,13 @@ def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
     """
     generator = torch.Generator().manual_seed(turn)
     floats, integers = _floats, _indices
-    if _is_pointwise(op):
+    if is_pointwise(op):
         floats, integers = functools.partial(_known_floats, turn=turn), _signed_integers
     return [_tensor(v, floats, integers, generator) for v in values]
 
 
-def _is_pointwise(op: Any) -> bool:
-    return torch.Tag.pointwise in getattr(op, "tags", ())
-
-
-def _name(op: Any) -> str:
+def packet_name(op: Any) -> str:
+    """What an operator of ATen's is called, without its overload."""
     return str(getattr(op, "overloadpacket", op)).removeprefix("aten.")
 
 
@@ -230,7 +230,7 @@ def _keeps_rows_apart(op: Any) -> bool:
     return (
         getattr(torch.Tag, "reduction", None) in tags
         or torch.Tag.view_copy in tags
-        or _name(op) in _BY_ROWS | _MOVES
+        or packet_name(op) in _BY_ROWS | _MOVES
         or bool(getattr(op, "is_view", False))
     )
 
@@ -254,8 +254,7 @@ def _stored_as(fake: Tensor, dense: Tensor) -> Tensor:
     """The same elements with the strides of a fake tensor."""
     if 0 in fake.stride():
         return dense
-    strided = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
-    return strided.copy_(dense)
+    return empty_as(fake).copy_(dense)
 
 
 def _known_floats(count: int, generator: torch.Generator, turn: int) -> Tensor:
@@ -311,7 +310,7 @@ def _special_rows(
     node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
 ) -> Iterator[list[Tensor]]:
     """Samples with NaN and infinities at all places of rows, and with several equal elements."""
-    kinds = _ROWS[:-1] if _name(node.target) in _TIES_ARE_OPEN else _ROWS
+    kinds = _ROWS[:-1] if packet_name(node.target) in _TIES_ARE_OPEN else _ROWS
     fewest = min(values[i].numel() // _length(values[i]) for i in floats)
     for turn in range(math.ceil(len(kinds) / fewest)):
         found = sample(node.target, values)
@@ -323,7 +322,7 @@ def _special_rows(
     for place in floats:
         last[place] = _stored_as(values[place], _with_nan_at_the_end(last[place]))
     yield last
-    if _name(node.target) in _FIRST:
+    if packet_name(node.target) in _FIRST:
         generator = torch.Generator().manual_seed(0)
         yield [_tensor(v, _tied_floats, _signed_integers, generator) for v in values]
 
@@ -393,18 +392,15 @@ def extremes(dtype: torch.dtype) -> tuple[int, ...]:
 
 def _positions(node: fx.Node) -> set[fx.Node]:
     """The tensors among a call's arguments that hold positions or sizes."""
-    if _name(node.target) in _COUNTS:
+    if packet_name(node.target) in _COUNTS:
         return set(node.all_input_nodes)
     return _named(node, _POSITIONS)
 
 
 def _named(node: fx.Node, names: Collection[str]) -> set[fx.Node]:
     """The tensors that a call takes for some of its arguments."""
-    target: Any = node.target
     found: set[fx.Node] = set()
-    arguments = target._schema.arguments
-    given = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
-    for name, value in given.items():
+    for name, value in arguments(node).items():
         if name in names:
             fx.map_arg(value, found.add)
     return found

@@ -18,6 +18,7 @@ from dynamo_backends._torch_private import (
     counts_flops,
     disable_current_modes,
 )
+from dynamo_backends.graph.calls import call_tensors, is_pointwise, tensors, unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.roles import Input, Role
@@ -25,6 +26,7 @@ from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.trials.samples import samples
 from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.noise import UNWRITTEN
 from dynamo_backends.verify.rule import aliases, shape_difference
 
 LARGE = 1 << 20
@@ -44,16 +46,6 @@ TOLERANCE = {
     torch.float16: 5e-3,
     torch.bfloat16: 5e-2,
 }
-
-_aten = torch.ops.aten
-_UNWRITTEN = (
-    _aten.empty,
-    _aten.empty_like,
-    _aten.empty_permuted,
-    _aten.empty_strided,
-    _aten.new_empty,
-    _aten.new_empty_strided,
-)
 
 
 def alone(node: fx.Node) -> Graph:
@@ -94,19 +86,9 @@ def read_results(copy: fx.Node, node: fx.Node) -> list[fx.Node]:
     return items
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """The tensors in the `meta["val"]` of a node."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [v for v in value if isinstance(v, Tensor)]
-    return []
-
-
 def elements(node: fx.Node) -> int:
     """How many elements a call reads and writes."""
-    found = [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])]
-    return sum(t.numel() for t in found)
+    return sum(t.numel() for t in call_tensors(node))
 
 
 def smaller(node: fx.Node) -> fx.Node:
@@ -114,9 +96,6 @@ def smaller(node: fx.Node) -> fx.Node:
 
     An operator's meaning does not depend on how much it is given, but a vendor may give it another
     one, and finding that out should not take as long as a network.
-
-    Args:
-        node: The call.
 
     Returns:
         The call itself if it is small, cannot be made on less, or is not run (see `is_run`).
@@ -136,7 +115,7 @@ Sizes = list[list[int]]
 
 def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
     """Sizes of the inputs of a call that may have the same meaning, one list per input."""
-    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    if is_pointwise(node.target):
         for limit in _SIZES:
             sizes = [[min(n, limit) for n in v.shape] for v in values]
             if sum(map(math.prod, sizes)) <= LARGE // 8:
@@ -257,12 +236,12 @@ class Judge:
         wrong = self._handling(args, before, expected, results)
         if wrong is not None:
             return wrong
-        if _is_unwritten(graph):
+        if graph.calls[0].target in UNWRITTEN:
             expected, results, precise = (
                 [torch.zeros_like(x) for x in values] for values in (expected, results, precise)
             )
         compared: Sequence[Sequence[Any]] = (expected, results, precise)
-        if not _is_elementwise(graph):
+        if not is_pointwise(graph.calls[0].target):
             scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
             compared = list(zip(*scaled, strict=True))
         with silenced("torch._dynamo"):  # which says that a reference has NaN
@@ -298,15 +277,6 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
 
 
-def _is_unwritten(graph: Graph) -> bool:
-    """Whether the call's result is memory that nobody wrote, which has no right contents."""
-    return getattr(graph.calls[0].target, "overloadpacket", None) in _UNWRITTEN
-
-
-def _is_elementwise(graph: Graph) -> bool:
-    return torch.Tag.pointwise in getattr(graph.calls[0].target, "tags", ())
-
-
 def _of_size_one(e: Tensor, r: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three results of a call, divided by a power of two if the precise one is large.
 
@@ -328,7 +298,7 @@ def _imprecise(
     results: Sequence[Tensor],
     precise: Sequence[Tensor],
 ) -> str | None:
-    elementwise = _is_elementwise(graph)
+    elementwise = is_pointwise(graph.calls[0].target)
     for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
         tolerance = TOLERANCE.get(e.dtype)
         if tolerance is None or not e.numel():
@@ -347,12 +317,10 @@ def not_plain(node: fx.Node, vendor: str) -> str | None:
     """Why a call cannot even be tried, whatever a vendor's types are; None if it can."""
     if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
         return "an input is not a tensor"
-    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
+    for value in call_tensors(node):
         if value.layout is not torch.strided:
             return f"{vendor} has no {value.layout} tensors"
-        if any(not isinstance(s, int) for s in value.shape):
-            return "a size depends on data"
-    return None
+    return unknown_shape(node)
 
 
 Spare = Callable[[fx.Node, Tensor], Tensor]

@@ -3,11 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.devices import foreign_input
+from dynamo_backends.graph import devices
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
@@ -87,7 +86,7 @@ class TensorRT(Backend):
 def require_device(graph: Graph, name: str) -> None:
     """Raises `DeviceError` if an input is elsewhere than TensorRT can read it; numbers may be."""
     kind = driver().kind
-    found = foreign_input(graph, kind)
+    found = devices.foreign_input(graph, kind)
     if found is not None:
         raise DeviceError(
             f"{name} runs on {kind.upper()} tensors, and an input is on {found.device.type}; "
@@ -104,9 +103,4 @@ def _settings(graph: Graph, options: TensorRTOptions) -> Any:
 
 def device_index(graph: fx.Graph) -> int:
     """Index of the device that a graph's tensors are on."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        for x in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(x, torch.Tensor) and x.device.type == driver().kind:
-                return x.device.index or 0
-    return 0
+    return devices.device_index(graph.nodes, driver().kind) or 0

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
-from dynamo_backends.interface.errors import CompileError, first_line
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.errors import as_compile_error, first_line
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.runtime.tf32 import allowed_tf32
 from dynamo_backends.trials.trials import not_plain
@@ -46,7 +46,7 @@ class Fx2TRTOptions(Options):
     hardware_compatible: bool = False
     version_compatible: bool = False
 
-    RANGES: ClassVar[Ranges] = {"optimization_level": (0, 5), "workspace": (0, None)}
+    LIMITS: ClassVar[Limits] = {"optimization_level": (0, 5), "workspace": (0, None)}
 
 
 class Fx2TRT(Backend):
@@ -115,14 +115,10 @@ class _Converted(PreparedExecutable):
         """See `PreparedExecutable.prepare`."""
         constants = dict(zip(self._source.weights, weights, strict=False))  # none of them: live
         module, examples, reads = _module(self._source, constants, self._device)
-        try:
+        with as_compile_error(f"{_VENDOR} cannot compile the block", first_line):
             compiled = _vendor().compile(
                 module, ir="dynamo", inputs=examples, **_settings(self._options, self._device)
             )
-        except Exception as error:
-            raise CompileError(
-                f"{_VENDOR} cannot compile the block: {first_line(error)}"
-            ) from error
         return _calling(compiled, reads)
 
 

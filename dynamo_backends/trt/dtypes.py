@@ -6,7 +6,7 @@ import torch
 
 from dynamo_backends.trt import vendor
 
-_NAMES = {
+NAMES = {
     torch.bool: "BOOL",
     torch.int32: "INT32",
     torch.int64: "INT64",
@@ -14,17 +14,13 @@ _NAMES = {
     torch.bfloat16: "BF16",
     torch.float32: "FLOAT",
 }
-
-
-def is_supported(dtype: torch.dtype) -> bool:
-    """Whether TensorRT computes with `dtype`: float64 would be computed in float32, int16 not."""
-    return dtype in _NAMES
+"""What TensorRT computes with: float64 would be computed in float32, int16 not."""
 
 
 def to_tensorrt(dtype: torch.dtype) -> Any:
     """TensorRT's name of a torch dtype.
 
     Raises:
-        KeyError: There is none; ask `is_supported` first.
+        KeyError: There is none; see `NAMES`.
     """
-    return getattr(vendor.tensorrt().DataType, _NAMES[dtype])
+    return getattr(vendor.tensorrt().DataType, NAMES[dtype])

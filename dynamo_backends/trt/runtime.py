@@ -170,6 +170,5 @@ class _Output(_Place):
 
     def __init__(self, name: str, value: Tensor):
         self.export: Any = Exporter(value)
-        storage = self.export.storage
-        shape = tuple(1 if d in storage.expanded else int(value.shape[d]) for d in storage.order)
-        super().__init__(name, value, shape)
+        shape = self.export.storage.dense_shape(value.shape)
+        super().__init__(name, value, tuple(map(int, shape)))

@@ -134,8 +134,7 @@ class _Tensor:
 
     def stored(self) -> tuple[int, ...]:
         """The shape in the order of memory."""
-        storage = Exporter(self.fake()).storage
-        return tuple(1 if d in storage.expanded else self._shape[d] for d in storage.order)
+        return Exporter(self.fake()).storage.dense_shape(self._shape)
 
 
 def _describe(name: str, value: Tensor) -> dict[str, Any]:

@@ -8,7 +8,6 @@ takes all that remains: one complaint may hide others.
 
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import onnx
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
@@ -27,7 +27,8 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
-from dynamo_backends.trials.trials import not_plain, tensors
+from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.trials.trials import not_plain
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,
@@ -37,7 +38,7 @@ from dynamo_backends.trt.building import (
     weights_folder,
 )
 from dynamo_backends.trt.device import driver
-from dynamo_backends.trt.dtypes import is_supported
+from dynamo_backends.trt.dtypes import NAMES
 from dynamo_backends.trt.meaning import judge
 from dynamo_backends.trt.runtime import owned_weights
 
@@ -65,23 +66,22 @@ class Surveys:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._known: OrderedDict[str, tuple[dict[int, str], set[int]]] = OrderedDict()
+        self._known: LRU[str, tuple[dict[int, str], set[int]]] = LRU(_REMEMBERED)
 
     def __call__(self, graph: Graph, settings: Settings) -> Plan:
         """What becomes of the calls of a graph with static shapes."""
         names = [node.name for node in graph.calls]
         key = f"{fingerprint(graph, ranged=True)} {settings.key()}"
         with self._lock:
-            if key not in self._known:
+            known = self._known.get(key)
+            if known is None:
                 with disable_current_modes():
                     found = survey(graph, settings)
                 place = {name: i for i, name in enumerate(names)}
                 refused = {place[name]: reason for name, reason in found.refused.items()}
-                self._known[key] = refused, {place[name] for name in found.decomposed}
-                while len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(key)
-            reasons, decomposed = self._known[key]
+                known = refused, {place[name] for name in found.decomposed}
+                self._known.put(key, known)
+            reasons, decomposed = known
         return Plan({names[i]: r for i, r in reasons.items()}, {names[i] for i in decomposed})
 
 
@@ -113,8 +113,8 @@ def _untold(node: fx.Node) -> str | None:
     """Why the parser need not be asked about a call; None if it has to be."""
     if node.target is operator.getitem:
         return None
-    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))):
-        if not is_supported(value.dtype):
+    for value in call_tensors(node):
+        if value.dtype not in NAMES:
             return f"TensorRT does not compute with {value.dtype}"
     return not_plain(node, "TensorRT") or rules.why_not_call(node)
 
@@ -140,11 +140,7 @@ def _note(found: Survey, node: fx.Node, reason: str) -> None:
 
 
 def _can_decompose(node: fx.Node) -> bool:
-    plain = not_plain(node, "") is None and all(
-        is_supported(t.dtype)
-        for n in (*node.all_input_nodes, node)
-        for t in tensors(n.meta.get("val"))
-    )
+    plain = not_plain(node, "") is None and all(t.dtype in NAMES for t in call_tensors(node))
     return plain and has_decomposition(node.target)
 
 

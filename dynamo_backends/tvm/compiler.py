@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import CompileError, DynamoBackendsError
+from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.runtime.ranged import for_range
 from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain
@@ -38,14 +38,10 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
 
 
 def _compile(graph: Graph, settings: Settings, ranged: bool) -> TvmExecutable:
-    try:
+    with as_compile_error("TVM cannot compile the graph", plain):
         with disable_current_modes():
             program = build(graph, settings, ranged)
         return kind(ranged)(graph, program, settings)
-    except DynamoBackendsError:
-        raise
-    except Exception as error:
-        raise CompileError(f"TVM cannot compile the graph: {plain(error)}") from error
 
 
 def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgram:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.tvm.dtypes import NARROW, to_tvm
+from dynamo_backends.tvm.dtypes import DTYPES, NARROW
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
 from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, topi
 
@@ -127,7 +127,7 @@ class Importer(ExportedProgramImporter):
         size: Any = node.args[0]
         if isinstance(size, int | float):
             return convert(node)
-        dtype = to_tvm(node.meta["val"].dtype)
+        dtype = DTYPES[node.meta["val"].dtype]
         return self.block_builder.emit_te(lambda n: topi.full((), dtype, n.astype(dtype)), size)
 
     def _embedding(self, node: fx.Node) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends.tvm.dtypes import NARROW, to_tvm
+from dynamo_backends.tvm.dtypes import DTYPES, NARROW
 from dynamo_backends.tvm.vendor import relax, tvm
 
 op = relax.op
@@ -61,7 +61,7 @@ def _power(importer: Any, node: fx.Node) -> Any:
     """Small powers are products: TVM's own are a function call for each element."""
     x, exponent = importer.retrieve_args(node)
     dtype = str(x.ty.dtype)
-    if dtype != to_tvm(node.meta["val"].dtype):
+    if dtype != DTYPES[node.meta["val"].dtype]:
         raise ValueError("torch promotes its type")
     if exponent in (2, 3, 4):
         square = importer.emit(op.multiply(x, x))
@@ -138,7 +138,7 @@ def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
 
     def convert(importer: Any, node: fx.Node) -> Any:
         (x,) = importer.retrieve_args(node)
-        dtype = to_tvm(node.meta["val"].dtype)
+        dtype = DTYPES[node.meta["val"].dtype]
         wide = "float32" if dtype in NARROW else dtype
         names = {"float32": f"{function}f", "float64": function}
         if wide not in names or str(x.ty.dtype) != dtype:

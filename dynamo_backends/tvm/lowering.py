@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.interface.errors import CompileError, LoweringError, lines_of
 from dynamo_backends.tvm.converters import Importer
-from dynamo_backends.tvm.dtypes import to_tvm
+from dynamo_backends.tvm.dtypes import DTYPES
 from dynamo_backends.tvm.vendor import relax, tvm
 
 MAIN = "main"
@@ -102,7 +102,7 @@ def build_module(
 def _parameter(importer: Importer, node: fx.Node) -> Any:
     value = node.meta["val"]
     shape = importer.shapes.get(node) or list(value.shape)
-    return relax.Var(node.name, relax.TensorType(shape, to_tvm(value.dtype)))
+    return relax.Var(node.name, relax.TensorType(shape, DTYPES[value.dtype]))
 
 
 def _convert_calls(importer: Importer, module: fx.Graph) -> tuple[fx.Node, Exception] | None:
@@ -154,7 +154,7 @@ def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
     if not isinstance(kind, relax.TensorType) or kind.shape is None:
         raise ValueError("its conversion gives no tensor of a known shape")
     shape, dtype = list(kind.shape.values), str(kind.dtype)
-    expected = to_tvm(value.dtype)
+    expected = DTYPES[value.dtype]
     if dtype != expected and dtype in _INTEGERS and expected in _INTEGERS:
         result, dtype = importer.emit(relax.op.astype(result, expected)), expected
     varies = importer.varying(node)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dynamo_backends.trials.trials import TOLERANCE
 from dynamo_backends.tuning.race import Race
 from dynamo_backends.tuning.statistics import Ratio
-from dynamo_backends.tvm.dtypes import to_torch
+from dynamo_backends.tvm.dtypes import TO_TORCH
 from dynamo_backends.tvm.schedules import scheduled
 from dynamo_backends.tvm.search import Proposal, Search, replayed
 from dynamo_backends.tvm.session import target, use_threads, vector_lanes
@@ -177,7 +177,7 @@ def signature(parameter: Any) -> tuple[list[int], torch.dtype]:
     shape = getattr(kind, "shape", None)
     if shape is None or not all(isinstance(n, tvm.tirx.IntImm) for n in shape):
         raise ValueError("a parameter is not a tensor of a known shape")
-    dtype = to_torch(str(kind.dtype))
+    dtype = TO_TORCH.get(str(kind.dtype))
     if dtype is None or not (dtype.is_floating_point or dtype is torch.bool):
         raise ValueError(f"a parameter is a tensor of {kind.dtype}")
     return [int(n) for n in shape], dtype

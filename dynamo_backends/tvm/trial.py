@@ -8,19 +8,15 @@ reason.
 
 from torch import fx
 
+from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.trials import (
-    attempt,
-    not_plain,
-    smaller,
-    tensors,
-)
+from dynamo_backends.trials.trials import attempt, not_plain, smaller
 from dynamo_backends.tvm import rules
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
-from dynamo_backends.tvm.dtypes import is_supported
+from dynamo_backends.tvm.dtypes import DTYPES
 from dynamo_backends.tvm.lowering import plain
 from dynamo_backends.tvm.session import Settings
 
@@ -44,10 +40,10 @@ def _untriable(node: fx.Node) -> str | None:
     reason = rules.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
-    for value in (t for n in (*node.all_input_nodes, node) for t in tensors(n.meta["val"])):
+    for value in call_tensors(node):
         if value.device.type != "cpu":
             return f"TVM's programs are made for the CPU, not for {value.device.type}"
-        if not is_supported(value.dtype):
+        if value.dtype not in DTYPES:
             return f"TVM does not compute with {value.dtype}"
     return None
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from dynamo_backends.interface.errors import lines_of
 from dynamo_backends.interface.logs import stderr_without
+from dynamo_backends.tuning.answering import Lost
 from dynamo_backends.tuning.budget import Budget, budget_of
 from dynamo_backends.tuning.progress import Progress, showing
 from dynamo_backends.tvm.measuring import signature
-from dynamo_backends.tvm.measuring_process import START_S, Lost, MeasuringProcess
+from dynamo_backends.tvm.measuring_process import START_S, MeasuringProcess
 from dynamo_backends.tvm.program import PREPARE
 from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.schedules import scheduled

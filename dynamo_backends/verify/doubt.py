@@ -100,7 +100,7 @@ def settle(
         if not left:
             return None
         try:
-            noisy = _noisy(module, inputs, left, view, Noise(seed, reduced))
+            noisy = _replayed(Replay(module, left), inputs, view, call=Noise(seed, reduced))
         except Exception:  # where rounding decides whether eager raises
             log.debug("a graph cannot be replayed with noise", exc_info=True)
             break
@@ -118,22 +118,17 @@ def settle(
 def _precise(
     module: fx.GraphModule, inputs: Sequence[Any], places: dict[int, Any], view: View
 ) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
     try:
         replay = Replay(module, places, graph_in_float64(module.graph))
-        replay(inputs, lambda i, value: found.__setitem__(i, view(i, value)), widen)
+        return _replayed(replay, inputs, view, load=widen)
     except Exception:  # such as a cast to float32 in the middle: noise decides
         log.debug("a graph cannot be computed in float64", exc_info=True)
         return {}
-    return found
 
 
-def _noisy(
-    module: fx.GraphModule, inputs: Sequence[Any], places: dict[int, Any], view: View, noise: Noise
-) -> dict[int, Tensor]:
+def _replayed(replay: Replay, inputs: Sequence[Any], view: View, **how: Any) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
-    visit = lambda i, value: found.__setitem__(i, view(i, value))  # noqa: E731
-    Replay(module, places)(inputs, visit, call=noise)
+    replay(inputs, lambda i, value: found.__setitem__(i, view(i, value)), **how)
     return found
 
 

@@ -34,8 +34,7 @@ _SUMS = frozenset(
     }
 )
 
-# Their results are what was in memory before.
-_UNDEFINED = frozenset(
+UNWRITTEN = frozenset(
     {
         aten.empty.memory_format,
         aten.empty_like.default,
@@ -45,6 +44,7 @@ _UNDEFINED = frozenset(
         aten.new_empty_strided.default,
     }
 )
+"""Their results are what was in memory before, which has no right contents."""
 
 # What they make of a number that their integers do not hold is undefined: it depends on the
 # processor and on how many elements there are.
@@ -81,7 +81,7 @@ class Noise:
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `replay.Call`."""
         value = node.target(*args, **kwargs)  # type: ignore[operator]
-        if node.target in _UNDEFINED:
+        if node.target in UNWRITTEN:
             return self._filled(value)
         if node.target in _CASTS:
             value = self._without_overflow(value, args[0])

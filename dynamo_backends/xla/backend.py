@@ -10,11 +10,13 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.calls import call_tensors, unknown_shape
+from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 from dynamo_backends.xla.padded.named import check_buckets
@@ -47,12 +49,11 @@ class XlaOptions(Options):
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
-    max_executables: int = 24
-    bucket_growth: float | int = 1.1
+    bucket_growth: float | int = 1
     buckets: tuple | list | dict = ()  # see `check_buckets`
     exact_after: int = 3
 
-    RANGES: ClassVar[Ranges] = {"bucket_growth": (1, None), "exact_after": (1, None)}
+    LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -115,15 +116,14 @@ class OpenXLA(Backend):
             return Support(False, "it has no lowering to XLA")
         from dynamo_backends.xla.dtypes import is_supported
 
-        for n in (*node.all_input_nodes, node):
-            for value in _tensors(n.meta.get("val")):
-                if value.layout is not torch.strided:
-                    return Support(False, f"XLA has no {value.layout} tensors")
-                if not is_supported(value.dtype):
-                    return Support(False, f"XLA has no {value.dtype}")
-                if any(not isinstance(s, int) for s in value.shape):
-                    return Support(False, "a size depends on data")
-        reason = row.when(node) if row.when is not None else None
+        for value in call_tensors(node):
+            if value.layout is not torch.strided:
+                return Support(False, f"XLA has no {value.layout} tensors")
+            if not is_supported(value.dtype):
+                return Support(False, f"XLA has no {value.dtype}")
+        reason = unknown_shape(node)
+        if reason is None and row.when is not None:
+            reason = row.when(node)
         return SUPPORTED if reason is None else Support(False, reason)
 
     def buckets(self, options: XlaOptions) -> Buckets | None:
@@ -194,23 +194,12 @@ def _table() -> Any:
     return registry
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [v for v in value if isinstance(v, torch.Tensor)]
-    return []
-
-
 def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
     """Platform and device index for a graph."""
     if options.device != "auto":
         return options.device, 0
-    for node in (*graph.placeholders, *graph.calls):
-        for value in _tensors(node.meta.get("val")):
-            if value.device.type == "cuda":
-                return "cuda", value.device.index or 0
-    return "cpu", 0
+    index = device_index((*graph.placeholders, *graph.calls), "cuda")
+    return ("cpu", 0) if index is None else ("cuda", index)
 
 
 def _lowering_options(platform_name: str, options: XlaOptions) -> Any:

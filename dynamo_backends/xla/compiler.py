@@ -8,7 +8,7 @@ from jax.extend import core
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, Storage
-from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
+from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
@@ -78,12 +78,8 @@ def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
         return [to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
 
     shapes = [abstract(values[place], storages[place]) for place in order]
-    try:
+    with as_compile_error("jax cannot trace the graph"):
         return jax.make_jaxpr(program)(*shapes)
-    except (LoweringError, NotPaddedError):
-        raise
-    except Exception as error:
-        raise CompileError(f"jax cannot trace the graph: {error}") from error
 
 
 def _is_tensor(value: Any) -> bool:
@@ -104,8 +100,7 @@ def from_storage(array: jax.Array, storage: Storage) -> Value:
         return ChannelsLast(array)
     if storage.is_row_major:
         return array
-    inverse = sorted(range(array.ndim), key=storage.order.__getitem__)
-    return jnp.transpose(array, inverse)
+    return jnp.transpose(array, storage.inverse)
 
 
 def to_storage(value: Value, storage: Storage) -> jax.Array:
@@ -119,11 +114,9 @@ def to_storage(value: Value, storage: Storage) -> jax.Array:
 
 
 def _compile(program: core.ClosedJaxpr, device: Device, runs_once: bool = False) -> Any:
-    try:
+    with as_compile_error("XLA cannot compile the graph"):
         function = jax.jit(prologue.as_function(program), keep_unused=True)
         traced = function.trace(*prologue.avals(program))
         lowered = traced.lower(lowering_platforms=(device.platform,))
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(device.client, device.handle, module, runs_once)
-    except Exception as error:
-        raise CompileError(f"XLA cannot compile the graph: {error}") from error

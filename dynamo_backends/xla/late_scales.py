@@ -5,7 +5,7 @@ ResNet-50. A 1×1 convolution is a matrix product here, and XLA multiplies by th
 when it adds the bias. So these are scaled afterwards: their weights are neither copied nor watched.
 """
 
-from typing import Any
+import functools
 
 import torch
 from torch import fx
@@ -62,11 +62,7 @@ def _replace(
     channels = weight.meta["val"].shape[0]
     spread = [channels, *[1] * (weight.meta["val"].ndim - 2)]
 
-    def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
-        infer(node)
-        return node
-
+    call = functools.partial(infer.call, graph)
     with graph.inserting_before(conv):
         plain = graph.call_function(aten.convolution.default, (x, weight, None, *geometry))
         plain.meta = dict(conv.meta)

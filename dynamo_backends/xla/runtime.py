@@ -18,7 +18,7 @@ from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.errors import DeviceError, as_compile_error
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.memory import return_free_memory
@@ -330,7 +330,7 @@ class XlaExecutable(Executable):
         Raises:
             CompileError: The parts are incomplete, or XLA refuses them.
         """
-        try:
+        with as_compile_error("XLA cannot load the cached executable"):
             wiring = XlaInputMap(**{k: tuple(v) for k, v in json.loads(parts["wiring"]).items()})
             main, *prologue = [
                 _jaxlib.deserialize(device.client, device.handle, parts[name])
@@ -339,7 +339,5 @@ class XlaExecutable(Executable):
             ]
             if "preparation" in parts:
                 prologue = [Preparation.load(parts["preparation"])]
-        except Exception as error:
-            raise CompileError(f"XLA cannot load the cached executable: {error}") from error
         return_free_memory()
         return cls(device, graph, main, prologue[0] if prologue else None, wiring, reserve)

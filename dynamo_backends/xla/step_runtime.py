@@ -66,10 +66,7 @@ class _Interface:
         self.exporters = [Exporter(v) for v in promised]
         storages = [self.importers[i].storage for i in self.updated]
         storages += [e.storage for e in self.exporters[len(storages) :]]
-        self._shapes = [
-            [1 if d in s.expanded else v.shape[d] for d in s.order]
-            for v, s in zip(promised, storages, strict=True)
-        ]
+        self._shapes = [s.dense_shape(v.shape) for v, s in zip(promised, storages, strict=True)]
         dtypes = [to_jax(v.dtype) for v in promised]
         self.results = list(map(jax.ShapeDtypeStruct, self._shapes, dtypes))
         for k in range(len(self.updated)):

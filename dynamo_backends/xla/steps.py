@@ -8,7 +8,7 @@ import jax
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
@@ -56,11 +56,9 @@ def load_step(
     Raises:
         CompileError: The parts are incomplete, or XLA refuses them.
     """
-    try:
+    with as_compile_error("XLA cannot load the cached step"):
         executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
         donates = {b"donated": True, b"copied": False}[parts["updates"]]
-    except Exception as error:
-        raise CompileError(f"XLA cannot load the cached step: {error}") from error
     return_free_memory()
     if not donates:
         return XlaCopyingStep(device, graph, executable)
@@ -112,29 +110,21 @@ def _trace(graph: Graph, options: LoweringOptions) -> Any:
         others = zip(outputs[len(updated) :], exported, strict=True)
         return results + [to_storage(r, s) for r, s in others]
 
-    try:
+    with as_compile_error("jax cannot trace the step"):
         shapes = list(map(abstract, values, storages))
         for i in updated:
             shapes[i] = in_one_dimension(shapes[i])
         return jax.make_jaxpr(program)(*shapes)
-    except LoweringError:
-        raise
-    except Exception as error:
-        raise CompileError(f"jax cannot trace the step: {error}") from error
 
 
 def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
-    try:
+    with as_compile_error("jax cannot lower the step"):
         function = jax.jit(prologue.as_function(program), donate_argnums=donated, keep_unused=True)
         traced = function.trace(*prologue.avals(program))
         return traced.lower(lowering_platforms=(device.platform,))
-    except Exception as error:
-        raise CompileError(f"jax cannot lower the step: {error}") from error
 
 
 def _compile(lowered: Any, device: Device) -> Any:
-    try:
+    with as_compile_error("XLA cannot compile the step"):
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(device.client, device.handle, module, sparing=True)
-    except Exception as error:
-        raise CompileError(f"XLA cannot compile the step: {error}") from error

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.as_eager import frac, softmax_backward
-from dynamo_backends.graph.decompositions import every_rule
+from dynamo_backends.graph.decompositions import every_rule, frac, softmax_backward
 from dynamo_backends.verify import difference, widen
 
 backward = torch.ops.aten._softmax_backward_data.default

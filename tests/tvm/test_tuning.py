@@ -11,8 +11,8 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.tuning import budget
+from dynamo_backends.tuning.answering import Lost
 from dynamo_backends.tvm import tuning
-from dynamo_backends.tvm.measuring_process import Lost
 from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.tvm.tuning import records_of

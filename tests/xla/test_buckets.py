@@ -27,9 +27,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """What was to be done beside the calls; `done` does it."""
     waiting: list[Job] = []
 
-    def submit(mark: Hashable, job: Callable[[], None]) -> None:
+    def submit(mark: Hashable, job: Callable[[Any], None], owner: Any) -> None:
+        mark = id(owner), mark
         if all(mark != other for other, _ in waiting):
-            waiting.append((mark, job))
+            waiting.append((mark, lambda: job(owner)))
 
     monkeypatch.setattr(background, "submit", submit)
     return waiting

@@ -50,7 +50,7 @@ def beside() -> Iterator[None]:
 @pytest.fixture
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are made in calls alone, so that their number is always the same."""
-    monkeypatch.setattr(background, "submit", lambda mark, job: None)
+    monkeypatch.setattr(background, "submit", lambda mark, job, owner: None)
 
 
 def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ from dynamo_backends.aot.step.recording import (
 )
 from dynamo_backends.aot.step.scalars import Scalars
 from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError, text_of
 
@@ -210,9 +211,7 @@ class _Recorder:
         if key not in self._aliases.views:
             return self._fake(tensor)
         with self._mode:
-            fake = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            )
+            fake = empty_as(tensor)
         return fake.requires_grad_(tensor.requires_grad)
 
     def _view(self, key: Key, placeholder: Tensor, bases: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.runtime.cache import cache_folder
 
@@ -24,7 +25,7 @@ class Copies:
     """
 
     def __init__(self, tensors: Mapping[int, Tensor]):
-        self._kinds = {i: _shaped_like(t) for i, t in tensors.items()}
+        self._kinds = {i: empty_as(t, "meta") for i, t in tensors.items()}
         self._kept: dict[int, Tensor] = {}
         self._file: IO[bytes] | None = None
         if sum(map(tensor_bytes, tensors.values())) > IN_MEMORY:
@@ -46,11 +47,6 @@ class Copies:
             self._file.close()
 
 
-def _shaped_like(tensor: Tensor) -> Tensor:
-    """A tensor without memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
 def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
     """An anonymous file beside the disk cache; None if that is not possible."""
     try:
@@ -70,5 +66,4 @@ def _read(file: IO[bytes], kind: Tensor) -> Tensor:
     contents = torch.empty(tensor_bytes(kind), dtype=torch.uint8)
     file.readinto(contents.numpy().data)  # type: ignore[attr-defined]
     dense = contents.view(kind.dtype).view(kind.shape)
-    result = torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype)
-    return result.copy_(dense)
+    return empty_as(kind, "cpu").copy_(dense)

@@ -122,9 +122,6 @@ class ModuleAttributes:
 
     Of a user's own module that is `training`; what user code reads is followed. An attribute that
     is added may hide a method: their number counts, too.
-
-    Args:
-        models: The models.
     """
 
     def __init__(self, models: Sequence[nn.Module]):

@@ -7,7 +7,6 @@ where one was not finite.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -62,12 +61,7 @@ class LossScaling:
             setattr(optimizer, name, False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Leaves nothing of the trace in the scalers.
 
         Raises:
@@ -142,11 +136,7 @@ def _holds_fakes(scaler: Any) -> bool:
 
 
 class ScalerGuard:
-    """Whether scalers have the settings they had.
-
-    Args:
-        scalers: The scalers.
-    """
+    """Whether scalers have the settings they had."""
 
     def __init__(self, scalers: Sequence[Any]):
         self._scalers = scalers

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -33,12 +32,7 @@ class Provenance(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Puts the generator back."""
         super().__exit__(kind, error, trace)
         try:

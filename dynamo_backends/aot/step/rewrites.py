@@ -21,36 +21,12 @@ def _scaled(x: Any, by: Any, to: Tensor) -> Any:
     return x * by
 
 
-def _add(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.add(_scaled(y, alpha, x))
+def _with_alpha(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y, *, alpha=1: function(x, _scaled(y, alpha, x))
 
 
-def _add_(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.add_(_scaled(y, alpha, x))
-
-
-def _sub(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.sub(_scaled(y, alpha, x))
-
-
-def _sub_(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
-    return x.sub_(_scaled(y, alpha, x))
-
-
-def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcmul(_scaled(y, value, x), z)
-
-
-def _addcmul_(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcmul_(_scaled(y, value, x), z)
-
-
-def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcdiv(_scaled(y, value, x), z)
-
-
-def _addcdiv_(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
-    return x.addcdiv_(_scaled(y, value, x), z)
+def _with_value(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y, z, *, value=1: function(x, _scaled(y, value, x), z)
 
 
 def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -69,11 +45,10 @@ def _clamp_(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
 _T = torch.Tensor
 
 WITH_TENSORS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _T.add: _add, torch.add: _add, _T.add_: _add_,
-    _T.sub: _sub, torch.sub: _sub, _T.sub_: _sub_,
-    _T.addcmul: _addcmul, torch.addcmul: _addcmul, _T.addcmul_: _addcmul_,
-    _T.addcdiv: _addcdiv, torch.addcdiv: _addcdiv, _T.addcdiv_: _addcdiv_,
-}  # fmt: skip
+    **{f: _with_alpha(f) for f in (_T.add, torch.add, _T.add_, _T.sub, torch.sub, _T.sub_)},
+    **{f: _with_value(f) for f in (_T.addcmul, torch.addcmul, _T.addcmul_)},
+    **{f: _with_value(f) for f in (_T.addcdiv, torch.addcdiv, _T.addcdiv_)},
+}
 """Functions whose keyword `alpha` or `value` is a number, and the same for tensors."""
 
 POSITIONAL: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -98,10 +73,9 @@ NEW_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
 
 OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **NEW_INSTEAD,
-    _T.add_: torch.add, _T.sub_: torch.sub, _T.mul_: torch.mul, _T.div_: torch.div,
-    _T.pow_: torch.pow, _T.floor_divide_: torch.floor_divide, _T.remainder_: torch.remainder,
-    _T.__ifloordiv__: torch.floor_divide, _T.__imod__: torch.remainder,
-}  # fmt: skip
+    _T.__ifloordiv__: torch.floor_divide,
+    _T.__imod__: torch.remainder,
+}
 """The same by the names that Python's operators have in a trace."""
 
 

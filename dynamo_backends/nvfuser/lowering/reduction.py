@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.nvfuser.dtypes import computing, is_supported
+from dynamo_backends.nvfuser.dtypes import NAMES, computing
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
 from dynamo_backends.nvfuser.values import Value
 
@@ -23,7 +23,7 @@ def widen(x: Value) -> Value:
 
 def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
     """What is summed, in the type in which it is."""
-    if dtype is not None and not is_supported(dtype):
+    if dtype is not None and dtype not in NAMES:
         raise Unsupported(f"nvFuser does not compute with {dtype}")
     if x.is_floating_point:
         wider = dtype if dtype is not None and dtype.itemsize > x.dtype.itemsize else x.dtype
@@ -52,23 +52,16 @@ lowers("prod.default", "prod.dim_int", context=True)(
 )
 
 
-def _extreme(x: Value, op: str, dim: Dims, keepdim: bool) -> Value:
-    kind = torch.int32 if x.dtype == torch.bool else computing(x.dtype)
-    return x.cast(kind).reduce(op, x.dims(dim), keepdim)
+def _extreme(op: str) -> Callable[..., Value]:
+    def lowering(x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+        kind = torch.int32 if x.dtype == torch.bool else computing(x.dtype)
+        return x.cast(kind).reduce(op, x.dims(dim), keepdim)
+
+    return lowering
 
 
-@lowers("amax.default")
-def amax(x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
-    return _extreme(x, "max", dim, keepdim)
-
-
-@lowers("amin.default")
-def amin(x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
-    return _extreme(x, "min", dim, keepdim)
-
-
-lowers("max.default")(lambda x: _extreme(x, "max", None, False))
-lowers("min.default")(lambda x: _extreme(x, "min", None, False))
+lowers("amax.default", "max.default")(_extreme("max"))
+lowers("amin.default", "min.default")(_extreme("min"))
 
 
 def _dims_or_none(x: Value, dim: Dims) -> tuple[int, ...]:
@@ -77,14 +70,10 @@ def _dims_or_none(x: Value, dim: Dims) -> tuple[int, ...]:
     return () if none else x.dims(dim)
 
 
-def _truth(x: Value, op: str, dim: Dims, keepdim: bool) -> Value:
-    truths = x.cast(torch.bool).cast(torch.int32)
-    return truths.reduce(op, _dims_or_none(x, dim), keepdim)
-
-
 @lowers("any.default", "any.dim", "any.dims")
 def any_(x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return _truth(x, "max", dim, keepdim).cast(torch.bool)
+    truths = x.cast(torch.bool).cast(torch.int32)
+    return truths.reduce("max", _dims_or_none(x, dim), keepdim).cast(torch.bool)
 
 
 def variance(

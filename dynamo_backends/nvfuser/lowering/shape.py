@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.nvfuser.dtypes import is_supported
+from dynamo_backends.nvfuser.dtypes import NAMES
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
 from dynamo_backends.nvfuser.values import Number, Value
 
@@ -19,7 +19,7 @@ lowers("alias.default", "clone.default", "lift_fresh_copy.default")(same)
 
 @lowers("_to_copy.default", context=True)
 def to_copy(call: Call, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    if dtype is not None and not is_supported(dtype):
+    if dtype is not None and dtype not in NAMES:
         raise Unsupported(f"nvFuser does not compute with {dtype}")
     return x
 

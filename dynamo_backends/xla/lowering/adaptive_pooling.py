@@ -10,7 +10,7 @@ from dynamo_backends.xla.lowering import pooling_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.pooling import max_pool_gradient, spatial_rank
+from dynamo_backends.xla.lowering.pooling import max_pool_gradient, spatial_rank, transposed
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value
 
@@ -67,14 +67,8 @@ def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
     layout=Layout.RAW,
 )
 def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, self: Value) -> Value:
-    spatial = spatial_rank(ctx)
-    grad, batched = batched_channels_last(grad_output, spatial)
-    wide = grad.astype(accumulation_dtype(grad.dtype))
-    size = tuple(self.shape[-spatial:])
-    like = jax.ShapeDtypeStruct((wide.shape[0], *size, wide.shape[-1]), wide.dtype)
-    counts = wide.shape[1:-1]
-    (total,) = jax.linear_transpose(lambda x: _mean(x, counts), like)(wide)
-    return unbatched(ctx, grad_output, total, batched)
+    counts = grad_output.shape[-spatial_rank(ctx) :]
+    return transposed(ctx, grad_output, self, lambda x: _mean(x, counts))
 
 
 def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

@@ -8,29 +8,21 @@ import jax.numpy as jnp
 from jax import lax
 from torch import fx
 
+from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.registry import lowers
-
-
-def _argument(node: fx.Node, name: str, default: Any) -> Any:
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == name:
-            if not argument.kwarg_only and position < len(node.args):
-                return node.args[position]
-            return node.kwargs.get(name, default)
-    return default
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype, contract
+from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 
 def drops(node: fx.Node) -> str | None:
     """Refuses attention with dropout."""
-    if _argument(node, "dropout_p", 0.0):
+    if argument(node, "dropout_p"):
         return "attention with dropout draws random numbers"
     return None
 
 
 def _debugs(node: fx.Node) -> str | None:
-    if _argument(node, "return_debug_mask", False):
+    if argument(node, "return_debug_mask"):
         return "it returns a debug mask"
     return drops(node)
 
@@ -56,12 +48,8 @@ def scores_of(
     scales_query = query.dtype == dtype
     if scales_query:
         query = query * dtype.type(scale)
-    scores = lax.dot_general(
-        *((key, query) if by_key else (query, key)),
-        (((query.ndim - 1,), (query.ndim - 1,)), (batch, batch)),
-        precision=ctx.precision,
-        preferred_element_type=dtype,
-    )
+    dims = (((query.ndim - 1,), (query.ndim - 1,)), (batch, batch))
+    scores = contract(ctx, *((key, query) if by_key else (query, key)), dims)
     if not scales_query:
         scores = scores * dtype.type(scale)
     visible = None
@@ -131,94 +119,45 @@ def attend(
     key, value = repeat_heads(query, key), repeat_heads(query, value)
     weights, total, shift = _exponentials(scores_of(ctx, query, key, mask, is_causal, scale))
     batch = tuple(range(query.ndim - 2))
-    out = lax.dot_general(
-        weights.astype(value.dtype),
-        value,
-        (((query.ndim - 1,), (query.ndim - 2,)), (batch, batch)),
-        precision=ctx.precision,
-        preferred_element_type=weights.dtype,
-    )
+    dims = (((query.ndim - 1,), (query.ndim - 2,)), (batch, batch))
+    out = contract(ctx, weights.astype(value.dtype), value, dims)
     # The result has fewer elements than the weights; dividing these takes a pass over all of them.
     return out / jnp.maximum(total, 1), (jnp.log(total) + shift)[..., 0]
 
 
-def _fill(ctx: Context, *known: jax.Array) -> tuple[Any, ...]:
-    """Completes the results of a fused operator: seeds and offsets, which nothing reads, are 0."""
-    rest = ctx.out[len(known) :]
-    return *known, *(jnp.zeros(x.shape) if hasattr(x, "shape") else x for x in rest)
-
-
-@lowers("_scaled_dot_product_flash_attention_for_cpu.default", when=drops)
-def flash_attention_for_cpu(
-    ctx: Context,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: jax.Array | None = None,
-    scale: float | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    return attend(ctx, query, key, value, attn_mask, is_causal, scale)
-
-
-@lowers("_scaled_dot_product_flash_attention.default", when=_debugs)
-def flash_attention(
-    ctx: Context,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    return _fill(ctx, *attend(ctx, query, key, value, None, is_causal, scale))
-
-
 @lowers(
-    "_scaled_dot_product_efficient_attention.default",
     "_scaled_dot_product_cudnn_attention.default",
+    "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
+    "_scaled_dot_product_fused_attention_overrideable.default",
     when=_debugs,
 )
-def efficient_attention(
+@by_name
+def fused_attention(
     ctx: Context,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attn_bias: jax.Array | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    """The log-sum-exp's last dimension is padded (with +inf, as CUDA's kernel leaves it)."""
-    out, logsumexp = attend(ctx, query, key, value, attn_bias, is_causal, scale)
-    return _fill(ctx, out, _fit(logsumexp, ctx.out[1].shape))
-
-
-@lowers("_scaled_dot_product_fused_attention_overrideable.default", when=_debugs)
-def overrideable_attention(
-    ctx: Context,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    attn_mask: jax.Array | None = None,
     attn_bias: jax.Array | None = None,
-    dropout_p: float = 0.0,
     is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    return _fill(ctx, *attend(ctx, query, key, value, attn_bias, is_causal, scale))
+    """Seeds, offsets and lengths among the results, which nothing reads, are 0."""
+    mask = attn_bias if attn_mask is None else attn_mask
+    out, logsumexp = attend(ctx, query, key, value, mask, is_causal, scale)
+    rest = (jnp.zeros(x.shape) if hasattr(x, "shape") else x for x in ctx.out[2:])
+    return out, _fit(logsumexp, ctx.out[1].shape), *rest
 
 
 def _fit(logsumexp: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Brings (B, H, L) to the shape a CUDA operator promises: padded, trailing 1, or empty."""
+    """Brings (B, H, L) to the shape that an operator promises.
+
+    CUDA's are padded (with +inf, as its kernel leaves it), with a trailing 1, or empty.
+    """
+    if logsumexp.shape == tuple(shape):
+        return logsumexp
     if len(shape) == 4:
         return logsumexp[..., None]
     if 0 in shape:

@@ -1,16 +1,14 @@
 """Gradients of the fused attention operators, rebuilt from the saved log-sum-exp."""
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dynamo_backends.xla.lowering.attention import drops, repeat_heads, scores_of
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.matmul import accumulation_dtype, contract
+from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 
 def attend_backward(
@@ -40,8 +38,7 @@ def attend_backward(
     row, column = query.ndim - 2, query.ndim - 1
 
     def product(x: jax.Array, y: jax.Array, over_x: int, over_y: int) -> jax.Array:
-        dims = (((over_x,), (over_y,)), (batch, batch))
-        return lax.dot_general(x, y, dims, precision=ctx.precision, preferred_element_type=dtype)
+        return contract(ctx, x, y, (((over_x,), (over_y,)), (batch, batch)))
 
     scores = scores_of(ctx, query, key, mask, is_causal, scale, by_key=True)
     total = logsumexp.astype(dtype)[..., None, :]
@@ -64,26 +61,6 @@ def _merge_heads(grad: jax.Array, shared: jax.Array) -> jax.Array:
     return grad.reshape(batch, shared.shape[1], heads // shared.shape[1], *rest).sum(2)
 
 
-@lowers("_scaled_dot_product_flash_attention_for_cpu_backward.default", when=drops)
-def flash_attention_for_cpu_backward(
-    ctx: Context,
-    grad_out: jax.Array,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: jax.Array | None = None,
-    scale: float | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return attend_backward(
-        ctx, grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, scale
-    )[:3]
-
-
 def _saved(logsumexp: jax.Array, query: jax.Array) -> jax.Array:
     """The log-sum-exp (B, H, L) out of what a CUDA operator saved: padded, or with a last 1."""
     if logsumexp.ndim == 4:
@@ -98,79 +75,37 @@ def _mask_gradient(grad_scores: jax.Array, mask: jax.Array) -> jax.Array:
     return grad_scores.sum(over, keepdims=True).reshape(mask.shape)
 
 
-@lowers("_scaled_dot_product_efficient_attention_backward.default", when=drops)
-def efficient_attention_backward(
+@lowers(
+    "_scaled_dot_product_cudnn_attention_backward.default",
+    "_scaled_dot_product_efficient_attention_backward.default",
+    "_scaled_dot_product_flash_attention_backward.default",
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+    when=drops,
+)
+@by_name
+def fused_attention_backward(
     ctx: Context,
-    grad_out_: jax.Array,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attn_bias: jax.Array | None,
     out: jax.Array,
     logsumexp: jax.Array,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
-    dropout_p: float,
-    grad_input_mask: Sequence[bool],
+    grad_out: jax.Array | None = None,
+    grad_out_: jax.Array | None = None,
+    attn_mask: jax.Array | None = None,
+    attn_bias: jax.Array | None = None,
     is_causal: bool = False,
-    *,
     scale: float | None = None,
 ) -> tuple[jax.Array | None, ...]:
+    grad = grad_out_ if grad_out is None else grad_out
+    assert grad is not None
+    mask = attn_bias if attn_mask is None else attn_mask
     saved = _saved(logsumexp, query)
     *gradients, grad_scores = attend_backward(
-        ctx, grad_out_, query, key, value, out, saved, attn_bias, is_causal, scale
+        ctx, grad, query, key, value, out, saved, mask, is_causal, scale
     )
-    if attn_bias is None or ctx.out[3] is None:
+    if len(ctx.out) == len(gradients):
+        return tuple(gradients)
+    if mask is None or ctx.out[3] is None:
         return *gradients, None
-    return *gradients, _mask_gradient(grad_scores, attn_bias)
-
-
-@lowers("_scaled_dot_product_flash_attention_backward.default", when=drops)
-def flash_attention_backward(
-    ctx: Context,
-    grad_out: jax.Array,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    cum_seq_q: jax.Array,
-    cum_seq_k: jax.Array,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
-    *,
-    scale: float | None = None,
-) -> tuple[jax.Array, ...]:
-    saved = _saved(logsumexp, query)
-    return attend_backward(ctx, grad_out, query, key, value, out, saved, None, is_causal, scale)[:3]
-
-
-@lowers("_scaled_dot_product_cudnn_attention_backward.default", when=drops)
-def cudnn_attention_backward(
-    ctx: Context,
-    grad_out: jax.Array,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    philox_seed: jax.Array,
-    philox_offset: jax.Array,
-    attn_bias: jax.Array | None,
-    cum_seq_q: jax.Array,
-    cum_seq_k: jax.Array,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[jax.Array, ...]:
-    saved = _saved(logsumexp, query)
-    return attend_backward(
-        ctx, grad_out, query, key, value, out, saved, attn_bias, is_causal, scale
-    )[:3]
+    return *gradients, _mask_gradient(grad_scores, mask)

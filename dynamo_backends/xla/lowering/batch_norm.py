@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from torch import fx
 
+from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.reduction import widen
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
@@ -86,21 +87,7 @@ def _saved(ctx: Context, index: int, value: Array) -> Array:
     return value if tuple(shape) == value.shape else jnp.zeros(shape, value.dtype)
 
 
-def _inference(
-    ctx: Context,
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    mean: Array,
-    var: Array,
-    eps: float,
-) -> tuple[Value, Array, Array]:
-    invstd = lax.rsqrt(widen(var) + eps)
-    out = _normalise(_Channels(x), mean, invstd, weight, bias)
-    return out, _saved(ctx, 1, mean), _saved(ctx, 2, invstd)
-
-
-def _training(
+def train(
     x: Value,
     weight: Array | None,
     bias: Array | None,
@@ -110,6 +97,7 @@ def _training(
     eps: float,
     real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
+    """A call with the statistics of its batch: the result, these, and new running ones."""
     channels = _Channels(x, real=real)
     mean, var = _statistics(channels)
     invstd = lax.rsqrt(var + eps)
@@ -123,106 +111,50 @@ def _training(
     return out, mean, invstd, running_mean, running_var
 
 
-@lowers("_native_batch_norm_legit_no_training.default", layout=Layout.RAW)
-def batch_norm_no_training(
-    ctx: Context,
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Array, Array]:
-    return _inference(ctx, x, weight, bias, running_mean, running_var, eps)
-
-
-@lowers("_native_batch_norm_legit.no_stats", layout=Layout.RAW)
-def batch_norm_no_stats(
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    real: Real | None = None,
-) -> tuple[Value, Array, Array]:
-    return _training(x, weight, bias, None, None, momentum, eps, real)[:3]
-
-
-@lowers("_native_batch_norm_legit_functional.default", layout=Layout.RAW)
-def batch_norm_functional(
-    ctx: Context,
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    training: bool,
-    momentum: float,
-    eps: float,
-    real: Real | None = None,
-) -> tuple[Value, Array, Array, Array | None, Array | None]:
-    if training:
-        return _training(x, weight, bias, running_mean, running_var, momentum, eps, real)
-    out = _inference(ctx, x, weight, bias, running_mean, running_var, eps)
-    return *out, running_mean, running_var
-
-
 def _updates_in_place(node: fx.Node) -> str | None:
-    if node.args[5] and node.args[3] is not None:
+    if argument(node, "training") and argument(node, "running_mean") is not None:
         return "it updates the running statistics in place"
     return None
 
 
-@lowers("native_batch_norm.default", layout=Layout.RAW, when=_updates_in_place)
-def native_batch_norm(
+@lowers(
+    "_batch_norm_no_update.default",
+    "_batch_norm_with_update_functional.default",
+    "_native_batch_norm_legit.no_stats",
+    "_native_batch_norm_legit_functional.default",
+    "_native_batch_norm_legit_no_training.default",
+    layout=Layout.RAW,
+)
+@by_name
+def batch_norm(
     ctx: Context,
-    x: Value,
+    input: Value,
     weight: Array | None,
     bias: Array | None,
-    running_mean: Array | None,
-    running_var: Array | None,
-    training: bool,
     momentum: float,
     eps: float,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    training: bool | None = None,
     real: Real | None = None,
-) -> tuple[Value, Array, Array]:
-    if training:
-        return _training(x, weight, bias, None, None, momentum, eps, real)[:3]
-    assert running_mean is not None and running_var is not None
-    return _inference(ctx, x, weight, bias, running_mean, running_var, eps)
+) -> tuple[Any, ...]:
+    """They differ in which results they return: a reserve, and the running statistics."""
+    if training is None:
+        training = "with_update" in str(ctx.node.target)
+    if training or running_mean is None or running_var is None:
+        out, mean, invstd, running_mean, running_var = train(
+            input, weight, bias, running_mean, running_var, momentum, eps, real
+        )
+    else:
+        mean, invstd = running_mean, lax.rsqrt(widen(running_var) + eps)
+        out = _normalise(_Channels(input), mean, invstd, weight, bias)
+        mean, invstd = _saved(ctx, 1, mean), _saved(ctx, 2, invstd)
+    reserve = (jnp.zeros(ctx.out[3].shape, jnp.uint8),) if len(ctx.out) in (4, 6) else ()
+    running = (running_mean, running_var) if len(ctx.out) > 4 else ()
+    return out, mean, invstd, *reserve, *running
 
 
-@lowers("_batch_norm_with_update_functional.default", layout=Layout.RAW)
-def batch_norm_with_update(
-    ctx: Context,
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: float,
-    eps: float,
-    real: Real | None = None,
-) -> tuple[Value, Array, Array, Array, Array | None, Array | None]:
-    out = _training(x, weight, bias, running_mean, running_var, momentum, eps, real)
-    return *out[:3], jnp.zeros(ctx.out[3].shape, jnp.uint8), *out[3:]
-
-
-@lowers("_batch_norm_no_update.default", layout=Layout.RAW)
-def batch_norm_no_update(
-    ctx: Context,
-    x: Value,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Array, Array, Array]:
-    out = _inference(ctx, x, weight, bias, running_mean, running_var, eps)
-    return *out, jnp.zeros(ctx.out[3].shape, jnp.uint8)
+lowers("native_batch_norm.default", layout=Layout.RAW, when=_updates_in_place)(batch_norm)
 
 
 @lowers("native_batch_norm_backward.default", "batch_norm_backward.default", layout=Layout.RAW)

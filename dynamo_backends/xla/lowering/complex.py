@@ -16,14 +16,8 @@ def conj(x: Array) -> Array:
     return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
 
-@pointwise("_neg_view.default", "_neg_view_copy.default")
-def neg_view(x: Array) -> Array:
-    return -x
-
-
-@pointwise("resolve_conj.default", "resolve_neg.default")
-def resolve(x: Array) -> Array:
-    return x
+pointwise("_neg_view.default", "_neg_view_copy.default")(lambda x: -x)
+pointwise("resolve_conj.default", "resolve_neg.default")(lambda x: x)
 
 
 @pointwise("angle.default", promote=Promotion.COMPLEX_TO_FLOAT)
@@ -36,14 +30,8 @@ def angle(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))
 
 
-@lowers("real.default")
-def real(x: Array) -> Array:
-    return jnp.real(x)
-
-
-@lowers("imag.default")
-def imag(x: Array) -> Array:
-    return jnp.imag(x)
+lowers("real.default")(lambda x: jnp.real(x))
+lowers("imag.default")(lambda x: jnp.imag(x))
 
 
 @lowers("complex.default")

@@ -1,6 +1,5 @@
 """Operators that make tensors out of numbers, and conversions between element types."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from torch import fx
 from dynamo_backends.xla.lowering.casts import cast, scalar
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
+from dynamo_backends.xla.lowering.registry import Promotion, by_name, lowers, pointwise
 
 
 def _moves_between_devices(node: fx.Node) -> str | None:
@@ -43,15 +42,9 @@ def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Arr
     return cast(jnp.broadcast_to(src, self.shape), self.dtype)
 
 
-@lowers("full.default", "prims::full.default")
-def full(ctx: Context, size: Sequence[int], fill_value: Any, **kwargs: Any) -> jax.Array:
-    return jnp.full(ctx.out.shape, scalar(fill_value, ctx.out_dtype))
-
-
-@lowers("new_full.default")
-def new_full(
-    ctx: Context, self: jax.Array, size: Sequence[int], fill_value: Any, **kwargs: Any
-) -> jax.Array:
+@lowers("full.default", "new_full.default", "prims::full.default")
+@by_name
+def full(ctx: Context, fill_value: Any) -> jax.Array:
     return jnp.full(ctx.out.shape, scalar(fill_value, ctx.out_dtype))
 
 
@@ -78,14 +71,12 @@ def fill_tensor(self: jax.Array, value: jax.Array) -> jax.Array:
     "prims::empty_strided.default",
     "prims::empty_permuted.default",
     "empty_permuted.default",
+    "new_zeros.default",
+    "new_empty.default",
+    "new_empty_strided.default",
 )
 def zeros(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
     """Zeros; also for uninitialised memory, so that a run can be repeated."""
-    return jnp.zeros(ctx.out.shape, ctx.out_dtype)
-
-
-@lowers("new_zeros.default", "new_empty.default", "new_empty_strided.default")
-def new_zeros(ctx: Context, self: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
     return jnp.zeros(ctx.out.shape, ctx.out_dtype)
 
 
@@ -99,13 +90,8 @@ def zero(self: jax.Array) -> jax.Array:
     return jnp.zeros_like(self)
 
 
-@lowers("ones.default")
+@lowers("ones.default", "new_ones.default")
 def ones(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
-    return jnp.ones(ctx.out.shape, ctx.out_dtype)
-
-
-@lowers("new_ones.default")
-def new_ones(ctx: Context, self: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
     return jnp.ones(ctx.out.shape, ctx.out_dtype)
 
 
@@ -119,34 +105,14 @@ def scalar_tensor(ctx: Context, s: Any, **kwargs: Any) -> jax.Array:
     return jnp.asarray(scalar(s, ctx.out_dtype))
 
 
-def _range(ctx: Context, start: Any, step: Any) -> jax.Array:
+@lowers("arange.default", "arange.start", "arange.start_step", "prims::iota.default")
+@by_name
+def arange(ctx: Context, start: Any = 0, step: Any = 1) -> jax.Array:
     length, dtype = ctx.out.shape[0], ctx.out_dtype
     if jnp.issubdtype(dtype, jnp.integer):
         return lax.iota(jnp.int64, length) * int(step) + int(start)
     # torch's CPU kernel counts in double precision and rounds each element once.
     return lax.iota(jnp.float64, length) * float(step) + float(start)
-
-
-@lowers("arange.default")
-def arange(ctx: Context, end: Any, **kwargs: Any) -> jax.Array:
-    return _range(ctx, 0, 1)
-
-
-@lowers("arange.start")
-def arange_start(ctx: Context, start: Any, end: Any, **kwargs: Any) -> jax.Array:
-    return _range(ctx, start, 1)
-
-
-@lowers("arange.start_step")
-def arange_start_step(
-    ctx: Context, start: Any, end: Any, step: Any = 1, **kwargs: Any
-) -> jax.Array:
-    return _range(ctx, start, step)
-
-
-@lowers("prims::iota.default")
-def iota(ctx: Context, length: int, *, start: int, step: int, **kwargs: Any) -> jax.Array:
-    return _range(ctx, start, step)
 
 
 def _integer_ends(node: fx.Node) -> str | None:

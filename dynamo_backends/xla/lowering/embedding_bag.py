@@ -7,20 +7,19 @@ import jax.numpy as jnp
 
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 @lowers("_embedding_bag_forward_only.default")
+@by_name
 def embedding_bag(
     ctx: Context,
     weight: jax.Array,
     indices: jax.Array,
     offsets: jax.Array,
-    scale_grad_by_freq: bool = False,
     mode: int = 0,
-    sparse: bool = False,
     per_sample_weights: jax.Array | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,

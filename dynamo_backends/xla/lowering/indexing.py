@@ -17,7 +17,7 @@ from torch import fx
 from dynamo_backends.xla.lowering.casts import cast, scalar
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import accumulation_dtype
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 
 Indices = Sequence[jax.Array | None]
@@ -110,13 +110,8 @@ def index_select(ctx: Context, self: jax.Array, dim: int, index: jax.Array) -> j
 
 
 @lowers("embedding.default")
-def embedding(
-    weight: jax.Array,
-    indices: jax.Array,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> jax.Array:
+@by_name
+def embedding(ctx: Context, weight: jax.Array, indices: jax.Array) -> jax.Array:
     return jnp.take(weight, indices, axis=0, mode="clip")
 
 
@@ -204,32 +199,17 @@ def _scatter_wide(
     return _scatter(self.astype(wide), dim, index, src.astype(wide), reduce)
 
 
-@lowers("scatter.src")
-def scatter_src(self: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    return _scatter(self, dim, index, src, "set")
-
-
-@lowers("scatter.value")
-def scatter_value(self: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
-    src = jnp.broadcast_to(scalar(value, self.dtype), index.shape)
-    return _scatter(self, dim, index, src, "set")
-
-
 _REDUCTIONS = {"add": "sum", "multiply": "prod"}
 
 
-@lowers("scatter.reduce")
-def scatter_src_reduce(
-    self: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str
+@lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def scatter(
+    self: jax.Array, dim: int, index: jax.Array, src: Any, *, reduce: str | None = None
 ) -> jax.Array:
-    return _scatter_wide(self, dim, index, src, _REDUCTIONS[reduce])
-
-
-@lowers("scatter.value_reduce")
-def scatter_value_reduce(
-    self: jax.Array, dim: int, index: jax.Array, value: Any, *, reduce: str
-) -> jax.Array:
-    src = jnp.broadcast_to(scalar(value, self.dtype), index.shape)
+    if not isinstance(src, jax.Array):
+        src = jnp.broadcast_to(scalar(src, self.dtype), index.shape)
+    if reduce is None:
+        return _scatter(self, dim, index, src, "set")
     return _scatter_wide(self, dim, index, src, _REDUCTIONS[reduce])
 
 

@@ -3,7 +3,7 @@
 float16 and bfloat16 products accumulate in float32 and are rounded once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,8 @@ Dims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[
 
 _MATRIX: Dims = (((1,), (0,)), ((), ()))
 _BATCH: Dims = (((2,), (1,)), ((0,), (0,)))
+_SUM_OF_BATCH: Dims = (((0, 2), (0, 1)), ((), ()))
+_VECTORS: Dims = (((0,), (0,)), ((), ()))
 
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
@@ -48,37 +50,42 @@ def _combine(self: jax.Array, product: jax.Array, beta: Any, alpha: Any) -> jax.
     return product + (self if beta == 1 else self * scalar(beta, product.dtype))
 
 
-@lowers("mm.default", "mm.dtype", "mv.default")
-def mm(
-    ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype | None = None
-) -> jax.Array:
-    return contract(ctx, self, mat2, _MATRIX)
+def _product(dims: Dims) -> Callable[..., jax.Array]:
+    def lowering(
+        ctx: Context, self: jax.Array, other: jax.Array, out_dtype: torch.dtype | None = None
+    ) -> jax.Array:
+        return contract(ctx, self, other, dims)
+
+    return lowering
+
+
+def _sum_with_product(dims: Dims) -> Callable[..., jax.Array]:
+    def lowering(
+        ctx: Context,
+        self: jax.Array,
+        first: jax.Array,
+        second: jax.Array,
+        out_dtype: torch.dtype | None = None,
+        *,
+        beta: Any = 1,
+        alpha: Any = 1,
+    ) -> jax.Array:
+        return _combine(self, contract(ctx, first, second, dims), beta, alpha)
+
+    return lowering
+
+
+lowers("mm.default", "mm.dtype", "mv.default")(_product(_MATRIX))
+lowers("bmm.default", "bmm.dtype")(_product(_BATCH))
+lowers("dot.default")(_product(_VECTORS))
+lowers("addmm.default", "addmm.dtype", "addmv.default")(_sum_with_product(_MATRIX))
+lowers("baddbmm.default", "baddbmm.dtype")(_sum_with_product(_BATCH))
+lowers("addbmm.default")(_sum_with_product(_SUM_OF_BATCH))
 
 
 @lowers("_int_mm.default")
 def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return lax.dot_general(self, mat2, _MATRIX, preferred_element_type=jnp.int32)
-
-
-@lowers("bmm.default", "bmm.dtype")
-def bmm(
-    ctx: Context, self: jax.Array, mat2: jax.Array, out_dtype: torch.dtype | None = None
-) -> jax.Array:
-    return contract(ctx, self, mat2, _BATCH)
-
-
-@lowers("addmm.default", "addmm.dtype", "addmv.default")
-def addmm(
-    ctx: Context,
-    self: jax.Array,
-    mat1: jax.Array,
-    mat2: jax.Array,
-    out_dtype: torch.dtype | None = None,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    return _combine(self, contract(ctx, mat1, mat2, _MATRIX), beta, alpha)
 
 
 @lowers("_addmm_activation.default")
@@ -98,42 +105,9 @@ def addmm_activation(
     return jax.nn.gelu(total, approximate=ctx.options.platform != "cpu")
 
 
-@lowers("baddbmm.default", "baddbmm.dtype")
-def baddbmm(
-    ctx: Context,
-    self: jax.Array,
-    batch1: jax.Array,
-    batch2: jax.Array,
-    out_dtype: torch.dtype | None = None,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    return _combine(self, contract(ctx, batch1, batch2, _BATCH), beta, alpha)
-
-
-@lowers("addbmm.default")
-def addbmm(
-    ctx: Context,
-    self: jax.Array,
-    batch1: jax.Array,
-    batch2: jax.Array,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
-) -> jax.Array:
-    product = contract(ctx, batch1, batch2, (((0, 2), (0, 1)), ((), ())))
-    return _combine(self, product, beta, alpha)
-
-
-@lowers("dot.default")
-def dot(ctx: Context, self: jax.Array, tensor: jax.Array) -> jax.Array:
-    return contract(ctx, self, tensor, (((0,), (0,)), ((), ())))
-
-
 @lowers("vdot.default")
 def vdot(ctx: Context, self: jax.Array, other: jax.Array) -> jax.Array:
-    return contract(ctx, jnp.conj(self), other, (((0,), (0,)), ((), ())))
+    return contract(ctx, jnp.conj(self), other, _VECTORS)
 
 
 @lowers("linear.default")

@@ -65,56 +65,24 @@ def _reflect_border(array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.A
     return array
 
 
-@lowers(
-    "reflection_pad1d.default",
-    "reflection_pad2d.default",
-    "reflection_pad3d.default",
-    layout=Layout.RAW,
-)
-def reflection_pad(self: Value, padding: Sequence[int]) -> Value:
-    return stored_like(self, _reflect_border(storage(self), _per_axis(self, padding)))
+def _register(name: str, pad: _Pad) -> None:
+    """Registers a padding in one to three dimensions, and its gradient."""
+
+    @lowers(*(f"{name}{n}d.default" for n in (1, 2, 3)), layout=Layout.RAW)
+    def forward(self: Value, padding: Sequence[int]) -> Value:
+        return stored_like(self, pad(storage(self), _per_axis(self, padding)))
+
+    @lowers(*(f"{name}{n}d_backward.default" for n in (1, 2, 3)))
+    def backward(grad_output: jax.Array, self: jax.Array, padding: Sequence[int]) -> jax.Array:
+        wide = accumulation_dtype(grad_output.dtype)
+        pairs = _per_axis(self, padding)
+        shape = jax.ShapeDtypeStruct(self.shape, wide)
+        transpose = jax.linear_transpose(lambda x: pad(x, pairs), shape)
+        return transpose(grad_output.astype(wide))[0]
 
 
-@lowers(
-    "replication_pad1d.default",
-    "replication_pad2d.default",
-    "replication_pad3d.default",
-    layout=Layout.RAW,
-)
-def replication_pad(self: Value, padding: Sequence[int]) -> Value:
-    return stored_like(self, _repeat_border(storage(self), _per_axis(self, padding)))
-
-
-def _pad_gradient(
-    grad_output: jax.Array, like: jax.Array, padding: Sequence[int], pad: _Pad
-) -> jax.Array:
-    wide = accumulation_dtype(grad_output.dtype)
-    pairs = _per_axis(like, padding)
-    shape = jax.ShapeDtypeStruct(like.shape, wide)
-    transpose = jax.linear_transpose(lambda x: pad(x, pairs), shape)
-    return transpose(grad_output.astype(wide))[0]
-
-
-@lowers(
-    "reflection_pad1d_backward.default",
-    "reflection_pad2d_backward.default",
-    "reflection_pad3d_backward.default",
-)
-def reflection_pad_backward(
-    grad_output: jax.Array, self: jax.Array, padding: Sequence[int]
-) -> jax.Array:
-    return _pad_gradient(grad_output, self, padding, _reflect_border)
-
-
-@lowers(
-    "replication_pad1d_backward.default",
-    "replication_pad2d_backward.default",
-    "replication_pad3d_backward.default",
-)
-def replication_pad_backward(
-    grad_output: jax.Array, self: jax.Array, padding: Sequence[int]
-) -> jax.Array:
-    return _pad_gradient(grad_output, self, padding, _repeat_border)
+_register("reflection_pad", _reflect_border)
+_register("replication_pad", _repeat_border)
 
 
 @lowers("pixel_shuffle.default")

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -137,18 +137,32 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Value:
-    spatial = spatial_rank(ctx)
-    grad, batched = batched_channels_last(grad_output, spatial)
-    wide = grad.astype(accumulation_dtype(grad.dtype))
-    size = tuple(self.shape[-spatial:])
-    like = jax.ShapeDtypeStruct((wide.shape[0], *size, wide.shape[-1]), wide.dtype)
-
-    windows = programs.Windows.of(spatial, kernel_size, stride, padding, ceil_mode=ceil_mode)
+    windows = programs.Windows.of(
+        spatial_rank(ctx), kernel_size, stride, padding, ceil_mode=ceil_mode
+    )
 
     def forward(x: jax.Array) -> jax.Array:
         return programs.avg_pool_nhwc(x, windows, count_include_pad, divisor_override)
 
-    (total,) = jax.linear_transpose(forward, like)(wide)
+    return transposed(ctx, grad_output, self, forward)
+
+
+def transposed(
+    ctx: Context, grad_output: Value, like: Value, forward: Callable[[jax.Array], jax.Array]
+) -> Value:
+    """The gradient of a pooling that is linear.
+
+    Args:
+        ctx: The call.
+        grad_output: Of the pooling's result.
+        like: What was pooled.
+        forward: The pooling, of arrays (N, *spatial, C).
+    """
+    spatial = spatial_rank(ctx)
+    grad, batched = batched_channels_last(grad_output, spatial)
+    wide = grad.astype(accumulation_dtype(grad.dtype))
+    shape = (wide.shape[0], *like.shape[-spatial:], wide.shape[-1])
+    (total,) = jax.linear_transpose(forward, jax.ShapeDtypeStruct(shape, wide.dtype))(wide)
     return unbatched(ctx, grad_output, total, batched)
 
 

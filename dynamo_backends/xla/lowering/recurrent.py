@@ -5,7 +5,6 @@ input and weights, are products over all steps at once.
 """
 
 import operator
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,27 +12,22 @@ import jax.numpy as jnp
 from torch import fx
 
 import dynamo_backends.graph.lstm  # noqa: F401 - declares two of the operators
+from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 _LSTM = 2  # at::native's numbering of recurrent modes
 
 
-def _is_plain_lstm(node: fx.Node) -> str | None:
-    return _why_not(node.args[9], node.args[11], node.args[13])
-
-
-def _is_plain_lstm_backward(node: fx.Node) -> str | None:
-    return _why_not(node.args[14], node.args[16], node.args[19])
-
-
-def _why_not(mode: object, layers: object, bidirectional: object) -> str | None:
-    if mode != _LSTM:
+def _why_not(node: fx.Node) -> str | None:
+    if argument(node, "mode") != _LSTM:
         return "only LSTM layers are lowered"
-    return "it is more than one layer" if layers != 1 or bidirectional else None
+    several = argument(node, "num_layers") != 1 or argument(node, "bidirectional")
+    return "it is more than one layer" if several else None
 
 
-@lowers("mkldnn_rnn_layer.default", "dynamo_backends::lstm_layer.default", when=_is_plain_lstm)
+@lowers("mkldnn_rnn_layer.default", "dynamo_backends::lstm_layer.default", when=_why_not)
+@by_name
 def lstm_layer(
     ctx: Context,
     input: jax.Array,
@@ -44,12 +38,7 @@ def lstm_layer(
     hx_: jax.Array,
     cx_: jax.Array,
     reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
     has_biases: bool,
-    *_: object,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """One LSTM layer over a sequence, in one direction.
 
@@ -63,12 +52,7 @@ def lstm_layer(
         hx_: First hidden state, (batch, hidden) after its leading dimensions of size 1.
         cx_: First cell state, likewise.
         reverse: Whether time runs backwards.
-        batch_sizes: Of packed sequences, which do not come here.
-        mode: Which kind of network it is.
-        hidden_size: Features of the states.
-        num_layers: 1.
         has_biases: Whether there are biases.
-        _: What is the same for every call that is taken.
 
     Returns:
         Outputs (time, batch, hidden), last hidden and cell state in the shapes of `hx_` and
@@ -84,8 +68,9 @@ def lstm_layer(
 @lowers(
     "mkldnn_rnn_layer_backward.default",
     "dynamo_backends::lstm_layer_backward.default",
-    when=_is_plain_lstm_backward,
+    when=_why_not,
 )
+@by_name
 def lstm_layer_backward(
     ctx: Context,
     input: jax.Array,
@@ -95,18 +80,11 @@ def lstm_layer_backward(
     weight4: jax.Array,
     hx_: jax.Array,
     cx_tmp: jax.Array,
-    output: jax.Array,
-    hy_: jax.Array,
-    cy_: jax.Array,
     grad_output: jax.Array | None,
     grad_hy: jax.Array | None,
     grad_cy: jax.Array | None,
     reverse: bool,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
     has_biases: bool,
-    *_: object,
 ) -> tuple[jax.Array, ...]:
     """Gradients of `lstm_layer`: input, both weights, both biases, hidden and cell state.
 

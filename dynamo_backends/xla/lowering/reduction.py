@@ -6,6 +6,7 @@ E[x²] − E[x]² loses too many bits.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import torch
@@ -55,16 +56,11 @@ def sum_(
     return jnp.sum(_accumulator(x, dtype, ctx.out_dtype), axes(x, dim), keepdims=keepdim)
 
 
-@lowers("mean.default")
-def mean(ctx: Context, x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    return mean_dim(ctx, x, None, dtype=dtype)
-
-
-@lowers("mean.dim")
-def mean_dim(
+@lowers("mean.default", "mean.dim")
+def mean(
     ctx: Context,
     x: Array,
-    dim: Dims,
+    dim: Dims = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -72,45 +68,16 @@ def mean_dim(
     return jnp.mean(_accumulator(x, dtype, ctx.out_dtype), axes(x, dim), keepdims=keepdim)
 
 
-@lowers("prod.default")
-def prod(ctx: Context, x: Array, *, dtype: torch.dtype | None = None) -> Array:
-    return jnp.prod(_accumulator(x, dtype, ctx.out_dtype))
-
-
-@lowers("prod.dim_int")
-def prod_dim(
+@lowers("prod.default", "prod.dim_int")
+def prod(
     ctx: Context,
     x: Array,
-    dim: int,
+    dim: Dims = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Array:
     return jnp.prod(_accumulator(x, dtype, ctx.out_dtype), axes(x, dim), keepdims=keepdim)
-
-
-@lowers("amax.default")
-def amax(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
-    return jnp.max(x, axes(x, dim), keepdims=keepdim)
-
-
-@lowers("amin.default")
-def amin(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
-    return jnp.min(x, axes(x, dim), keepdims=keepdim)
-
-
-lowers("max.default")(lambda x: jnp.max(x))
-lowers("min.default")(lambda x: jnp.min(x))
-
-
-@lowers("any.default", "any.dim", "any.dims")
-def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    return jnp.any(x, _axes_or_none(x, dim), keepdims=keepdim)
-
-
-@lowers("all.default", "all.dim", "all.dims")
-def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    return jnp.all(x, _axes_or_none(x, dim), keepdims=keepdim)
 
 
 def _axes_or_none(x: Array, dim: Dims) -> tuple[int, ...]:
@@ -119,8 +86,21 @@ def _axes_or_none(x: Array, dim: Dims) -> tuple[int, ...]:
     return () if none else axes(x, dim)
 
 
-lowers("_is_all_true.default")(lambda x: jnp.all(x))
-lowers("_is_any_true.default")(lambda x: jnp.any(x))
+def _reducing(
+    fn: Callable[..., Array], over: Callable[[Array, Dims], tuple[int, ...]] = axes
+) -> Callable[..., Array]:
+    def lowering(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+        return fn(x, over(x, dim), keepdims=keepdim)
+
+    return lowering
+
+
+lowers("any.default", "any.dim", "any.dims", "_is_any_true.default")(
+    _reducing(jnp.any, _axes_or_none)
+)
+lowers("all.default", "all.dim", "all.dims", "_is_all_true.default")(
+    _reducing(jnp.all, _axes_or_none)
+)
 
 
 def variance(x: Array, dim: Dims, correction: float, keepdim: bool) -> tuple[Array, Array]:
@@ -135,49 +115,19 @@ def variance(x: Array, dim: Dims, correction: float, keepdim: bool) -> tuple[Arr
     return total / jnp.asarray(max(count - correction, 0), total.dtype), mean
 
 
-@lowers("var.correction")
-def var(
-    x: Array,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Array:
-    return variance(x, dim, 1 if correction is None else correction, keepdim)[0]
+def _statistic(pick: Callable[[Array, Array], Any]) -> Callable[..., Any]:
+    def lowering(
+        x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> Any:
+        return pick(*variance(x, dim, 1 if correction is None else correction, keepdim))
+
+    return lowering
 
 
-@lowers("std.correction")
-def std(
-    x: Array,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Array:
-    return jnp.sqrt(var(x, dim, correction=correction, keepdim=keepdim))
-
-
-@lowers("var_mean.correction")
-def var_mean(
-    x: Array,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[Array, Array]:
-    return variance(x, dim, 1 if correction is None else correction, keepdim)
-
-
-@lowers("std_mean.correction")
-def std_mean(
-    x: Array,
-    dim: Dims = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> tuple[Array, Array]:
-    result, mean = variance(x, dim, 1 if correction is None else correction, keepdim)
-    return jnp.sqrt(result), mean
+lowers("var.correction")(_statistic(lambda var, mean: var))
+lowers("std.correction")(_statistic(lambda var, mean: jnp.sqrt(var)))
+lowers("var_mean.correction")(_statistic(lambda var, mean: (var, mean)))
+lowers("std_mean.correction")(_statistic(lambda var, mean: (jnp.sqrt(var), mean)))
 
 
 def _arg_extreme(fn: Callable[..., Array]) -> Callable[..., Array]:
@@ -190,20 +140,17 @@ def _arg_extreme(fn: Callable[..., Array]) -> Callable[..., Array]:
     return lowering
 
 
-argmax = lowers("argmax.default")(_arg_extreme(jnp.argmax))
-argmin = lowers("argmin.default")(_arg_extreme(jnp.argmin))
+def _register_extreme(name: str, fn: Callable[..., Array], place: Callable[..., Array]) -> None:
+    extreme = lowers(f"{name}.default", f"a{name}.default")(_reducing(fn))
+    where = lowers(f"arg{name}.default")(_arg_extreme(place))
+
+    @lowers(f"{name}.dim")
+    def with_place(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+        return extreme(x, dim, keepdim), where(x, dim, keepdim)
 
 
-@lowers("max.dim")
-def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    over = axes(x, dim)
-    return jnp.max(x, over, keepdims=keepdim), argmax(x, dim, keepdim)
-
-
-@lowers("min.dim")
-def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    over = axes(x, dim)
-    return jnp.min(x, over, keepdims=keepdim), argmin(x, dim, keepdim)
+_register_extreme("max", jnp.max, jnp.argmax)
+_register_extreme("min", jnp.min, jnp.argmin)
 
 
 @lowers("logsumexp.default")

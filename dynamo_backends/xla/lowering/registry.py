@@ -10,7 +10,8 @@ A lowering is a small pure function, registered under the overload's exact name:
     def add(x, y, *, alpha=1):
         return x + y * alpha
 
-Parameter names and defaults are those of the ATen schema. Tensor arguments arrive as jax arrays,
+Parameters and defaults are those of the ATen schema, in its order; `by_name` is for functions that
+serve operators with different arguments. Tensor arguments arrive as jax arrays,
 `int`, `float`, `bool`, dtype and list arguments as Python (torch) values. A function whose first
 parameter is called `ctx` also gets the `Context`, which knows the node, its output's shape and
 dtype, and the compile options. The interpreter casts the result to the dtype that torch promises
@@ -21,6 +22,7 @@ reason when this very call cannot be lowered.
 """
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import ELEMENTWISE_PROMOTION, OpOverload, elementwise_dtypes
+from dynamo_backends.xla.lowering.context import Context
 
 
 class Promotion(enum.Enum):
@@ -119,6 +122,25 @@ def pointwise(
         return fn
 
     return register
+
+
+def by_name(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a lowering take those arguments that it names, as the ATen schemas name them.
+
+    For operators that have arguments in common, and others that make no difference.
+
+    Args:
+        fn: Its first parameter is `ctx`.
+    """
+    wanted = inspect.signature(fn).parameters.keys()
+
+    @functools.wraps(fn)
+    def lowering(ctx: Context, *args: Any, **kwargs: Any) -> Any:
+        names = [a.name for a in ctx.node.target._schema.arguments]  # type: ignore[union-attr]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return fn(ctx, **{name: value for name, value in given.items() if name in wanted})
+
+    return lowering
 
 
 def _resolve(name: str) -> OpOverload | None:

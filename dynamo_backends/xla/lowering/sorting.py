@@ -45,40 +45,26 @@ def _order(self: jax.Array, dim: int, descending: bool) -> jax.Array:
     return lax.sort((key, places), dimension=dim, is_stable=True, num_keys=1)[1]
 
 
-def _sort(self: jax.Array, dim: int, descending: bool) -> Pair:
+@lowers("sort.default", "sort.stable")
+def sort(
+    self: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> Pair:
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     places = _order(self, dim % self.ndim, descending)
     return jnp.take_along_axis(self, places, dim, mode="clip"), places
 
 
-@lowers("sort.default")
-def sort(self: jax.Array, dim: int = -1, descending: bool = False) -> Pair:
-    return _sort(self, dim, descending)
-
-
-@lowers("sort.stable")
-def sort_stable(
-    self: jax.Array, *, stable: bool | None, dim: int = -1, descending: bool = False
-) -> Pair:
-    return _sort(self, dim, descending)
-
-
-@lowers("argsort.default")
-def argsort(self: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
-    return _sort(self, dim, descending)[1]
-
-
-@lowers("argsort.stable")
-def argsort_stable(
-    self: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False
+@lowers("argsort.default", "argsort.stable")
+def argsort(
+    self: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> jax.Array:
-    return _sort(self, dim, descending)[1]
+    return sort(self, dim, descending)[1]
 
 
 @lowers("msort.default")
 def msort(self: jax.Array) -> jax.Array:
-    return _sort(self, 0, False)[0]
+    return sort(self, 0)[0]
 
 
 @lowers("topk.default")
@@ -95,7 +81,7 @@ def topk(self: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: b
         keys = jnp.where(nan, jnp.nan, keys) if largest else jnp.where(nan, -_NAN, -keys)
         places = jnp.moveaxis(lax.top_k(keys, k)[1], -1, dim).astype(jnp.int64)
         return jnp.take_along_axis(self, places, dim, mode="clip"), places
-    values, places = _sort(self, dim, largest)
+    values, places = sort(self, dim, largest)
     return (
         lax.slice_in_dim(values, 0, k, axis=dim),
         lax.slice_in_dim(places, 0, k, axis=dim),

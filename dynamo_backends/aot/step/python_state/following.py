@@ -64,11 +64,7 @@ class Conditions:
 
 
 class PythonGuard:
-    """Whether the conditions of a trace hold.
-
-    Args:
-        conditions: The conditions.
-    """
+    """Whether the conditions of a trace hold."""
 
     def __init__(self, conditions: Conditions):
         self._places = PlaceGuard(conditions.places, conditions.values)

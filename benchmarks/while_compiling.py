@@ -1,0 +1,165 @@
+"""What calls take while something is compiled beside them, and how long that takes.
+
+    python benchmarks/while_compiling.py
+    python benchmarks/while_compiling.py --backends onnxrt --pauses 0 --layers 2
+
+An encoder of MiniLM's architecture (384 features, weights not trained) with dynamic sizes is called
+with one size after the other under `while_compiling="eager"`, with or without a pause between the
+calls, until a program serves the size. Calls that Dynamo captures and the first call of a program,
+which is compared with eager, are left out. Calls in eager before and after are what the others are
+compared with; the limit for a call is 1.3 times their 95th percentile and 5 ms. Each row is a
+process of its own with empty cache folders.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from rich.table import Table
+
+import dynamo_backends
+import harness
+from dynamo_backends.cli.torchvision_shim import import_transformers
+from dynamo_backends.pipeline import background
+
+BACKENDS = ("openxla", "onnxrt", "ov", "inductor_freezing")
+SIZES = ((4, 64), (3, 48), (5, 32))
+ALONE = 40  # calls in eager for each size
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 0."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = harness.announce()
+    table = Table(
+        "backend", "pause ms", "eager p50, p95 ms", "while compiling p50, p95, max", "calls",
+        "÷ eager p50", "÷ p95", "over the limit", "s until served",
+    )  # fmt: skip
+    rows = [(backend, pause) for backend in settings.backends for pause in settings.pauses]
+    records = []
+    for backend, pause in track(rows, "calling", console=console, transient=True):
+        record = {"backend": backend, "pause_ms": pause, **in_a_process(settings, backend, pause)}
+        table.add_row(*describe(record))
+        records.append(record)
+    console.print(table)
+    if settings.json:
+        harness.save_json(settings.json, "while compiling", records, settings=vars(settings))
+    return 0
+
+
+def in_a_process(settings: argparse.Namespace, backend: str, pause: float) -> dict[str, Any]:
+    """Measures in a fresh process with fresh cache folders."""
+    command = [__file__, "--child", "--backends", backend, "--pauses", str(pause)]
+    command += ["--layers", str(settings.layers), "--timeout", str(settings.timeout)]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
+        }
+        return harness.run_child(command, caches, timeout_s=3 * settings.timeout + 300)
+
+
+def describe(record: dict[str, Any]) -> list[str]:
+    """The cells of a row."""
+    alone, during = record["alone_ms"], record["during_ms"]
+    return [
+        record["backend"], f"{record['pause_ms']:g}", f"{alone[0]:.1f}, {alone[1]:.1f}",
+        ", ".join(f"{ms:.1f}" for ms in during), str(record["calls"]),
+        f"{during[0] / alone[0]:.2f}", f"{during[1] / alone[1]:.2f}", str(record["over"]),
+        ", ".join(f"{s:.1f}" for s in record["served_s"]),
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def child(settings: argparse.Namespace) -> int:
+    """Calls with all sizes, one after the other, and hands the times back."""
+    model = encoder(settings.layers)
+    (backend,), (pause,) = settings.backends, settings.pauses
+    options = {"while_compiling": "eager"}
+    compiled = torch.compile(model, backend=backend, dynamic=True, options=options)
+    alone, during, served, over = [], [], [], 0
+    with dynamo_backends.record() as reports:
+        for sizes in SIZES:
+            inputs = {"input_ids": torch.randint(1000, sizes), "attention_mask": torch.ones(sizes)}
+            eager = in_eager(model, inputs)
+            start = time.perf_counter()
+            times = until_served(compiled, inputs, pause / 1e3, settings.timeout)
+            served.append(time.perf_counter() - start)
+            eager += in_eager(model, inputs)
+            over += sum(t > 1.3 * np.percentile(eager, 95) + 5e-3 for t in times)
+            alone += eager
+            during += times
+    if not sum(report.ops_on_backend for report in reports):
+        raise SystemExit(f"{backend} serves nothing: {[r.fallbacks for r in reports]}")
+    harness.hand_back(
+        alone_ms=milliseconds(alone, 50, 95),
+        during_ms=milliseconds(during, 50, 95, 100),
+        calls=len(during),
+        over=int(over),
+        served_s=served,
+    )
+    return 0
+
+
+def encoder(layers: int) -> Any:
+    """An encoder of MiniLM's architecture."""
+    torch.manual_seed(0)
+    transformers = import_transformers()
+    config = transformers.BertConfig(
+        hidden_size=384, num_attention_heads=12, intermediate_size=1536, num_hidden_layers=layers
+    )
+    return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+def until_served(
+    compiled: Callable[..., Any], inputs: dict[str, Any], pause_s: float, limit_s: float
+) -> list[float]:
+    """Seconds of the calls after the first, until nothing is being compiled any more."""
+    compiled(**inputs)
+    times: list[float] = []
+    start = time.perf_counter()
+    while not background.wait(0) and time.perf_counter() - start < limit_s:
+        times.append(seconds(compiled, inputs))
+        time.sleep(pause_s)
+    compiled(**inputs)
+    return times
+
+
+def in_eager(model: Callable[..., Any], inputs: dict[str, Any]) -> list[float]:
+    """Seconds of calls without anything beside them."""
+    return [seconds(model, inputs) for _ in range(ALONE)][5:]
+
+
+def seconds(function: Callable[..., Any], inputs: dict[str, Any]) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    function(**inputs)
+    return time.perf_counter() - start
+
+
+def milliseconds(times: Sequence[float], *percentiles: int) -> list[float]:
+    """Percentiles of seconds."""
+    return [float(np.percentile(times or [0.0], p)) * 1e3 for p in percentiles]
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
+    parser.add_argument("--pauses", nargs="+", type=float, default=[0, 20], help="in ms")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for each size")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""What backends ask of a call: its arguments by name, and the tensors that it reads and makes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in the `meta["val"]` of a node."""
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [v for v in values if isinstance(v, Tensor)]
+
+
+def call_tensors(node: fx.Node) -> list[Tensor]:
+    """The (fake) tensors that a call reads, and then those that it makes."""
+    return [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))]
+
+
+def unknown_shape(node: fx.Node) -> str | None:
+    """Why a call is not of static shapes; None if it is."""
+    sizes = (size for tensor in call_tensors(node) for size in tensor.shape)
+    return None if all(isinstance(s, int) for s in sizes) else "a size depends on data"
+
+
+def is_pointwise(op: Any) -> bool:
+    """Whether an operator works element by element."""
+    return torch.Tag.pointwise in getattr(op, "tags", ())
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments that a call of an ATen operator is given, by their names in the schema."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """An argument of such a call by its name; the schema's default if it is not given."""
+    given = arguments(node)
+    if name in given:
+        return given[name]
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    return next((a.default_value for a in schema if a.name == name), None)

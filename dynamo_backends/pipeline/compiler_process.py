@@ -1,0 +1,249 @@
+"""Has graphs compiled in another process, for `while_compiling="eager"`.
+
+Python that compiles would take turns with that of the calls; in a process of its own it does not,
+and can have a lower priority. Given is one block after all passes, and what comes back are the
+bytes that `Backend.load` takes. What the other process cannot do is done here.
+"""
+
+import base64
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Input
+from dynamo_backends.graph.sizes import SIZES, STRIDES
+from dynamo_backends.interface import errors
+from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.registry import is_found_elsewhere
+from dynamo_backends.interface.report import Kind
+from dynamo_backends.runtime.tf32 import product_precision
+from dynamo_backends.runtime.verdicts import without_trials
+from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+from dynamo_backends.tuning.children import environment
+
+log = logging.getLogger("dynamo_backends")
+
+_START_S = 600.0  # for the imports, on a busy machine
+_KEPT = frozenset({"val", SIZES, STRIDES})
+
+Task = Literal["plan", "compile", "bind"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the other process is to do.
+
+    Attributes:
+        task: "plan" decides about the calls; "compile" makes an executable to be loaded; "bind" has
+            one prepare weights, so that it is found on disk.
+        backend: Name of the backend.
+        options: Of the backend.
+        graph: The packed module, after all passes.
+        kind: See `Graph`.
+        inputs: See `Graph`.
+        plan: What is decomposed.
+        cache_key: The backend's here: there it must be the same.
+        threads: torch's number of threads.
+        precision: See `product_precision`.
+        environment: Variables for the other process.
+    """
+
+    task: Task
+    backend: str
+    options: Options
+    graph: bytes
+    kind: Kind
+    inputs: tuple[Input, ...]
+    plan: Plan
+    cache_key: str | None
+    threads: int
+    precision: str
+    environment: Mapping[str, str]
+
+
+class _Process(AnsweringProcess):
+    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.pipeline.compiler_worker")
+
+
+class CompilerProcess:
+    """The other process: started when it is first needed, and again when its compiler crashed."""
+
+    def __init__(self) -> None:
+        self.is_unusable = False
+        self._process = _Process()
+        self._lock = threading.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is one."""
+        return self._process.running
+
+    def end(self) -> None:
+        """Ends it; the next job starts another one."""
+        self._process.end()
+
+    def disown(self) -> None:
+        """In a forked child: leaves it to the parent."""
+        self._process.disown()
+
+    def do(self, job: Job) -> dict[str, Any] | None:
+        """What came of a job; None: the other process cannot do it.
+
+        Raises:
+            DynamoBackendsError: As the backend did there; or its compiler crashed.
+        """
+        with self._lock:
+            if self.is_unusable or not (self._process.running or self._started()):
+                return None
+            try:
+                answer = self._process.ask({"job": _text(pickle.dumps(job))}, None)
+            except Lost as lost:
+                raise CompileError(f"the compiler was lost: {lost}") from lost
+        if "unable" in answer:
+            log.debug("not compiled in another process: %s", answer["unable"])
+            return None
+        if "raised" in answer:
+            name, arguments = answer["raised"]
+            raise getattr(errors, name)(*arguments)
+        return answer
+
+    def _started(self) -> bool:
+        try:
+            self._process.ask({}, _START_S)
+        except (Lost, OSError) as error:
+            self.is_unusable = True
+            log.info("there is no process to compile in: %s", error)
+        return not self.is_unusable
+
+
+process = CompilerProcess()
+"""The one of this process."""
+
+
+def after_fork() -> None:
+    """In a forked child: the other process is the parent's."""
+    global process
+    process.disown()
+    process = CompilerProcess()
+
+
+def plan(backend: Backend, graph: Graph, options: Options) -> Plan:
+    """As `Backend.plan`, without making trials here; where one crashes, all stays in eager."""
+    try:
+        with without_trials():
+            return backend.plan(graph, options)
+    except TrialNeededError:
+        pass
+    try:
+        answer = _done("plan", backend, options, Plan(), graph)
+    except CompileError as error:
+        return Plan(dict.fromkeys((node.name for node in graph.calls), str(error)))
+    return backend.plan(graph, options) if answer is None else Plan(**answer["plan"])
+
+
+def compiled(
+    backend: Backend,
+    options: Options,
+    plan: Plan,
+    graph: Graph,
+    make: Callable[[], Executable],
+) -> Executable:
+    """An executable of a block, compiled elsewhere if that is possible.
+
+    Args:
+        backend: What compiles it.
+        options: Of the backend.
+        plan: Of a graph that the block is a part of.
+        graph: The block; not changed.
+        make: Compiles it in this process.
+
+    Raises:
+        DynamoBackendsError: It cannot be compiled, or the compiler crashed.
+    """
+    task: Task = "bind" if backend.prepares_on_disk else "compile"
+    answer = _done(task, backend, options, plan, graph)
+    if answer is None or task == "bind":
+        return make()
+    parts = {name: base64.b64decode(text) for name, text in answer["parts"].items()}
+    return backend.load(parts, graph.copy(), options)
+
+
+def _done(
+    task: Task, backend: Backend, options: Options, plan: Plan, graph: Graph
+) -> dict[str, Any] | None:
+    """What came of a job; None: it is to be done in this process."""
+    key = backend.cache_key(options)
+    if key is None and not backend.prepares_on_disk:
+        return None
+    if process.is_unusable or not is_found_elsewhere(backend) or not _is_on_cpu(graph):
+        return None
+    try:
+        packed = _packed(graph)
+    except Exception as error:  # whatever a target answers to pickling
+        log.debug("not compiled in another process: %s", brief_error(error))
+        return None
+    inside = {node.name for node in graph.calls}
+    decomposed = frozenset(name for name in plan.decomposed if name in inside)
+    job = Job(
+        task,
+        backend.name,
+        options,
+        packed,
+        graph.kind,
+        graph.inputs,
+        Plan(decomposed=decomposed),
+        key,
+        torch.get_num_threads(),
+        product_precision(),
+        environment(),
+    )
+    return process.do(job)
+
+
+def _packed(graph: Graph) -> bytes:
+    from dynamo_backends._torch_private.precompile import pack
+
+    return pack(graph.module, _KEPT)
+
+
+def _is_on_cpu(graph: Graph) -> bool:
+    """Whether a graph is for the CPU: another process would take a device's memory twice."""
+    values = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
+    tensors = [t for v in values for t in (v if isinstance(v, list | tuple) else (v,))]
+    return all(t.device.type == "cpu" for t in tensors if isinstance(t, Tensor))
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def answered_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
+    """What `Executable.dump` gave, as an answer."""
+    return {"parts": {name: _text(part) for name, part in parts.items()}}
+
+
+def answered_plan(plan: Plan) -> dict[str, Any]:
+    """A plan as an answer."""
+    return {"plan": {"eager": dict(plan.eager), "decomposed": sorted(plan.decomposed)}}
+
+
+def answered_error(error: Exception) -> dict[str, Any]:
+    """What a backend raised, as an answer; what is not of this package as a `CompileError`."""
+    if isinstance(error, errors.LoweringError):
+        arguments = [error.node_name, error.op, error.reason]
+    elif isinstance(error, errors.NotPaddedError):
+        arguments = [error.op, error.reason]
+    else:
+        known = isinstance(error, errors.DynamoBackendsError)
+        return {"raised": ["CompileError", [str(error) if known else brief_error(error)]]}
+    return {"raised": [type(error).__name__, arguments]}

@@ -1,0 +1,115 @@
+"""The other process of `compiler_process`: compiles one graph after the other.
+
+python -m dynamo_backends.pipeline.compiler_worker
+
+Requests and answers are JSON, one per line, on standard input and output.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+import queue
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private.precompile import unpack
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import compile_planned
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.pipeline.compiler_process import (
+    Job,
+    answered_error,
+    answered_parts,
+    answered_plan,
+)
+
+NICE = 10
+"""By how much calls go before compiling."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What came of a job, or why it is none for this process; {} without one."""
+    if "job" not in request:
+        return {}
+    try:
+        job: Job = pickle.loads(base64.b64decode(request["job"]))  # from our parent
+        backend, graph = _prepared(job)
+    except Exception as error:
+        return {"unable": brief_error(error)}
+    try:
+        with torch.no_grad():
+            return _done(job, backend, graph)
+    except Exception as error:
+        return {"unable": brief_error(error)} if job.task == "bind" else answered_error(error)
+
+
+def _prepared(job: Job) -> tuple[Backend, Graph]:
+    """The backend, and the graph; torch is set as in the process that asks."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    torch.set_num_threads(job.threads)
+    torch.set_float32_matmul_precision(job.precision)
+    backend = get_backend(job.backend)
+    if backend.cache_key(job.options) != job.cache_key:
+        raise ValueError("what is compiled here would be another program")
+    return backend, Graph(unpack(job.graph), job.kind, job.inputs)
+
+
+def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
+    if job.task == "plan":
+        return answered_plan(backend.plan(graph, job.options))
+    made = compile_planned(
+        backend, job.options, job.plan, graph, lambda copy: backend.compile(copy, job.options)
+    )
+    if job.task == "bind":
+        made.bind([_some_like(graph.placeholders[i].meta["val"]) for i in graph.weights])
+        return {}
+    parts = made.dump()
+    return {"unable": "it cannot be kept"} if parts is None else answered_parts(parts)
+
+
+def _some_like(weight: Tensor) -> Tensor:
+    """A tensor of any values, but no special ones: not equal to each other, nor 0 if possible."""
+    sizes = zip(weight.shape, weight.stride(), strict=True)
+    extent = 1 + sum((n - 1) * stride for n, stride in sizes) if weight.numel() else 0
+    make = torch.rand if weight.is_floating_point() else torch.zeros
+    return make(extent, dtype=weight.dtype).as_strided(weight.shape, weight.stride())
+
+
+def _lines() -> Iterable[str]:
+    """Requests; where there are no more, the parent is gone, and so is this process at once."""
+    given: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            given.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield given.get()
+
+
+def main() -> None:
+    """Answers one request after the other."""
+    # What libraries print must not come between the answers.
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(NICE)
+    for line in _lines():
+        channel.write(json.dumps(answer(json.loads(line))) + "\n")
+        channel.flush()
+
+
+if __name__ == "__main__":
+    main()

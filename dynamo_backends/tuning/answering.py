@@ -1,0 +1,126 @@
+"""A process that answers requests, and is started again when it is lost."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from typing import Any, ClassVar, Self
+
+from dynamo_backends.tuning.children import environment, kill
+
+
+class Lost(Exception):
+    """The process crashed or took too long; the message says which."""
+
+
+class AnsweringProcess:
+    """A process that answers requests: JSON, one per line, on its standard input and output.
+
+    Attributes:
+        command: What Python runs there.
+
+    Example:
+        >>> with MeasuringProcess() as process:
+        ...     process.ask({"do": "open", ...}, 60)
+        {'seconds': 0.001}
+    """
+
+    command: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[str] | None = None
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        """The process starts with the first request."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process."""
+        self.end()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._child is not None
+
+    def ask(self, request: dict[str, Any], limit_s: float | None) -> dict[str, Any]:
+        """An answer.
+
+        Args:
+            request: What the command takes.
+            limit_s: Seconds after which the process is ended; None: it may take for ever.
+
+        Raises:
+            Lost: There is none. The next request starts a new process.
+        """
+        child = self._child or self._start()
+        assert child.stdin is not None
+        try:
+            child.stdin.write(json.dumps(request) + "\n")
+            child.stdin.flush()
+            line = self._answers.get(timeout=limit_s)
+        except queue.Empty:
+            self.end()
+            raise Lost(f"it took more than {limit_s:g} s") from None
+        except (OSError, ValueError):  # its pipe is broken, or closed by `end` in another thread
+            line = ""
+        except BaseException:  # Ctrl-C; the answer would be taken for that of the next request
+            self.end()
+            raise
+        if not line:
+            status = child.wait()
+            self.end()
+            raise Lost(f"its process ended with status {status}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _start(self) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, *self.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+            # Ctrl-C is for this process alone. In a session of its own, Linux would not count its
+            # niceness against this process (see autogroups in `man 7 sched`).
+            process_group=0,
+        )
+        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def read() -> None:
+            assert child.stdout is not None
+            with contextlib.suppress(ValueError):  # it was closed
+                for line in child.stdout:
+                    answers.put(line)
+            answers.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        self._child, self._answers = child, answers
+        return child
+
+    def end(self) -> None:
+        """Ends the process; who waits for an answer in another thread has lost it."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        kill(child)
+        for pipe in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError, ValueError):
+                if pipe is not None:
+                    pipe.close()
+
+    def disown(self) -> None:
+        """In a forked child: leaves the process to the parent, and lets go of its pipes."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with open(os.devnull, "r+b") as nothing:
+            for pipe in (child.stdin, child.stdout):
+                assert pipe is not None
+                os.dup2(nothing.fileno(), pipe.fileno(), inheritable=False)
+        child.returncode = 0  # nobody waits for it here

@@ -1,0 +1,313 @@
+"""Where `while_compiling="eager"` compiles: in another process, and here if that cannot."""
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
+from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.pipeline import background, compiler_process, compiler_worker
+from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
+from dynamo_backends.tuning.children import environment
+from tests.test_ranges import Counting
+from tests.test_ranges_of_vendors import usable
+from tests.verification.test_doubt import traced
+
+BACKENDS = ("onnxrt", "ov", "openxla", "tvm", "iree")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.last(self.norm(self.first(x)).relu()), 1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert background.wait(120)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompilerProcess]:
+    """Another process for this test alone."""
+    made = CompilerProcess()
+    monkeypatch.setattr(compiler_process, "process", made)
+    yield made
+    made.end()
+
+
+def compiled(fn: Callable[..., Any], backend: str, **settings: Any) -> Callable[..., Any]:
+    options = {"while_compiling": "eager", "min_block_size": 1, **settings}
+    return torch.compile(fn, backend=backend, dynamic=True, options=options)
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("this process does it")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_elsewhere(backend: str, cache: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(type(get_backend(usable(backend))), "compile", refuse)
+    model = Net().eval()
+    run = compiled(model, backend, cache=cache)
+    with dynamo_backends.record() as reports:
+        for size in (4, 7, 5):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(run(x), model(x))
+            assert background.wait(120)
+            torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    (report,) = reports
+    assert report.fallbacks == ()
+    assert report.blocks == 1
+    assert report.executables == (3 if backend == "openxla" else 1)
+    assert report.cache_hits == 0
+
+
+@torch.no_grad()
+def test_a_later_process_needs_none_to_load(fresh: CompilerProcess):
+    model = Net().eval()
+    for hits in (0, 1):
+        torch._dynamo.reset()
+        run = compiled(model, "onnxrt")
+        with dynamo_backends.record() as reports:
+            run(torch.randn(4, 6))
+            assert background.wait(120)
+        assert reports[0].cache_hits == hits
+        assert fresh.running == (hits == 0)
+        fresh.end()
+
+
+def test_trials_are_made_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    from dynamo_backends.ort import trial
+
+    monkeypatch.setattr(trial, "_try", refuse)
+    monkeypatch.setattr(trial._verdicts, "_shipped", False)
+    monkeypatch.setattr(trial._verdicts, "_known", {})
+    run = compiled(lambda x: (x.cumsum(0) * 2).special_bessel_j0(), "onnxrt", cache=False)
+    with dynamo_backends.record() as reports:
+        run(torch.randn(5, 3))
+        assert background.wait(120)
+    (report,) = reports
+    assert [row.op for row in report.fallbacks] == ["aten.special_bessel_j0.default"]
+    assert "ONNX" in report.fallbacks[0].reason
+    assert report.ops_on_backend == 2
+
+
+def test_backward_graphs():
+    model = Net()
+    run = compiled(model, "onnxrt")
+    with dynamo_backends.record() as reports:
+        for size in (4, 6):
+            x = torch.randn(size, 6)
+            (expected,) = torch.autograd.grad(model(x).square().sum(), [model.first.weight])
+            for _ in range(2):
+                (found,) = torch.autograd.grad(run(x).square().sum(), [model.first.weight])
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+                assert background.wait(120)
+    assert [report.kind for report in reports] == ["forward", "backward"]
+    assert all(report.executables == 1 for report in reports)
+
+
+@torch.no_grad()
+def test_inductor_finds_what_was_compiled_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from torch._inductor import graph
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(graph.GraphLowering, "codegen", refuse)
+    model = Net().eval()
+    run = compiled(model, "inductor_freezing")
+    x = torch.randn(4, 6)
+    with dynamo_backends.record() as reports:
+        run(x)
+        assert background.wait(120)
+        torch.testing.assert_close(run(x), model(x))
+    assert not reports[0].events
+    assert reports[0].executables == 1
+
+
+def test_a_crash_leaves_the_graph_in_eager_with_the_reason(
+    fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch
+):
+    asked = fresh._process.ask
+    crashed: list[int] = []
+
+    def ask(request: dict[str, Any], limit_s: float | None) -> dict[str, Any]:
+        if request and not crashed:
+            child = fresh._process._child
+            assert child is not None
+            crashed.append(child.pid)
+            os.kill(child.pid, signal.SIGSEGV)
+        return asked(request, limit_s)
+
+    monkeypatch.setattr(fresh._process, "ask", ask)
+    with dynamo_backends.record() as reports:
+        for number in (1, 2):
+            run = compiled(lambda x, n=number: x.sin() * n, "onnxrt", cache=False)
+            x = torch.randn(3)
+            for _ in range(2):
+                torch.testing.assert_close(run(x), x.sin() * number)
+                assert background.wait(120)
+    lost, made = reports
+    assert "the compiler was lost: its process ended with status -11" in lost.fallbacks[0].reason
+    assert made.fallbacks == ()
+    assert made.ops_on_backend == 2
+
+
+def test_without_another_process_this_one_compiles(
+    fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(compiler_process._Process, "command", ("-c", "raise SystemExit(3)"))
+    run = compiled(lambda x: x.cos() * 2, "onnxrt", cache=False)
+    with dynamo_backends.record() as reports:
+        run(torch.randn(3))
+        assert background.wait(120)
+    assert fresh.is_unusable
+    assert reports[0].ops_on_backend == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_backends_that_no_other_process_knows_compile_here(fresh: CompilerProcess):
+    class Keeping(Counting):
+        name = "onnxrt"
+
+        def cache_key(self, options: Any) -> str:
+            return "1"
+
+    graph = small()
+    here = compiler_process._done("compile", Keeping(), Keeping.Options(), Plan(), graph)
+    assert here is None
+    assert not fresh.running
+
+
+def small() -> Graph:
+    return traced(lambda x: (x.sin() + 1,), torch.randn(3))
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """A request to compile a small graph."""
+    backend, graph = get_backend("onnxrt"), small()
+    options = backend.Options()
+    given = {
+        "task": "compile",
+        "backend": "onnxrt",
+        "options": options,
+        "graph": compiler_process._packed(graph),
+        "kind": graph.kind,
+        "inputs": graph.inputs,
+        "plan": Plan(),
+        "cache_key": backend.cache_key(options),
+        "threads": torch.get_num_threads(),
+        "precision": "highest",
+        "environment": environment(),
+    }
+    return {"job": base64.b64encode(pickle.dumps(Job(**{**given, **changes}))).decode()}
+
+
+def test_the_other_process_answers():
+    made = compiler_worker.answer(job())
+    parts = {name: base64.b64decode(text) for name, text in made["parts"].items()}
+    backend = get_backend("onnxrt")
+    loaded: Executable = backend.load(parts, small(), backend.Options())
+    x = torch.randn(3)
+    torch.testing.assert_close(loaded.bind(())[0]([x])[0], x.sin() + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cache_key": "of another machine"}, "what is compiled here would be another program"),
+        ({"backend": "mine"}, "there is no backend 'mine'"),
+        ({"graph": b"damaged"}, "UnpicklingError"),
+    ],
+)
+def test_what_the_other_process_cannot_do_it_says(changes: dict[str, Any], why: str):
+    assert why in compiler_worker.answer(job(**changes))["unable"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LoweringError("add_1", "aten.add", "no"), LoweringError("add_1", "aten.add", "no")),
+        (NotPaddedError("aten.sort", "no"), NotPaddedError("aten.sort", "no")),
+        (CompileError("the vendor refuses"), CompileError("the vendor refuses")),
+        (KeyError("x"), CompileError("KeyError: 'x'")),
+    ],
+)
+def test_errors_arrive_as_they_were(
+    error: Exception,
+    expected: Exception,
+    fresh: CompilerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(fresh._process, "ask", lambda *_: answered_error(error))
+    with pytest.raises(type(expected)) as raised:
+        fresh.do(Job(*[None] * 11))  # type: ignore[arg-type]
+    assert str(raised.value) == str(expected)
+    assert vars(raised.value) == vars(expected)
+
+
+def test_it_ends_after_a_while_without_work(
+    fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(background, "_IDLE", 0.2)
+    run = compiled(lambda x: x.cos() * 3, "onnxrt", cache=False)
+    run(torch.randn(3))
+    assert background.wait(120)
+    until(lambda: not fresh.running)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_it_ends_with_its_parent_and_is_polite():
+    code = """
+import os
+from dynamo_backends.pipeline.compiler_process import process
+assert process._started()
+print(process._process._child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=120, check=False, env=environment()
+    )
+    assert done.returncode == -signal.SIGKILL
+    (pid,) = map(int, done.stdout.split())
+    until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or is_zombie(pid))
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended, and nobody has asked for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,86 @@
+"""A process that answers requests: answers, crashes, hangs."""
+
+import json
+import os
+import textwrap
+import threading
+
+import pytest
+
+from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+
+CHILD = textwrap.dedent("""
+    import json, os, sys, time
+    count = 0
+    for line in sys.stdin:
+        count += 1
+        do = json.loads(line)["do"]
+        if do == "crash":
+            os.abort()
+        if do == "hang":
+            time.sleep(600)
+        print(json.dumps({"count": count}), flush=True)
+""")
+
+
+class Counting(AnsweringProcess):
+    command = ("-S", "-c", CHILD)
+
+
+def test_a_crash_and_a_hang_cost_the_process_alone():
+    with Counting() as process:
+        assert not process.running
+        assert [process.ask({"do": "count"}, 60)["count"] for _ in range(2)] == [1, 2]
+        with pytest.raises(Lost, match="its process ended with status -6"):
+            process.ask({"do": "crash"}, 60)
+        assert not process.running
+        assert process.ask({"do": "count"}, 60) == {"count": 1}
+        with pytest.raises(Lost, match=r"it took more than 0\.2 s"):
+            process.ask({"do": "hang"}, 0.2)
+        assert process.ask({"do": "count"}, 60) == {"count": 1}
+        child = process._child
+    assert child is not None
+    assert child.poll() is not None
+    assert not process.running
+
+
+def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Counting, "command", ("-c", "raise SystemExit(3)"))
+    with Counting() as process, pytest.raises(Lost, match="its process ended with status 3"):
+        process.ask({"do": "count", "long": "x" * (1 << 20)}, 60)
+
+
+def test_an_interrupted_request_leaves_no_answer_behind():
+    with Counting() as process:
+        process.ask({"do": "count"}, 60)
+
+        class Interrupted:
+            def get(self, timeout: float) -> str:
+                raise KeyboardInterrupt
+
+        process._answers = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            process.ask({"do": "count"}, 60)
+        assert json.dumps(process.ask({"do": "count"}, 60)) == '{"count": 1}'
+
+
+def test_a_request_is_lost_when_another_thread_ends_the_process():
+    with Counting() as process:
+        process.ask({"do": "count"}, 60)
+        threading.Timer(0.3, process.end).start()
+        with pytest.raises(Lost, match="its process ended with status -9"):
+            process.ask({"do": "hang"}, None)
+        assert process.ask({"do": "count"}, 60) == {"count": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12+: there are threads
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_leaves_the_process_to_its_parent():
+    with Counting() as process:
+        process.ask({"do": "count"}, 60)
+        child = os.fork()
+        if child == 0:
+            process.disown()
+            os._exit(process.ask({"do": "count"}, 60)["count"] != 1)
+        assert os.waitpid(child, 0)[1] == 0, "the child has started another one"
+        assert process.ask({"do": "count"}, 60) == {"count": 2}

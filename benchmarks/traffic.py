@@ -4,9 +4,10 @@
     python benchmarks/traffic.py --streams embeddings --columns inductor onnxrt --requests 100
 
 Each column of each stream is a process of its own with empty cache folders. It answers the stream
-three times: from cold; once more, each request in eager as well, one after the other, which are the
-times that are compared; and once to compare results with eager's and, where that leaves doubt,
-with float64's. "made" are executables, and "MiB" is by how much the process grows in the first of
+from cold; when all is compiled that was to be beside the calls, once more, which is not counted;
+then once with each request in eager as well, one after the other, which are the times that are
+compared; and once to compare results with eager's and, where that leaves doubt, with float64's.
+"made" are executables, and "MiB" is by how much the process grows in the first of
 the three. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
 A column COLUMN@exact compiles every size for itself (the option `ranges=False`).
 """
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 import harness
+from dynamo_backends.pipeline import background
 from harness.streams import STREAMS, Stream
 
 COLUMNS = ("inductor", "inductor-dynamic", "onnxrt", "ov", "inductor_freezing", "openxla")
@@ -99,6 +101,10 @@ def child(settings: argparse.Namespace) -> int:
         served = stream.serve(stream.model, lambda function: compiled(function, settings.child))
         cold = [_seconds(served, request) for request in stream.requests]
         growth = harness.peak_rss_bytes() - before
+        background.wait()
+        for request in stream.requests:  # the first calls of programs are compared with eager
+            served(*request)
+        background.wait()
         warm, plain = [], []
         for request in stream.requests:
             plain.append(_seconds(eager, request))

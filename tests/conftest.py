@@ -95,6 +95,7 @@ SHARES = {
     "xla/test_lowering_reduction.py": 3,
     "xla/test_lowering_upsampling.py": 3,
     "xla/test_padded.py": 6,
+    "xla/test_padded_images.py": 5,
 }
 """`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
 

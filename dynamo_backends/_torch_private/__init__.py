@@ -44,6 +44,7 @@ from dynamo_backends._torch_private.autograd import (
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,
     dynamo_counters,
+    is_capturing,
     lookup_backend,
     same,
 )

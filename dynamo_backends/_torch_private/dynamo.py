@@ -5,6 +5,7 @@
 | `torch._dynamo.lookup_backend` | 2.12+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
 """
 
 from collections.abc import Callable
@@ -23,6 +24,14 @@ def dynamo_counters() -> Any:
     from torch._dynamo.utils import counters
 
     return counters
+
+
+def is_capturing() -> bool:
+    """Whether Dynamo works on a frame, or AOT Autograd on a backward graph, in any thread."""
+    from torch._dynamo import callback_handler
+
+    name = "_CompilationCallbackHandler__pending_callbacks_counter"
+    return bool(getattr(callback_handler, name, 0))
 
 
 def dynamo_control_flow() -> tuple[type[Exception], ...]:

@@ -25,12 +25,14 @@ class CapturedInput:
         shares_memory_with: Names of other inputs with memory in common.
         mutated_at: The user's lines that write to this memory in place.
         role: PARAMETER or BUFFER for those of a module, else None.
+        symbols: The symbol that each size is; empty where it is a number or an expression.
     """
 
     name: str
     role: Role | None = None
     shares_memory_with: tuple[str, ...] = ()
     mutated_at: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class CaptureFacts:
 
     inputs: tuple[CapturedInput, ...]
     output_aliases: tuple[str, ...]
+
+    @property
+    def symbols(self) -> dict[str, tuple[str, ...]]:
+        """The symbols of the inputs' sizes, by the inputs' names."""
+        return {x.name: x.symbols for x in self.inputs}
 
 
 def inspect_captured(captured: fx.GraphModule) -> CaptureFacts:
@@ -60,7 +67,8 @@ def inspect_captured(captured: fx.GraphModule) -> CaptureFacts:
         others = [n for n, s in zip(names, storages, strict=True) if s == storage and n != name]
         shared = tuple(others) if storage is not None else ()
         lines = tuple(dict.fromkeys(line for s, line in writes if s == storage and s is not None))
-        inputs.append(CapturedInput(name, _module_role(place), shared, lines))
+        role, symbols = _module_role(place), _symbols(place)
+        inputs.append(CapturedInput(name, role, shared, lines, symbols))
     return CaptureFacts(tuple(inputs), _output_aliases(captured, names, storages))
 
 
@@ -153,6 +161,14 @@ def _module_role(place: fx.Node) -> Role | None:
 def _storage(node: Any) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return private.storage_id(value) if isinstance(value, Tensor) else None
+
+
+def _symbols(place: fx.Node) -> tuple[str, ...]:
+    value = place.meta.get("example_value")
+    sizes = value.shape if isinstance(value, Tensor) else ()
+    return tuple(
+        str(n) if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol else "" for n in sizes
+    )
 
 
 _IN_PLACE = frozenset(

@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import size_bounds
+from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError
@@ -66,33 +66,78 @@ class Size(int):
         return int(self), self.expression, self.lower, self.upper
 
 
-def remembering(symbolic: Any, value: Any) -> Any:
-    """The value of a symbolic integer in one call as a `Size`; of anything else, as it is."""
-    if isinstance(symbolic, torch.SymInt):
-        return Size(value, symbolic.node.expr, *size_bounds(symbolic))
-    return value
-
-
-def remember_sizes(node: fx.Node, symbolic: Any, value: Any) -> None:
-    """Notes with a node where the sizes and strides of its tensors come from.
+class Evaluation:
+    """What the symbolic values of a graph are in one call; each expression is computed once.
 
     Args:
-        node: The node.
-        symbolic: Its symbolic value.
-        value: The value in one call.
+        bindings: The values of symbols.
     """
-    if isinstance(symbolic, Tensor):
-        node.meta[SIZES] = _remembering_all(symbolic.shape, value.shape)
-        node.meta[STRIDES] = _remembering_all(symbolic.stride(), value.stride())
-    elif isinstance(symbolic, list | tuple):
-        pairs = zip(symbolic, value, strict=True)
-        node.meta[SIZES] = tuple(
-            _remembering_all(s.shape, v.shape) if isinstance(s, Tensor) else () for s, v in pairs
-        )
 
+    def __init__(self, bindings: Mapping[sympy.Expr, Any]):
+        self._bindings = bindings
+        self._mode = FakeTensorMode()
+        self._numbers: dict[sympy.Expr, Any] = {}
+        self._sizes: dict[sympy.Expr, Size] = {}
 
-def _remembering_all(symbolic: Sequence[Any], value: Sequence[int]) -> tuple[Any, ...]:
-    return tuple(remembering(s, v) for s, v in zip(symbolic, value, strict=True))
+    def __call__(self, value: Any) -> Any:
+        """A symbolic number as a number, a symbolic tensor as a fake one of concrete sizes.
+
+        Raises:
+            ValueError: It does not follow from the bindings.
+        """
+        if isinstance(value, Symbolic):
+            number = self._number(value)
+            if isinstance(value, torch.SymBool):
+                return bool(number)
+            return float(number) if isinstance(value, torch.SymFloat) else int(number)
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or not isinstance(value, FakeTensor):
+                return value
+            # Also of those that do not vary: other threads may use the mode that made them.
+            size, stride = map(self, value.shape), map(self, value.stride())
+            with self._mode:
+                return torch.empty_strided(
+                    list(size), list(stride), dtype=value.dtype, device=value.device
+                )
+        if isinstance(value, list | tuple):
+            return tuple(map(self, value))
+        return value
+
+    def _number(self, value: Any) -> Any:
+        expression = value.node.expr
+        if expression not in self._numbers:
+            number = sympy.sympify(sympy.sympify(expression).subs(self._bindings))
+            if number.free_symbols:
+                raise ValueError(
+                    f"the symbolic size {value} does not follow from the inputs' shapes"
+                )
+            self._numbers[expression] = number
+        return self._numbers[expression]
+
+    def remembering(self, symbolic: Any) -> Any:
+        """As a call of it, but an integer is a `Size`."""
+        if not isinstance(symbolic, torch.SymInt):
+            return self(symbolic)
+        expression = symbolic.node.expr
+        if expression not in self._sizes:
+            self._sizes[expression] = Size(self(symbolic), expression, *size_bounds(symbolic))
+        return self._sizes[expression]
+
+    def remember(self, node: fx.Node, symbolic: Any) -> None:
+        """Notes with a node where the sizes and strides of its tensors come from.
+
+        Args:
+            node: The node.
+            symbolic: Its symbolic value.
+        """
+        if isinstance(symbolic, Tensor):
+            node.meta[SIZES] = tuple(map(self.remembering, symbolic.shape))
+            node.meta[STRIDES] = tuple(map(self.remembering, symbolic.stride()))
+        elif isinstance(symbolic, list | tuple):
+            node.meta[SIZES] = tuple(
+                tuple(map(self.remembering, s.shape)) if isinstance(s, Tensor) else ()
+                for s in symbolic
+            )
 
 
 def forget_sizes(graph: Graph) -> None:

@@ -7,18 +7,13 @@ from typing import Any
 import sympy
 import torch
 
-from dynamo_backends._torch_private import FakeTensorMode, size_bounds
+from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.sizes import (
-    Symbolic,
-    is_symbolic,
-    remember_sizes,
-    remembering,
-)
+from dynamo_backends.graph.sizes import Evaluation, Symbolic, is_symbolic
 
 SPECIALIZE = "specialize"
 
@@ -85,14 +80,14 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
     bindings: dict[sympy.Expr, Any] = {}
     for place, value in zip(graph.placeholders, args, strict=True):
         _bind(place.meta["val"], value, bindings)
-    mode = FakeTensorMode()
+    evaluation = Evaluation(bindings)
     for node in [*graph.placeholders, *graph.calls]:
         symbolic = node.meta.get("val")
-        value = _concrete(symbolic, bindings, mode)
+        value = evaluation(symbolic)
         if remember:
-            remember_sizes(node, symbolic, value)
+            evaluation.remember(node, symbolic)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            value = remembering(symbolic, value) if remember else value
+            value = evaluation.remembering(symbolic) if remember else value
             if not isinstance(value, int) and node.users:
                 note_forgotten(graph.module.graph)
             node.replace_all_uses_with(value)
@@ -141,19 +136,13 @@ class Symbols:
         """See `specialize`; sizes remember where they come from."""
         return specialize(self._graph, args, remember=True)
 
-    def arguments(self, args: Sequence[Any], values: Mapping[sympy.Symbol, int]) -> list[Any]:
-        """What stands for the arguments of a call in which symbols have other values.
+    def arguments(self, values: Mapping[sympy.Symbol, int]) -> list[Any]:
+        """What stands for the arguments of a call in which symbols have these values.
 
         Args:
-            args: Of a call; those that do not vary stay as they are.
             values: Of all symbols.
         """
-        mode = FakeTensorMode()
-        known: dict[sympy.Expr, Any] = dict(values)
-        return [
-            _concrete(place.meta["val"], known, mode) if is_symbolic(place.meta["val"]) else value
-            for place, value in zip(self._graph.placeholders, args, strict=True)
-        ]
+        return list(map(Evaluation(values), (p.meta["val"] for p in self._graph.placeholders)))
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:
@@ -166,23 +155,3 @@ def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:
             _bind(s, v, bindings)
         for s, v in zip(symbolic.stride(), value.stride(), strict=True):
             _bind(s, v, bindings)
-
-
-def _concrete(value: Any, bindings: dict[sympy.Expr, Any], mode: FakeTensorMode) -> Any:
-    if isinstance(value, Symbolic):
-        number = sympy.sympify(sympy.sympify(value.node.expr).subs(bindings))
-        if number.free_symbols:
-            raise ValueError(f"the symbolic size {value} does not follow from the inputs' shapes")
-        if isinstance(value, torch.SymBool):
-            return bool(number)
-        return float(number) if isinstance(value, torch.SymFloat) else int(number)
-    if isinstance(value, torch.Tensor):
-        if not is_symbolic(value):
-            return value
-        size = [_concrete(s, bindings, mode) for s in value.shape]
-        stride = [_concrete(s, bindings, mode) for s in value.stride()]
-        with mode:
-            return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
-    if isinstance(value, list | tuple):
-        return tuple(_concrete(v, bindings, mode) for v in value)
-    return value

@@ -62,17 +62,24 @@ class Support:
 SUPPORTED = Support(True)
 
 
+NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
+"""Bounds of all sizes that vary, in order; or by the name of an input and the dimension."""
+
+
 @dataclass(frozen=True)
 class Buckets:
     """How a backend that pads inputs rounds up sizes.
 
     Attributes:
-        growth: Each bound is about so many times the one before it.
+        growth: Each bound is about so many times the one before it; 1: there are those of `named`
+            alone.
         exact_after: Sizes that were seen so often get an executable of their own.
+        named: Bounds that the user named, which come before others.
     """
 
     growth: float
     exact_after: int
+    named: NamedBounds = ()
 
 
 RANGED = "one executable for all sizes that the symbols allow"

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from dynamo_backends._torch_private import is_capturing
+from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
 
 _MOST = 64
@@ -31,6 +33,9 @@ _MOST = 64
 
 _PAUSE, _RUN = 0.008, 0.002
 """Seconds: how long the thread sleeps at a time while calls run, and how long it then works."""
+
+_CAPTURE_PAUSE = 0.05
+"""Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
 
 _IDLE = 60.0
 """Seconds without anything to compile after which the other process is ended."""
@@ -74,6 +79,7 @@ class _Worker:
         asked = None if owner is None else weakref.ref(owner, self._forget)
         mark = (asked, mark)
         context = contextvars.copy_context()  # torch's settings belong to it
+        context.run(unchecked.set, True)
         grad = torch.is_grad_enabled()
 
         def run(*owner: Any) -> None:
@@ -145,14 +151,17 @@ class _Worker:
     def _give_way(self, *_: Any) -> None:
         if self.is_stopping:
             raise _Stopped
-        if not self.calls:
-            return
         now = time.perf_counter()
         if now - self._resumed < _RUN:
             return
-        while self.calls and time.perf_counter() - now < _PAUSE:
+        while self._pause() > time.perf_counter() - now:
             time.sleep(0.001)
         self._resumed = time.perf_counter()
+
+    def _pause(self) -> float:
+        if is_capturing():
+            return _CAPTURE_PAUSE
+        return _PAUSE if self.calls else 0.0
 
 
 _worker = _Worker()

@@ -1,19 +1,21 @@
 """Programs that serve all sizes up to those that they were compiled for.
 
-A backend that compiles static shapes only may pad inputs (`Backend.buckets`). Then the sizes of a
-call are rounded up, and a program is compiled for these bounds. It is right for smaller sizes if
-the passes make the same graph for them, expression by expression (see `ranges`): nothing was
-decided because of the bounds.
+A backend that compiles static shapes only may pad inputs (`Backend.buckets`). Then a program is
+compiled for bounds. It is right for smaller sizes if the passes make the same graph for them,
+expression by expression (see `ranges`): nothing was decided because of the bounds.
+
+A call waits for a compilation only if no program serves it. That program is a wide one; narrower
+ones for the sizes that calls have are compiled beside them, and then take over.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import sympy
-
+from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
@@ -23,76 +25,94 @@ from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.interface.report import Served
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, positions, waste
 from dynamo_backends.pipeline.ranges import Proof
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
 
-STEP = 4
-"""Bounds are multiples of this, as far as guards allow."""
-
 FORGOTTEN = "a size is used as a number"
 IN_PARTS = "what it is compiled to does not serve smaller sizes"
 
-Sizes = Mapping[sympy.Symbol, int]
+WASTE = 4
+"""A program serves sizes at once that it computes at most so many times the positions of."""
+
+_COUNTED = 1024
+"""Of so many sets of sizes it is known how often they were seen."""
 
 
-def round_up(value: int, growth: float, most: int | None = None) -> int:
-    """The bound for a size.
+class Padded:
+    """A program, and up to which sizes it serves graphs of one fingerprint.
 
-    Args:
-        value: The size.
-        growth: Each bound is about so many times the one before it.
-        most: The largest value that guards allow; None: there is none.
+    Attributes:
+        seconds: Of its shortest call.
+        used: When it was last found, in calls of `find`.
     """
-    bound = STEP
-    while bound < value:
-        bound = max(bound + STEP, math.ceil(bound * growth / STEP) * STEP)
-    return bound if most is None else max(min(bound, most), value)
+
+    def __init__(self, program: Program, bounds: Sizes, mark: str):
+        self.program = program
+        self.bounds = bounds
+        self.mark = mark
+        self.seconds = math.inf
+        self.used = 0
+
+    def serves_at_once(self, sizes: Sizes) -> bool:
+        """Whether a call of these sizes takes less time than a compilation."""
+        factor = waste(self.bounds, sizes)
+        return factor <= WASTE or (factor < math.inf and self.seconds < self.program.served.seconds)
 
 
 class Counted:
-    """A padded program for one set of sizes, until these were seen often.
+    """What runs one set of sizes: the narrowest program that there is, until they were seen often.
 
     Args:
-        program: The program.
-        calls: After so many, these sizes get a program of their own.
+        programs: The programs.
+        found: The one that serves them now.
+        sizes: The sizes.
+        calls: After so many they get a program of their own.
     """
 
-    def __init__(self, program: Program, calls: float):
-        self.program = program
-        self.served: Served = program.served  # calls of whatever sizes
+    def __init__(self, programs: "PaddedPrograms", found: Padded, sizes: Sizes, calls: int):
+        self._programs = programs
+        self._found = found
+        self._sizes = sizes
         self._left = calls
+        self._version = programs.version
+
+    @property
+    def served(self) -> Served:
+        """Counts the calls of the program, of whatever sizes."""
+        return self._narrowest().program.served
+
+    @property
+    def program(self) -> Program:
+        """What serves the next call."""
+        return self._narrowest().program
 
     @property
     def is_spent(self) -> bool:
-        """Whether these sizes were seen so often."""
-        return self._left <= 0
+        """Whether these sizes were seen so often, and are padded."""
+        return self._left <= 0 and self._narrowest().bounds != self._sizes
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
         self._left -= 1
-        return self.program(args)
+        padded = self._narrowest()
+        start = time.perf_counter()
+        results = padded.program(args)
+        padded.seconds = min(padded.seconds, time.perf_counter() - start)
+        return results
 
-
-@dataclass(frozen=True)
-class _Padded:
-    """A program, and up to which sizes it serves graphs of one fingerprint."""
-
-    program: Program
-    bounds: Sizes
-    mark: str
-
-    def waste(self, sizes: Sizes) -> float:
-        """How many times the positions are computed that there are; infinite: it does not serve."""
-        if any(n > self.bounds[s] for s, n in sizes.items()):
-            return math.inf
-        return _waste(self.bounds, sizes)
-
-
-def _waste(bounds: Sizes, sizes: Sizes) -> float:
-    return math.prod(bounds[s] / max(n, 1) for s, n in sizes.items())
+    def _narrowest(self) -> Padded:
+        if self._version != self._programs.version:
+            self._version = self._programs.version
+            found = self._programs.narrowest(self._found.mark, self._sizes)
+            if found is not None and found is not self._found:
+                self._found = found
+                self._programs.verify_unproven(found)
+        return self._found
 
 
 class PaddedPrograms:
@@ -101,29 +121,53 @@ class PaddedPrograms:
     Args:
         graph: With symbolic shapes.
         rule: How sizes are rounded up.
-        most: So many programs are kept, those that were used last.
+        named: Bounds that the user named, by symbol.
+        most: So many programs are made; beyond that only for sizes that none serves, and the one
+            that was used least recently leaves.
         build: Makes a program of a graph that was specialised at bounds; None: its parts do not
             serve smaller sizes.
 
     Attributes:
         reason: Why no program of this graph can be padded; empty if one can, as far as is known.
+        counted: What runs sizes that were seen, by the caller's keys.
+        version: Changes with the programs that there are.
     """
 
     def __init__(
-        self, graph: Graph, rule: Buckets, most: int, build: Callable[[Graph], Program | None]
+        self,
+        graph: Graph,
+        rule: Buckets,
+        named: Mapping[str, Sequence[int]],
+        most: int,
+        build: Callable[[Graph], Program | None],
     ):
         self.reason = ""
+        self.counted: LRU[Hashable, Counted] = LRU(_COUNTED)
+        self.version = 0
         self._symbols = Symbols(graph)
         self._rule = rule
+        self._rounding = Rounding(rule, self._symbols.most, named)
+        self._demand = Demand(self._rounding, rule.growth)
+        self._most = most
         self._build = build
-        self._programs: LRU[tuple[str, tuple[int, ...]], _Padded] = LRU(most)
+        self._lock = threading.Lock()
+        self._programs: tuple[Padded, ...] = ()
+        self._refused: set[tuple[int, ...]] = set()
+        self._finds = self._replaced = 0
         self._proofs: dict[str, Proof] = {}
         self._proven = ""
 
-    def find(self, values: Sequence[Any]) -> Counted | None:
+    def existing(self, values: Sequence[Any]) -> Program | None:
+        """What serves some sizes without any compilation, if they are known to be alike."""
+        sizes = self._symbols.read(values)
+        found = self.narrowest(self._proven, sizes) if self._proven else None
+        return None if found is None else found.program
+
+    def find(self, key: Hashable, values: Sequence[Any]) -> Counted | None:
         """What runs calls of some sizes; None: they need an executable of their own.
 
         Args:
+            key: What the caller calls these sizes.
             values: One per placeholder of the graph.
         """
         if self.reason:
@@ -132,15 +176,35 @@ class PaddedPrograms:
         mark = self._proven or self._proving(values)
         if self.reason:
             return None
-        found = self._serving(mark, sizes)
-        if found is not None and not self._proven:
-            for block in found.program.blocks:
-                block.verify_again()
-        found = found or self._made(mark, sizes, values)
+        self._demand.note(sizes)
+        found = self._serving(mark, sizes) or self._needed(mark, sizes)
         if found is None:
             return None
-        whole = all(found.bounds[s] == n for s, n in sizes.items())
-        return Counted(found.program, math.inf if whole else self._rule.exact_after)
+        if not self._demand.is_met(found.bounds, sizes):
+            self._ask_for_narrower(mark)
+        # So that sizes that are more than can be kept are not compiled again and again.
+        calls = self._rule.exact_after * (1 + self._replaced // self._most)
+        counted = Counted(self, found, sizes, calls)
+        self.counted.put(key, counted)
+        return counted
+
+    def replaced(self, key: Hashable) -> None:
+        """Notes that sizes have an executable of their own."""
+        self._replaced += self.counted.drop(key)
+
+    def narrowest(self, mark: str, sizes: Sizes) -> Padded | None:
+        """The program that wastes least."""
+        return min(self._fitting(mark, sizes), key=lambda p: positions(p.bounds), default=None)
+
+    def _fitting(self, mark: str, sizes: Sizes) -> list[Padded]:
+        serves = (p for p in self._programs if p.mark == mark)
+        return [p for p in serves if waste(p.bounds, sizes) < math.inf]
+
+    def verify_unproven(self, padded: Padded) -> None:
+        """Has the next call compared with eager, if it is not known that all sizes are alike."""
+        if not self._proven:
+            for block in padded.program.blocks:
+                block.verify_again()
 
     def _proving(self, values: Sequence[Any]) -> str:
         """The fingerprint of the graph for these sizes."""
@@ -149,38 +213,70 @@ class PaddedPrograms:
         if has_forgotten(graph):
             self.reason = FORGOTTEN
         mark = fingerprint(graph, ranged=True)
+        self._note(mark, graph)
+        return mark
+
+    def _note(self, mark: str, graph: Graph) -> None:
+        """Notes sizes for which the passes make a graph of that fingerprint."""
         if mark in self._proofs:
             self._proofs[mark].add(graph)
         else:
             self._proofs[mark] = Proof(graph)
         if self._proofs[mark].is_proven:
             self._proven = mark
-        return mark
 
-    def _serving(self, mark: str, sizes: Sizes) -> _Padded | None:
-        """The program that wastes least, if it does not waste more than a new one might."""
-        suitable = [p for p in self._programs.values() if p.mark == mark]
-        best = min(suitable, key=lambda p: p.waste(sizes), default=None)
-        allowed = max(self._rule.growth ** len(sizes), _waste(self._bounds(sizes), sizes))
-        if best is None or best.waste(sizes) > allowed:
+    def _serving(self, mark: str, sizes: Sizes) -> Padded | None:
+        """The narrowest program that there is, unless a narrower one is worth waiting for."""
+        found = self.narrowest(mark, sizes)
+        # One that was not called yet takes no longer than a wider one.
+        if found is None or not any(p.serves_at_once(sizes) for p in self._fitting(mark, sizes)):
             return None
-        return self._programs.get((mark, tuple(best.bounds.values())))
+        self._finds += 1
+        found.used = self._finds
+        self.verify_unproven(found)
+        return found
 
-    def _bounds(self, sizes: Sizes) -> Sizes:
-        growth, most = self._rule.growth, self._symbols.most
-        return {
-            s: round_up(n, growth, most[s]) if s in most else n  # not the size of a dimension
-            for s, n in sizes.items()
-        }
+    def _needed(self, mark: str, sizes: Sizes) -> Padded | None:
+        """A program for which a call waits: a wide one, if there can be such a one."""
+        wide, narrow = self._rounding.wide(sizes), self._rounding.narrow(sizes)
+        if wide is None or narrow is None:  # larger than the user's bounds
+            return None
+        found = self._made(mark, wide)
+        if found is None and wide != narrow and not self.reason:
+            found = self._made(mark, narrow)
+        return found
 
-    def _made(self, mark: str, sizes: Sizes, values: Sequence[Any]) -> _Padded | None:
+    def _ask_for_narrower(self, mark: str) -> None:
+        if len(self._programs) >= self._most:
+            return
+        # The number tells it apart from the job that asks for it when it ends.
+        number = len(self._programs) + len(self._refused)
+        background.submit(number, lambda programs: programs._make_narrower(mark), owner=self)
+
+    def _make_narrower(self, mark: str) -> None:
+        """Makes the program that spares the calls so far the most, and asks for the next one."""
+        there = [p.bounds for p in self._programs if p.mark == mark]
+        bounds = self._demand.wanted(there, self._refused)
+        if bounds is None or self.reason:
+            return
+        try:
+            with disable_current_modes():
+                made = self._made(mark, bounds)
+        except Exception:  # the wider one goes on
+            log.debug("no narrower program could be made", exc_info=True)
+            made = None
+        if made is None:
+            self._refused.add(tuple(bounds.values()))
+        self._ask_for_narrower(mark)
+
+    def _made(self, mark: str, bounds: Sizes) -> Padded | None:
         """A new program; None if the passes make another graph for its bounds."""
-        bounds = self._bounds(sizes)
-        graph = self._symbols.specialized(self._symbols.arguments(values, bounds))
+        graph = self._symbols.specialized(self._symbols.arguments(bounds))
         PASSES(graph)
         if fingerprint(graph, ranged=True) != mark:
-            log.info("sizes %s are not padded to %s: the graph is another one", sizes, bounds)
+            log.info("sizes are not padded to %s: the graph is another one", bounds)
             return None
+        self._note(mark, graph)
         cap(graph)
         try:
             program = self._build(graph)
@@ -190,6 +286,12 @@ class PaddedPrograms:
         if program is None:
             self.reason = IN_PARTS
             return None
-        made = _Padded(program, bounds, mark)
-        self._programs.put((mark, tuple(bounds.values())), made)
+        return self._kept(Padded(program, bounds, mark))
+
+    def _kept(self, made: Padded) -> Padded:
+        with self._lock:
+            programs = sorted(self._programs, key=lambda p: p.used)
+            self._programs = (*programs[max(len(programs) - self._most + 1, 0) :], made)
+            made.used = self._finds
+            self.version += 1
         return made

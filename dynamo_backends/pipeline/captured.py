@@ -134,8 +134,8 @@ class _GraphCompiler:
             report.symbols = describe_symbols(normalized.graph)
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
-        compiled = CompiledGraph(backend, normalized, options, report)
-        return background.going_first(compiled) if options.is_beside else compiled
+        compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
+        return background.going_first(compiled) if compiled.compiles_beside else compiled
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:

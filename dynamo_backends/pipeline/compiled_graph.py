@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -23,6 +23,7 @@ from dynamo_backends.interface.report import Compilation, GraphReport, Served
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
@@ -102,10 +103,22 @@ class CompiledGraph:
     A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
     Under `run()` what is not compiled yet runs in eager. With `while_compiling="eager"` all is
     compiled beside the calls, which run in eager meanwhile.
+
+    Args:
+        backend: What compiles it.
+        normalized: The graph.
+        options: Of the backend.
+        report: Gets what became of it.
+        symbols: See `CaptureFacts.symbols`.
     """
 
     def __init__(
-        self, backend: Backend, normalized: Normalized, options: Options, report: GraphReport
+        self,
+        backend: Backend,
+        normalized: Normalized,
+        options: Options,
+        report: GraphReport,
+        symbols: Mapping[str, Sequence[str]],
     ):
         self.report = report
         self.report.executable = self
@@ -117,7 +130,8 @@ class CompiledGraph:
         self._lock = threading.Lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
         self._ranged = RangedPrograms(options.max_executables)
-        self._padded = self._padded_programs()
+        self._padded = self._padded_programs(symbols)
+        self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
         self._is_ranged = backend.serves_ranges and options.ranges
@@ -141,6 +155,11 @@ class CompiledGraph:
         return compiled(args)
 
     @property
+    def compiles_beside(self) -> bool:
+        """Whether anything of it may be compiled while it is called."""
+        return self._padded is not None or self._options.is_beside
+
+    @property
     def static_program(self) -> Any:
         """The program of a graph with static shapes; None if its shapes are symbolic."""
         return self._static
@@ -154,20 +173,28 @@ class CompiledGraph:
 
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
-        program = self._known(key)
+        program = self._programs.get(key) or self._counted.get(key)
+        if isinstance(program, Counted):
+            if program.is_spent and not compiles_nothing():
+                self._submit(key, args)
+            return program
         if program is None and compiles_nothing():
-            return self._programs.get(key) or self._eager
+            padded = self._padded and self._padded.existing([*args, *self._constants])
+            return padded or self._eager
         if program is None and self._options.is_beside:
-            values = stand_ins(self._graph, [*args, *self._constants])
-            background.submit(key, lambda graph: graph._compile_beside(key, values), owner=self)
-            return self._programs.get(key) or self._meanwhile
+            self._submit(key, args)
+            return self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():
-                program = self._known(key)
+                program = self._programs.get(key) or self._counted.get(key)
                 if program is None:
                     program = self._for_sizes(key, [*args, *self._constants])
-                    self._programs.put(key, program)
+                    self._keep(key, program)
         return program
+
+    def _submit(self, key: tuple[Any, ...], args: Sequence[Any]) -> None:
+        values = stand_ins(self._graph, [*args, *self._constants])
+        background.submit(key, lambda graph: graph._compile_beside(key, values), owner=self)
 
     def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
         """Compiles, and prepares the weights, in another thread than that of the calls."""
@@ -182,31 +209,37 @@ class CompiledGraph:
                 program = Raising(error)
         if self._is_static:
             self._static = program
-        self._programs.put(key, program)
+        self._keep(key, program)
 
-    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
-        """The program for some sizes; None: there is none, or they are to get one of their own."""
-        program = self._programs.get(key)
-        return None if isinstance(program, Counted) and program.is_spent else program
+    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
+        if isinstance(program, Counted):
+            return
+        if self._padded is not None:
+            self._padded.replaced(key)
+        self._programs.put(key, program)
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""
-        if self._padded is not None and key not in self._programs:
-            padded = self._find_padded(self._padded, values)
+        if self._padded is not None and key not in self._counted:
+            padded = self._find_padded(self._padded, key, values)
             if padded is not None:
                 return padded
         return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
 
-    def _padded_programs(self) -> PaddedPrograms | None:
+    def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
         rule = self._backend.buckets(options) if options.ranges else None
         if rule is None or not is_dynamic(self._graph):
             return None
-        return PaddedPrograms(self._graph, rule, options.max_executables, self._build_padded)
+        named = named_bounds(rule.named, symbols)
+        most, build = options.max_executables, self._build_padded
+        return PaddedPrograms(self._graph, rule, named, most, build)
 
-    def _find_padded(self, programs: PaddedPrograms, values: Sequence[Any]) -> Compiled | None:
+    def _find_padded(
+        self, programs: PaddedPrograms, key: tuple[Any, ...], values: Sequence[Any]
+    ) -> Compiled | None:
         try:
-            found = programs.find(values)
+            found = programs.find(key, values)
         except Exception as error:  # these sizes are compiled exactly, and what fails there counts
             log.debug("no program could be padded", exc_info=True)
             programs.reason = brief_error(error)

@@ -22,7 +22,10 @@ from dynamo_backends.runtime.program import Program
 class Compiled(Protocol):
     """Runs a graph."""
 
-    served: Served
+    @property
+    def served(self) -> Served:
+        """Counts its calls."""
+        ...
 
     def __call__(self, args: list[Any], /) -> Sequence[Any]:
         """Runs it; clears the list of arguments."""

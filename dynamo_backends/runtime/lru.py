@@ -48,6 +48,10 @@ class LRU(Generic[Key, Value]):
         while len(self._values) > self.most:
             self._values.popitem(last=False)
 
+    def drop(self, key: Key) -> bool:
+        """Forgets the value of a key; returns whether there was one."""
+        return self._values.pop(key, None) is not None
+
     def clear(self) -> None:
         """Forgets all."""
         self._values.clear()

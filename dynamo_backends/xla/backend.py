@@ -19,6 +19,7 @@ from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
+from dynamo_backends.xla.padded.named import check_buckets
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,12 @@ class XlaOptions(Options):
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
         bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds
             each of which is about so many times the one before it (docs/shapes.md). 1: every set of
-            concrete shapes is compiled for itself.
-        exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly.
+            concrete shapes is compiled for itself, but for those of `buckets`.
+        buckets: With dynamic shapes: the bounds of all sizes that vary, such as
+            (16, 32, 64, 128), or those of single dimensions, by input and dimension, such as
+            {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
+        exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
+            the calls.
     """
 
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
@@ -45,9 +50,15 @@ class XlaOptions(Options):
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
     bucket_growth: float | int = 1
+    buckets: tuple | list | dict = ()  # see `check_buckets`
     exact_after: int = 3
 
     LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        check_buckets(self.buckets, backend)
 
     @property
     def is_reduced(self) -> bool:
@@ -117,9 +128,9 @@ class OpenXLA(Backend):
 
     def buckets(self, options: XlaOptions) -> Buckets | None:
         """See `Backend.buckets`."""
-        if options.bucket_growth == 1:
+        if options.bucket_growth == 1 and not options.buckets:
             return None
-        return Buckets(options.bucket_growth, options.exact_after)
+        return Buckets(options.bucket_growth, options.exact_after, options.buckets)
 
     def compile(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile`."""

@@ -6,7 +6,7 @@ channels last. Statistics are float32 for bfloat16 and float16, and take two pas
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -19,16 +19,33 @@ from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
+class Real(NamedTuple):
+    """Which elements of padded values count.
+
+    Attributes:
+        valid: Whether one does, to be broadcast to the values in torch's order of dimensions.
+        elements: How many there are of a channel.
+    """
+
+    valid: Array
+    elements: Array
+
+
 class _Channels:
     """Broadcasting and reduction per channel, for values that share one layout."""
 
-    def __init__(self, *values: Value):
+    def __init__(self, *values: Value, real: Real | None = None):
         self._last = any(isinstance(v, ChannelsLast) for v in values)
-        self.arrays = [widen(channels_last(v) if self._last else v) for v in values]  # type: ignore[arg-type]
+        self.arrays = [widen(self._stored(v)) for v in values]
         self._shape = self.arrays[0].shape
         axis = len(self._shape) - 1 if self._last else 1
         self.others = tuple(a for a in range(len(self._shape)) if a != axis)
-        self.count = math.prod(self._shape[a] for a in self.others)
+        self._valid = None if real is None else self._stored(real.valid)
+        count: Any = math.prod(self._shape[a] for a in self.others)
+        self.count = count if real is None else real.elements.astype(self.arrays[0].dtype)
+
+    def _stored(self, value: Value) -> Array:
+        return channels_last(value) if self._last else value  # type: ignore[return-value]
 
     def spread(self, vector: Array) -> Array:
         """A vector of one number per channel, ready to broadcast."""
@@ -37,7 +54,10 @@ class _Channels:
         return widen(vector).reshape(shape)
 
     def total(self, x: Array) -> Array:
-        return jnp.sum(x, self.others)
+        return jnp.sum(x if self._valid is None else jnp.where(self._valid, x, 0), self.others)
+
+    def mean(self, x: Array) -> Array:
+        return jnp.mean(x, self.others) if self._valid is None else self.total(x) / self.count
 
     def wrap(self, x: Array) -> Value:
         return ChannelsLast(x) if self._last else x
@@ -45,8 +65,8 @@ class _Channels:
 
 def _statistics(channels: _Channels) -> tuple[Array, Array]:
     x = channels.arrays[0]
-    mean = jnp.mean(x, channels.others)
-    return mean, jnp.mean(jnp.square(x - channels.spread(mean)), channels.others)
+    mean = channels.mean(x)
+    return mean, channels.mean(jnp.square(x - channels.spread(mean)))
 
 
 def _normalise(
@@ -75,15 +95,17 @@ def train(
     running_var: Array | None,
     momentum: float,
     eps: float,
+    real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
     """A call with the statistics of its batch: the result, these, and new running ones."""
-    channels = _Channels(x)
+    channels = _Channels(x, real=real)
     mean, var = _statistics(channels)
     invstd = lax.rsqrt(var + eps)
     if running_mean is not None:
         running_mean = momentum * mean + (1 - momentum) * widen(running_mean)
     if running_var is not None:
-        unbiased = var * (channels.count / max(channels.count - 1, 0.5))
+        least = max if real is None else jnp.maximum
+        unbiased = var * (channels.count / least(channels.count - 1, 0.5))
         running_var = momentum * unbiased + (1 - momentum) * widen(running_var)
     out = _normalise(channels, mean, invstd, weight, bias)
     return out, mean, invstd, running_mean, running_var
@@ -114,13 +136,14 @@ def batch_norm(
     running_mean: Array | None = None,
     running_var: Array | None = None,
     training: bool | None = None,
+    real: Real | None = None,
 ) -> tuple[Any, ...]:
     """They differ in which results they return: a reserve, and the running statistics."""
     if training is None:
         training = "with_update" in str(ctx.node.target)
     if training or running_mean is None or running_var is None:
         out, mean, invstd, running_mean, running_var = train(
-            input, weight, bias, running_mean, running_var, momentum, eps
+            input, weight, bias, running_mean, running_var, momentum, eps, real
         )
     else:
         mean, invstd = running_mean, lax.rsqrt(widen(running_var) + eps)
@@ -147,8 +170,9 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     reserve: Array | None = None,
+    real: Real | None = None,
 ) -> tuple[Value | None, Array | None, Array | None]:
-    channels = _Channels(grad_out, x)
+    channels = _Channels(grad_out, x, real=real)
     grad, values = channels.arrays
     if train:
         mean, invstd = save_mean, save_invstd

@@ -1,16 +1,34 @@
-"""Convolutions, pooling and batch norm of any number of images."""
+"""Convolutions, pooling and batch norm of any number of images, most of any size."""
 
-from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.extents import Extents
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dynamo_backends.xla.lowering.batch_norm import Real
+from dynamo_backends.xla.lowering.padded.call import Operand, PaddedCall, Placed
+from dynamo_backends.xla.lowering.padded.extents import Extents, bound_of
 from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.rules_reduction import lowest
+from dynamo_backends.xla.lowering.values import logical
 
 
-def _whole_but_batch(call: PaddedCall, *names: str) -> None:
-    """Refuses images whose channels or sizes vary."""
-    for name in names:
-        ndim = call[name].ndim
-        batched = ndim == call["weight"].ndim
-        call.need_whole(name, range(1 if batched else 0, ndim))
+def _spatial(call: PaddedCall, name: str, rank: int) -> list[int]:
+    """The dimensions of images; the channels have to be whole, and no two dimensions merged."""
+    x = call[name]
+    dims = list(range(x.ndim - rank, x.ndim))
+    call.need_whole(name, [x.ndim - rank - 1])
+    if any(len(x.extents[d]) > 1 for d in dims):
+        raise call.refuse("it slides over dimensions that were merged")
+    return dims
+
+
+def _images(call: PaddedCall, name: str, rank: int) -> list[int]:
+    """The dimensions of images, and that of their number, if there is one."""
+    dims = _spatial(call, name, rank)
+    return [0, *dims] if call[name].ndim == rank + 2 else dims
 
 
 def _rest(call: PaddedCall, leading: Extents, index: int | None = None) -> Extents:
@@ -19,42 +37,97 @@ def _rest(call: PaddedCall, leading: Extents, index: int | None = None) -> Exten
 
 @pads("convolution.default", "_convolution.default")
 def convolution(call: PaddedCall) -> Placed:
-    _whole_but_batch(call, "input")
+    """What is beyond the real ends of an image is zero, as a convolution's own padding."""
     call.need_whole("weight")
-    return call.run(), _rest(call, call["input"].extents[:1])
+    x, rank = call["input"], call["weight"].ndim - 2
+    dims = _spatial(call, "input", rank)
+    return call.run(input=x.masked(dims)), _rest(call, x.extents[: x.ndim - rank - 1])
 
 
 @pads("convolution_backward.default")
 def convolution_backward(call: PaddedCall) -> Placed:
     """Gradients of weight and bias are sums over the images."""
-    _whole_but_batch(call, "grad_output", "input")
     call.need_whole("weight")
-    grad, x = call["grad_output"], call["input"]
+    grad, x, rank = call["grad_output"], call["input"], call["weight"].ndim - 2
+    dims = _images(call, "input", rank)
     if grad.extents[0] != x.extents[0]:
         raise call.refuse("the gradient is padded otherwise than the input")
-    result = call.run(grad_output=grad.masked([0]), input=x.masked([0]))
+    over = _images(call, "grad_output", rank)
+    result = call.run(grad_output=grad.masked(over), input=x.masked(dims))
     asked = call.value("output_mask")
     placed = (x.extents, call["weight"].extents, call.fresh(2) if asked[2] else ())
     return result, tuple(e if m else () for e, m in zip(placed, asked, strict=True))
 
 
-_POOLS = (
-    "avg_pool{}d.default",
-    "_adaptive_avg_pool{}d.default",
-    "max_pool{}d_with_indices.default",
-)
+def _rank(call: PaddedCall) -> int:
+    return 2 if "pool2d" in str(call.node.target) else 3
 
 
-@pads(*(name.format(n) for name in _POOLS for n in (2, 3)))
-def pool(call: PaddedCall) -> Placed:
-    x = call["self"]
-    spatial = 2 if "pool2d" in str(call.node.target) else 3
-    leading = x.extents[: x.ndim - spatial]
-    call.need_whole("self", range(x.ndim - spatial, x.ndim))
-    result = call.run()
-    if not isinstance(result, tuple):
-        return result, _rest(call, leading)
-    return result, tuple(_rest(call, leading, i) for i in range(len(result)))
+@pads("avg_pool2d.default", "avg_pool3d.default")
+def average_pool(call: PaddedCall) -> Placed:
+    x, dims = call["self"], _spatial(call, "self", _rank(call))
+    if x.is_padded(dims):
+        _need_equal_divisors(call)
+    return call.run(self=x.masked(dims)), _rest(call, x.extents[: dims[0]])
+
+
+def _need_equal_divisors(call: PaddedCall) -> None:
+    """Refuses windows of which some average fewer elements: which ones follows from the size."""
+    padding = call.value("padding")
+    included = call.value("count_include_pad") or not any(
+        padding if isinstance(padding, list | tuple) else (padding,)
+    )
+    if call.value("divisor_override") is None and (call.value("ceil_mode") or not included):
+        raise call.refuse("windows at the end average fewer elements")
+
+
+@pads("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def adaptive_pool(call: PaddedCall) -> Placed:
+    x, rank = call["self"], _rank(call)
+    call.need_whole("self", range(x.ndim - rank, x.ndim))
+    return call.run(), _rest(call, x.extents[: x.ndim - rank])
+
+
+@pads("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def max_pool(call: PaddedCall) -> Placed:
+    x, dims = call["self"], _spatial(call, "self", _rank(call))
+    values, places = call.run(self=x.masked(dims, lowest))
+    if x.is_padded(dims):
+        places = _counted_by(logical(places), _bounds(x, dims), _real(call, x, dims))
+    leading = x.extents[: dims[0]]
+    return (values, places), (_rest(call, leading, 0), _rest(call, leading, 1))
+
+
+@pads("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
+def max_pool_backward(call: PaddedCall) -> Placed:
+    x, dims = call["self"], _spatial(call, "self", _rank(call))
+    grad, indices = call["grad_output"], call["indices"]
+    leading = [v.extents[: dims[0]] for v in (grad, x, indices)]
+    if leading[0] != leading[1] or leading[1] != leading[2]:
+        raise call.refuse("the gradient is padded otherwise than the input")
+    places = None
+    if x.is_padded(dims):
+        places = _counted_by(indices.array, _real(call, x, dims), _bounds(x, dims))
+    given = grad.masked(_spatial(call, "grad_output", _rank(call)))
+    return call.run(grad_output=given, self=x.masked(dims, lowest), indices=places), x.extents
+
+
+def _bounds(x: Operand, dims: Sequence[int]) -> list[Any]:
+    return [bound_of(x.extents[d]) for d in dims]
+
+
+def _real(call: PaddedCall, x: Operand, dims: Sequence[int]) -> list[Any]:
+    return [call.validity.count(x.extents[d]) for d in dims]
+
+
+def _counted_by(places: jax.Array, sizes: Sequence[Any], wanted: Sequence[Any]) -> jax.Array:
+    """Places in a flattened image of some sizes as those in one of others."""
+    left, result, stride = places, jnp.zeros_like(places), jnp.asarray(1, places.dtype)
+    for size, other in zip(reversed(sizes), reversed(wanted), strict=True):
+        size = jnp.maximum(jnp.asarray(size, places.dtype), 1)
+        result = result + left % size * stride
+        left, stride = left // size, stride * jnp.asarray(other, places.dtype)
+    return result
 
 
 @pads("_native_batch_norm_legit_no_training.default")
@@ -65,20 +138,67 @@ def batch_norm(call: PaddedCall) -> Placed:
     return call.run(), (x.extents, call.fresh(1), call.fresh(2))
 
 
+def _training_batch_norm(call: PaddedCall, x: Operand) -> Any:
+    """Statistics are of the elements that there are."""
+    call.need_whole("input", [1])
+    over = [d for d in range(x.ndim) if d != 1]
+    valid = call.validity.of(x.extents, over)
+    if valid is None:
+        return call.run()
+    count = jnp.asarray(math.prod(call.validity.count(x.extents[d]) for d in over))
+    return call.run(real=Real(valid, count))
+
+
 @pads(
-    "avg_pool2d_backward.default",
-    "avg_pool3d_backward.default",
-    "_adaptive_avg_pool2d_backward.default",
-    "_adaptive_avg_pool3d_backward.default",
+    "_native_batch_norm_legit_functional.default",
+    "_native_batch_norm_legit.no_stats",
+    "_batch_norm_with_update_functional.default",
+    "native_batch_norm.default",
 )
-def average_backward(call: PaddedCall) -> Placed:
-    grad, x = call["grad_output"], call["self"]
-    spatial = 2 if "pool2d" in str(call.node.target) else 3
-    for operand in ("grad_output", "self"):
-        call.need_whole(operand, range(x.ndim - spatial, x.ndim))
-    if grad.extents[: x.ndim - spatial] != x.extents[: x.ndim - spatial]:
+def batch_norm_in_training(call: PaddedCall) -> Placed:
+    x = call["input"]
+    if call.value("training") is False:
+        call.need_whole("input", [1])
+        result = call.run()
+    else:
+        result = _training_batch_norm(call, x)
+    return result, (x.extents, *(call.fresh(i) for i in range(1, len(result))))
+
+
+@pads("native_batch_norm_backward.default", "batch_norm_backward.default")
+def batch_norm_backward(call: PaddedCall) -> Placed:
+    name = "grad_out" if "grad_out" in call.values() else "grad_output"
+    x, grad = call["input"], call[name]
+    if grad.extents != x.extents:
         raise call.refuse("the gradient is padded otherwise than the input")
-    return call.run(), x.extents
+    result = _training_batch_norm(call, x)
+    asked = call.value("output_mask")
+    placed = (x.extents, *(call.fresh(i) if asked[i] else () for i in (1, 2)))
+    return result, tuple(e if m else () for e, m in zip(placed, asked, strict=True))
+
+
+@pads("avg_pool2d_backward.default", "avg_pool3d_backward.default")
+def average_pool_backward(call: PaddedCall) -> Placed:
+    x, dims = call["self"], _spatial(call, "self", _rank(call))
+    if x.is_padded(dims):
+        _need_equal_divisors(call)
+    return _averaged(call, _spatial(call, "grad_output", _rank(call)))
+
+
+@pads("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
+def adaptive_pool_backward(call: PaddedCall) -> Placed:
+    x = call["self"]
+    for operand in ("grad_output", "self"):
+        call.need_whole(operand, range(x.ndim - _rank(call), x.ndim))
+    return _averaged(call, ())
+
+
+def _averaged(call: PaddedCall, over: Sequence[int]) -> Placed:
+    grad, x = call["grad_output"], call["self"]
+    leading = x.ndim - _rank(call)
+    if grad.extents[:leading] != x.extents[:leading]:
+        raise call.refuse("the gradient is padded otherwise than the input")
+    return call.run(grad_output=grad.masked(over)), x.extents
 
 
 @pads("native_group_norm.default", shapes=("N",))

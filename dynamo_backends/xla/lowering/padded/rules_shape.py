@@ -12,6 +12,7 @@ from dynamo_backends.xla.lowering.padded.extents import (
     bounded,
     extents_of,
     is_padded,
+    merged,
     reshaped,
 )
 from dynamo_backends.xla.lowering.padded.registry import pads
@@ -197,6 +198,31 @@ def flip(call: PaddedCall) -> Placed:
         places = call.validity.count(x.extents[d]) - 1 - jnp.arange(bound_of(x.extents[d]))
         array = jnp.take(array, places, axis=d, mode="clip")
     return (array if any(map(x.is_padded, ([d] for d in dims))) else call.run()), x.extents
+
+
+@pads("roll.default", shapes=("shifts",))
+def roll(call: PaddedCall) -> Placed:
+    """What leaves at the real end comes in at the start."""
+    x = call["self"]
+    dims = [d % max(x.ndim, 1) for d in call.value("dims") or ()]
+    if not x.is_padded(dims or range(x.ndim)):
+        return call.run(), x.extents
+    if not dims or any(len(x.extents[d]) > 1 for d in dims):
+        raise call.refuse("it rolls dimensions that were merged")
+    array = x.array
+    for shift, d in zip(call.value("shifts"), dims, strict=True):
+        size = jnp.maximum(call.validity.count(x.extents[d]), 1)
+        places = (jnp.arange(bound_of(x.extents[d])) - call.number(shift)) % size
+        array = jnp.take(array, places, axis=d, mode="clip")
+    return array, x.extents
+
+
+@pads("repeat.default", shapes=("repeats",))
+def repeat(call: PaddedCall) -> Placed:
+    """Each dimension becomes a grid of its repetitions and itself."""
+    own, times = call["self"].extents, extents_of(call.value("repeats"))
+    own = ((),) * (len(times) - len(own)) + own
+    return call.run(), tuple(merged((*n, *e)) for n, e in zip(times, own, strict=True))
 
 
 @pads("constant_pad_nd.default")

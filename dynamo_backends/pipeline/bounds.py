@@ -1,0 +1,181 @@
+"""Which sizes padded programs are compiled for: as many as calls have, or somewhat larger ones."""
+
+import bisect
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+
+import sympy
+
+from dynamo_backends.interface.backend import Buckets, NamedBounds
+
+Sizes = Mapping[sympy.Symbol, int]
+"""The values of all symbols of a graph, always in the same order."""
+
+LEAST = 2
+"""No dimension is padded to less: graphs of size 1 are other ones."""
+
+_SEEN = 256
+"""So many sets of sizes are remembered."""
+
+_CHOICES = 1024
+"""Among at most so many sets of bounds the best is looked for."""
+
+
+def round_up(value: int, growth: float, most: int | None = None) -> int:
+    """The bound for a size: any number to 8, a multiple of 4 to 32, of 8 from there on.
+
+    Args:
+        value: The size.
+        growth: Each bound is about so many times the one before it.
+        most: The largest value that guards allow; None: there is none.
+    """
+    bound = LEAST
+    while bound < value:
+        step = 1 if bound * growth <= 8 else 4 if bound * growth <= 32 else 8
+        bound = max(bound // step + 1, round(bound * growth / step)) * step
+    return bound if most is None else max(min(bound, most), value)
+
+
+def positions(sizes: Sizes) -> int:
+    """How many positions a program for these sizes computes, in some unit."""
+    return math.prod(max(n, 1) for n in sizes.values())
+
+
+def waste(bounds: Sizes, sizes: Sizes) -> float:
+    """How many times the positions are computed that there are; infinite: they are too many."""
+    if any(n > bounds[s] for s, n in sizes.items()):
+        return math.inf
+    return positions(bounds) / positions(sizes)
+
+
+class Rounding:
+    """Rounds up the sizes of one graph.
+
+    Args:
+        rule: How.
+        most: Symbols of dimensions, and the largest values that guards allow of them.
+        named: Bounds that the user named, by symbol.
+    """
+
+    def __init__(
+        self,
+        rule: Buckets,
+        most: Mapping[sympy.Symbol, int | None],
+        named: Mapping[str, Sequence[int]],
+    ):
+        self._growth = rule.growth
+        self._most = most
+        self._named = named
+
+    def narrow(self, sizes: Sizes) -> Sizes | None:
+        """The nearest bounds; None: the user's are too small, and there are no others."""
+        return self._rounded(sizes, self._growth)
+
+    def wide(self, sizes: Sizes) -> Sizes | None:
+        """Bounds for a program that is to serve many sizes: powers of two or the user's."""
+        return self._rounded(sizes, max(self._growth, 2))
+
+    def _rounded(self, sizes: Sizes, growth: float) -> Sizes | None:
+        found = {}
+        for symbol, size in sizes.items():
+            bound = self._bound(symbol, size, growth)
+            if bound is None:
+                return None
+            found[symbol] = bound
+        return found
+
+    def _bound(self, symbol: sympy.Symbol, size: int, growth: float) -> int | None:
+        if symbol not in self._most:  # not the size of a dimension
+            return size
+        named = self._named.get(str(symbol), ())
+        place = bisect.bisect_left(named, size)
+        most = self._most[symbol]
+        if place < len(named):
+            return named[place] if most is None else max(min(named[place], most), size)
+        return round_up(size, growth, most) if self._growth > 1 else None
+
+
+class Demand:
+    """The sizes of calls, and which bounds would spare them the most padding.
+
+    Args:
+        rounding: Of the graph.
+        allowed: What computes so many times the positions that there are is narrow enough.
+    """
+
+    def __init__(self, rounding: Rounding, allowed: float):
+        self._rounding = rounding
+        self._allowed = allowed
+        self._seen: OrderedDict[tuple[int, ...], Sizes] = OrderedDict()
+
+    def note(self, sizes: Sizes) -> None:
+        """Remembers the sizes of a call."""
+        key = tuple(sizes.values())
+        self._seen[key] = sizes
+        self._seen.move_to_end(key)
+        while len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+
+    def is_met(self, bounds: Sizes, sizes: Sizes) -> bool:
+        """Whether sizes that a program serves need no narrower one."""
+        narrow = self._rounding.narrow(sizes)
+        if narrow is None:
+            return True
+        return waste(bounds, sizes) <= max(self._allowed, waste(narrow, sizes))
+
+    def wanted(self, there: Sequence[Sizes], refused: Collection[tuple[int, ...]]) -> Sizes | None:
+        """The bounds that would spare the calls so far the most; None: none would.
+
+        Args:
+            there: Bounds of the programs that there are.
+            refused: Values of bounds that there can be no program for.
+        """
+        unmet = [(s, n) for s in tuple(self._seen.values()) if (n := self._spare(s, there)) > 0]
+        best, most = None, 0
+        for bounds in self._choices([sizes for sizes, _ in unmet]):
+            own = positions(bounds)
+            spared = sum(n - own for s, n in unmet if n > own and waste(bounds, s) < math.inf)
+            if spared > most and tuple(bounds.values()) not in refused:
+                best, most = bounds, spared
+        return best
+
+    def _spare(self, sizes: Sizes, there: Sequence[Sizes]) -> int:
+        """The positions that are computed for sizes; 0: there may be so many."""
+        best = min((b for b in there if waste(b, sizes) < math.inf), key=positions, default=None)
+        return 0 if best is None or self.is_met(best, sizes) else positions(best)
+
+    def _choices(self, unmet: Sequence[Sizes]) -> list[Sizes]:
+        """Bounds of these sizes, and what they can be combined to."""
+        rounded = [b for s in unmet if (b := self._rounding.narrow(s)) is not None]
+        if not rounded:
+            return []
+        values = [sorted({b[symbol] for b in rounded}) for symbol in rounded[0]]
+        if math.prod(map(len, values)) > _CHOICES:
+            return rounded
+        return [dict(zip(rounded[0], chosen, strict=True)) for chosen in itertools.product(*values)]
+
+
+def named_bounds(
+    named: NamedBounds, inputs: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[int, ...]]:
+    """The bounds that the user named, by the symbol of the size.
+
+    Args:
+        named: For all dimensions, or by input and dimension.
+        inputs: The symbols of the dimensions of the captured graph's inputs, by their names; empty
+            where a size does not vary, or is no symbol alone.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for name, symbols in inputs.items():
+        for dim, symbol in enumerate(symbols):
+            if not symbol:
+                continue
+            if not isinstance(named, Mapping):
+                found[symbol] = tuple(named)
+            elif name in named:
+                given = {d % len(symbols): bounds for d, bounds in named[name].items()}
+                if dim in given:
+                    found[symbol] = tuple(given[dim])
+    return found

@@ -120,15 +120,15 @@ def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
     seen = []
     backend = Counting()
     run = compiled(lambda x, y: x.t() @ x + y + x.shape[0] * 2, backend)
-    original = ranges.Ranges.find
+    original = ranges.RangedPrograms.find
 
-    def find(self: ranges.Ranges, graph: Graph) -> Any:
+    def find(self: ranges.RangedPrograms, graph: Graph) -> Any:
         program = original(self, graph)
         seen.append(self.proven is not None)
         return program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges.Ranges, "find", find)
+        patch.setattr(ranges.RangedPrograms, "find", find)
         for rows, columns in ((4, 8), (6, 12), (6, 5), (9, 9), (3, 8)):
             x, y = torch.randn(rows, columns), torch.randn(columns)
             torch.testing.assert_close(run(x, y), x.t() @ x + y + x.shape[0] * 2)
@@ -182,15 +182,15 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
 def test_programs_of_one_number_each_do_not_pile_up():
     from dynamo_backends.pipeline import ranges
 
-    made: list[ranges.Ranges] = []
-    original = ranges.Ranges.__init__
+    made: list[ranges.RangedPrograms] = []
+    original = ranges.RangedPrograms.__init__
 
-    def note(self: ranges.Ranges, most: int) -> None:
+    def note(self: ranges.RangedPrograms, most: int) -> None:
         original(self, most)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges.Ranges, "__init__", note)
+        patch.setattr(ranges.RangedPrograms, "__init__", note)
         run = compiled(lambda x: x.long() + x.shape[0], Counting(), max_executables=3)
         for size in range(2, 12):
             assert run(torch.zeros(size)).tolist() == [size] * size

@@ -246,6 +246,19 @@ def test_the_disk_cache_has_one_entry_for_all_sizes(name: str):
     assert made == [(1, 0), (1, 1)]
 
 
+def test_the_disk_cache_tells_ranges_apart():
+    made = []
+    for most in (32, 32, 64):
+        torch._dynamo.reset()
+        x = torch.randn(5, 4)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
+        run = compiled(torch.sigmoid, usable("onnxrt"), cache=True)
+        with dynamo_backends.record() as reports:
+            agree(run(x), x.sigmoid())
+        made.append((executables(reports), sum(r.cache_hits for r in reports)))
+    assert made == [(1, 0), (1, 1), (1, 0)]
+
+
 def test_what_may_have_no_elements_is_compiled_for_its_sizes(name: str):
     def f(x: Tensor) -> Tensor:
         return x.exp()[2:].sigmoid().sum(0)

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Executable
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CudaGraphOptions(Options):
     cudagraph_outputs: Literal["fresh", "reused"] = "fresh"
     cudagraph_warmup: int = 2
 
-    RANGES: ClassVar[Ranges] = {"cudagraph_warmup": (1, None)}
+    LIMITS: ClassVar[Limits] = {"cudagraph_warmup": (1, None)}
 
     def check(self, graph: Graph, backend: str) -> None:
         """See `Options.check`: CUDA graphs need tensors on a CUDA device."""

@@ -46,7 +46,7 @@ class Size(int):
         value: In this call.
         expression: Over the symbols of the captured graph.
         lower: The smallest value that the guards allow.
-        upper: The largest one; None: there is no bound.
+        upper: The largest one, or the one at the bound (see `cap`); None: there is no bound.
     """
 
     expression: sympy.Expr
@@ -138,6 +138,18 @@ def all_sizes(graph: Graph) -> Iterator[Size]:
     for node in graph.module.graph.nodes:
         values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
         yield from sizes_in(values)
+
+
+def ranges_of(graph: Graph) -> list[tuple[int, int | None]]:
+    """The least and the largest value of each size of a graph that may vary, in order."""
+    ranges = {size.expression: (size.lower, size.upper) for size in all_sizes(graph)}
+    return list(ranges.values())
+
+
+def cap(graph: Graph) -> None:
+    """Makes the sizes of a graph the largest ones that it is for."""
+    for size in all_sizes(graph):
+        size.upper = int(size)
 
 
 def sizes_in(values: Any) -> list[Size]:

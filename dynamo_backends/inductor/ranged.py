@@ -6,7 +6,6 @@ programs of their own.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, SizeReader, sizes_of, strides_of
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.preparation import Run
 
 Compile = Callable[[Sequence[Any]], Run]
@@ -46,7 +46,7 @@ class RangedRun:
         self._holds = sympy.lambdify(list(symbols), guards, modules=[dict(SIZE_FUNCTIONS)])
         self._is_always = guards is sympy.true
         self._lock = threading.Lock()
-        self._exact: OrderedDict[tuple[int, ...], Run] = OrderedDict()
+        self._exact: LRU[tuple[int, ...], Run] = LRU(_MOST)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Runs a program on inputs of any sizes that the symbols allow."""
@@ -58,13 +58,11 @@ class RangedRun:
 
     def _exact_for(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Run:
         with self._lock, private.disable_current_modes():
-            run = self._exact.pop(sizes, None)
+            run = self._exact.get(sizes)
             if run is None:
                 mode = private.FakeTensorMode(allow_non_fake_inputs=True)
                 run = self._compile([_fake_like(x, mode) for x in inputs])
-            self._exact[sizes] = run
-            while len(self._exact) > _MOST:
-                self._exact.popitem(last=False)
+                self._exact.put(sizes, run)
             return run
 
 

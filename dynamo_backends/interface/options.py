@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
     from dynamo_backends.interface.backend import Executable
 
-Ranges = Mapping[str, tuple[int, int | None]]
+Limits = Mapping[str, tuple[int, int | None]]
 """Least and largest value of options; None: there is no largest."""
 
 
@@ -22,7 +22,7 @@ Ranges = Mapping[str, tuple[int, int | None]]
 class Options:
     """The options that every backend has. A backend adds its own fields in a subclass.
 
-    `RANGES` has the valid values of numbers; those of a subclass are checked as well.
+    `LIMITS` has the valid values of numbers; those of a subclass are checked as well.
 
     Attributes:
         fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
@@ -67,7 +67,7 @@ class Options:
     while_compiling: Literal["wait", "eager"] = "wait"
     partitioner: Literal["default", "min_cut"] = "default"
 
-    RANGES: ClassVar[Ranges] = {"min_block_size": (1, None), "max_executables": (1, None)}
+    LIMITS: ClassVar[Limits] = {"min_block_size": (1, None), "max_executables": (1, None)}
 
     def __post_init__(self) -> None:
         """Takes the values of former versions."""
@@ -152,13 +152,13 @@ class Options:
         return options
 
     def validate(self, backend: str) -> None:
-        """Checks ranges and combinations.
+        """Checks limits and combinations.
 
         Raises:
             OptionError: A value is out of range.
         """
         for cls in type(self).__mro__:
-            for name, (least, most) in vars(cls).get("RANGES", {}).items():
+            for name, (least, most) in vars(cls).get("LIMITS", {}).items():
                 value = getattr(self, name)
                 if value < least or (most is not None and value > most):
                     valid = f"at least {least}" if most is None else f"{least} to {most}"

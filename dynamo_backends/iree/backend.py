@@ -11,7 +11,7 @@ from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import Plan, plan_each
 from dynamo_backends.trials.kinds import kind_of
 
@@ -35,7 +35,7 @@ class IreeOptions(Options):
     compiler_flags: tuple[str, ...] = ()
     compile_seconds: int = 1800
 
-    RANGES: ClassVar[Ranges] = {"num_threads": (0, None), "compile_seconds": (1, None)}
+    LIMITS: ClassVar[Limits] = {"num_threads": (0, None), "compile_seconds": (1, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""

@@ -18,12 +18,13 @@ from dynamo_backends._torch_private import FreshSymbols
 from dynamo_backends.graph.elsewhere import elsewhere
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.sizes import SIZES, Size, opened, sizes_in
+from dynamo_backends.graph.sizes import Size, opened, sizes_in
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
 from dynamo_backends.iree.indices import keep_within, require_fixed
 from dynamo_backends.iree.legalize import spell
+from dynamo_backends.runtime.ranged import require_elements
 
 ENTRY = "main"
 
@@ -67,7 +68,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
         CompileError: A graph cannot be lowered for a range.
     """
     if ranged:
-        require_sizes(graph)
+        require_elements(graph)
         graph = opened(graph)[0]
     module = promoted(graph)
     spell(module.graph)
@@ -88,14 +89,6 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
     _tidy(module.graph, others)
     function = Function(name, module.graph, tuple(name for _, name in parameters))
     return LoweredIree(function, IreeInputMap(tuple(arguments), tuple(parameters)))
-
-
-def require_sizes(graph: Graph) -> None:
-    """Raises `CompileError` if a size of a graph may be 0 or 1, which is not broadcast then."""
-    for node in graph.module.graph.nodes:
-        for size in sizes_in(node.meta.get(SIZES)):
-            if size.lower < 1:
-                raise CompileError(f"{node.name!r} may have no elements")
 
 
 def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:

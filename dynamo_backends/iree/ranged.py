@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import RangedImporter, aligned
-from dynamo_backends.graph.sizes import SizeReader, opened, sizes_of
+from dynamo_backends.graph.layouts import aligned
+from dynamo_backends.graph.sizes import opened
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.runtime import IreeExecutable, range_of, separate
 from dynamo_backends.iree.session import Device
-from dynamo_backends.runtime.ranged import ranged_outputs
+from dynamo_backends.runtime.ranged import RangedLayout
 
 
 class RangedIreeExecutable(IreeExecutable):
@@ -34,21 +34,16 @@ class RangedIreeExecutable(IreeExecutable):
         self, graph: Graph, program: bytes, wiring: IreeInputMap, device: Device, entry: str = ENTRY
     ):
         super().__init__(graph, program, wiring, device, entry)
-        places = [graph.placeholders[i] for i in graph.activations]
-        self._checks = [RangedImporter(p.meta["val"], sizes_of(p)) for p in places]
         count = len(graph.inputs)
         arguments = [(at, i - count) for at, i in enumerate(wiring.arguments) if i >= count]
         further = opened(graph)[1]
-        sizes = [further[i] for _, i in arguments]
         self._scalars = [at for at, _ in arguments]
-        self._made = ranged_outputs(graph, len(sizes))
-        wanted = [size for y in self._made for size in y.wanted]
-        self._sizes = SizeReader(places, [*sizes, *wanted])
+        self._layout = RangedLayout(graph, [further[i] for _, i in arguments])
 
     def _bound(self, run: Callable[..., list[Tensor]], fixed: dict[int, Tensor]) -> Bound:
-        device, outputs, sizes, scalars = self._device, self._made, self._sizes, self._scalars
-        moving = [(place, at, self._checks[at]) for place, at, _ in self._moving]
-        wrap, unsigned = device.wrap, self._bytes
+        device, layout, scalars = self._device, self._layout, self._scalars
+        moving = [(place, at, layout.checks[at]) for place, at, _ in self._moving]
+        wrap, count, unsigned = device.wrap, len(layout.outputs), self._bytes
         views: list[Any] = [None] * (len(fixed) + len(moving) + len(scalars))
         for place, tensor in fixed.items():
             views[place] = wrap(tensor)
@@ -56,29 +51,20 @@ class RangedIreeExecutable(IreeExecutable):
 
         def bound(activations: list[Tensor]) -> list[Tensor]:
             device.check_process()
-            arguments, taken, numbers = views.copy(), owned.copy(), sizes(activations)
+            arguments, taken, numbers = views.copy(), owned.copy(), layout.numbers(activations)
             for place, at, check in moving:
                 tensor = aligned(check(activations[at]))
                 arguments[place] = wrap(tensor)
                 taken.append(range_of(tensor))
             for place, number in zip(scalars, numbers, strict=False):
                 arguments[place] = number
-            results = separate(run(arguments, len(outputs)), taken)
+            results = separate(run(arguments, count), taken)
             for i in unsigned:
                 results[i] = results[i].view(torch.uint8)
-            return [
-                y.export(_checked(r, y.export.dense_shape(numbers[y.shape])), numbers[y.shape],
-                         numbers[y.strides])
-                for y, r in zip(outputs, results, strict=True)
-            ]  # fmt: skip
+            layout.require_shapes(results, numbers, "IREE")
+            return layout.export(results, numbers)
 
         return bound
-
-
-def _checked(result: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if result.shape != shape:
-        raise RuntimeError(f"IREE's program gives {list(result.shape)} instead of {list(shape)}")
-    return result
 
 
 def load(parts: Mapping[str, bytes], graph: Graph, device: Device) -> IreeExecutable:

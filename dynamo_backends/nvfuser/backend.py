@@ -11,7 +11,7 @@ from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
 from dynamo_backends.interface.errors import BackendUnavailableError
-from dynamo_backends.interface.options import Ranges
+from dynamo_backends.interface.options import Limits
 from dynamo_backends.nvfuser import devices, vendor
 from dynamo_backends.runtime.preparation import LiveExecutable
 
@@ -40,7 +40,7 @@ class NvFuserOptions(CudaGraphOptions):
     symbolic_sizes: bool = True
     max_fusions: int = 1024
 
-    RANGES: ClassVar[Ranges] = {"max_fusions": (1, None)}
+    LIMITS: ClassVar[Limits] = {"max_fusions": (1, None)}
 
 
 class NvFuser(Backend):

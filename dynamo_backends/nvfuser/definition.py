@@ -1,7 +1,6 @@
 """Makes fusions: tells nvFuser what a program says, in the words of either frontend."""
 
 import threading
-from collections import OrderedDict
 from typing import Any
 
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
@@ -16,6 +15,7 @@ from dynamo_backends.nvfuser.program import (
     TypeName,
 )
 from dynamo_backends.nvfuser.vendor import Frontend
+from dynamo_backends.runtime.lru import LRU
 
 
 def define(program: FusionProgram, frontend: Frontend) -> Any:
@@ -106,7 +106,7 @@ class Fusions:
     """
 
     def __init__(self) -> None:
-        self._fusions: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._fusions: LRU[tuple[str, str], Any] = LRU(0)
         self._lock = threading.Lock()  # definitions under way share a global state of nvFuser's
         self.made = 0
         self.found = 0
@@ -131,13 +131,12 @@ class Fusions:
         with self._lock:
             fusion = self._fusions.get(key)
             if fusion is None:
-                fusion = self._fusions[key] = define(program, frontend)
+                fusion = define(program, frontend)
                 self.made += 1
             else:
                 self.found += 1
-            self._fusions.move_to_end(key)
-            while len(self._fusions) > limit:
-                self._fusions.popitem(last=False)
+            self._fusions.most = limit
+            self._fusions.put(key, fusion)
         return fusion
 
     def clear(self) -> None:

@@ -13,7 +13,7 @@ from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OpenVinoOptions(Options):
     num_threads: int = 0
     config: dict[str, Any] | None = None
 
-    RANGES: ClassVar[Ranges] = {"num_threads": (0, None)}
+    LIMITS: ClassVar[Limits] = {"num_threads": (0, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""

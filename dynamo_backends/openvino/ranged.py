@@ -9,15 +9,13 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import RangedImporter
-from dynamo_backends.graph.sizes import SIZES, SizeReader, opened, sizes_in, sizes_of
+from dynamo_backends.graph.sizes import opened
 from dynamo_backends.interface.backend import Bound
-from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, make_request, passed_through, wrap
-from dynamo_backends.runtime.ranged import ranged_outputs
+from dynamo_backends.runtime.ranged import RangedLayout
 
 aten = torch.ops.aten
 
@@ -42,15 +40,10 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         compiled: CompiledModel | None = None,
     ):
         super().__init__(graph, lowered, settings, compiled)
-        places = [graph.placeholders[i] for i in graph.activations]
-        checks = {at: RangedImporter(p.meta["val"], sizes_of(p)) for at, p in enumerate(places)}
-        self._given = [(x.at, x.place, checks[x.at]) for x in self._activations]
         further = zip(opened(graph)[1], lowered.inputs[len(graph.inputs) :], strict=True)
         arguments = [(size, place) for size, place in further if place is not None]
         self._scalars = [place for _, place in arguments]
-        self._made = ranged_outputs(graph, len(arguments))
-        wanted = [size for y in self._made for size in y.wanted]
-        self._sizes = SizeReader(places, [*(size for size, _ in arguments), *wanted])
+        self._layout = RangedLayout(graph, [size for size, _ in arguments])
 
     def _run(
         self,
@@ -58,12 +51,12 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         constants: Sequence[int],
         weights: dict[int, Tensor] | None = None,
     ) -> Bound:
-        moved, outputs, sizes, pid = self.moved(constants), self._made, self._sizes, self._pid
-        inputs = [(at, moved[place], check) for at, place, check in self._given]
+        moved, layout, pid = self.moved(constants), self._layout, self._pid
+        inputs = [(x.at, moved[x.place], layout.checks[x.at]) for x in self._activations]
         scalars = [moved[place] for place in self._scalars]
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
         copies = passed_through(compiled)
-        written = [place for place in range(len(outputs)) if place not in copies]
+        written = [place for place in range(len(layout.outputs)) if place not in copies]
         requests: list[_Request] = []  # those that no thread is using
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -72,7 +65,7 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
                 request = requests.pop()
             except IndexError:
                 request = _Request(make_request(compiled), scalars, live)
-            native, numbers = request.native, sizes(values)
+            native, numbers = request.native, layout.numbers(values)
             # These keep the memory alive while the request uses it.
             given = request.given.copy()
             for at, place, check in inputs:
@@ -80,24 +73,21 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
                 native.set_input_tensor(place, wrap(tensor))
             for number, write in zip(numbers, request.write, strict=False):
                 write(number)
-            results = [y.make(numbers[y.shape]) for y in outputs]
+            results = layout.make(numbers)
             for place in written:
                 native.set_output_tensor(place, wrap(results[place]))
             native.infer({}, share_outputs=True, decode_strings=False)
             for place, source in copies.items():
                 results[place] = given[source].clone().view(results[place].shape)
             requests.append(request)
-            return [
-                y.export(result, numbers[y.shape], numbers[y.strides])
-                for y, result in zip(outputs, results, strict=True)
-            ]
+            return layout.export(results, numbers)
 
         run.kept = weights  # type: ignore[attr-defined] # constants share their memory
         return run
 
     def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
         """See `OpenVinoExecutable.scalars`."""
-        numbers = self._sizes(activations)
+        numbers = self._layout.numbers(activations)
         return {p: torch.tensor(n) for p, n in zip(self._scalars, numbers, strict=False)}
 
 
@@ -129,20 +119,7 @@ def _writer(tensor: Tensor) -> Callable[[int], None]:
     return tensor.numpy().fill
 
 
-def _keeps_elements(node: fx.Node) -> bool:
+def keeps_elements(node: fx.Node) -> bool:
     """Whether the result of a call has elements if its inputs have."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target in (aten.view.default, aten.reshape.default)
-
-
-def require_elements(graph: Graph) -> None:
-    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range.
-
-    A kernel of OpenVINO divides by zero there, which ends the process.
-    """
-    for node in graph.module.graph.nodes:
-        if _keeps_elements(node):
-            continue
-        for size in sizes_in(node.meta.get(SIZES)):
-            if size.lower < 1:
-                raise CompileError(f"{node.name!r} may have no elements")

@@ -120,7 +120,6 @@ class OpenVinoExecutable(Executable):
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
         copies = passed_through(compiled)
         requests: list[_Request] = []  # those that no thread is using
-        kept = weights  # constants share their memory
         pid = self._pid
         all_plain = all(y.export.is_plain for y in outputs)
 
@@ -130,29 +129,13 @@ class OpenVinoExecutable(Executable):
                 request = requests.pop()
             except IndexError:
                 request = _Request(make_request(compiled), inputs, outputs, live, copies)
-            native = request.native
-            for x, memory in request.small_inputs:
-                memory.copy_(x.check.view(values[x.at]))
-            # These keep the memory alive while the request uses it.
-            given = request.given.copy()
-            for place, x in request.large_inputs:
-                given[place] = tensor = x.check(values[x.at])
-                native.set_input_tensor(place, wrap(tensor))
-            results = request.results.copy()
-            for place, y in request.large_outputs:
-                results[place] = tensor = y.make()
-                native.set_output_tensor(place, wrap(tensor))
-            native.infer({}, share_outputs=True, decode_strings=False)
-            for place in request.small_outputs:
-                results[place] = results[place].clone()
-            for place, source in copies.items():
-                results[place] = given[source].clone().view(outputs[place].shape)
+            results = request.infer(values)
             requests.append(request)
             if all_plain:
                 return results
             return [y.export(result) for y, result in zip(outputs, results, strict=True)]
 
-        run.keeps_alive = kept  # type: ignore[attr-defined]
+        run.keeps_alive = weights  # type: ignore[attr-defined] # constants share their memory
         return run
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
@@ -228,7 +211,7 @@ class _Request:
         inputs: Sequence[tuple[int, "_Input"]],
         outputs: Sequence["_Output"],
         live: Mapping[int, Tensor],
-        copies: Collection[int],
+        copies: Mapping[int, int],
     ):
         self.native = native
         small, self.large_inputs = stage(
@@ -236,6 +219,7 @@ class _Request:
         )
         self.small_inputs = [(x, memory) for (_, x), memory in small]
         self.given = {**live, **{place: memory for (place, _), memory in small}}
+        self._copies = [(place, at, outputs[place].shape) for place, at in copies.items()]
         written = [(place, y) for place, y in enumerate(outputs) if place not in copies]
         made, self.large_outputs = stage(written, lambda y: (y[1].shape, y[1].dtype))
         self.small_outputs = [place for (place, _), _ in made]
@@ -245,6 +229,27 @@ class _Request:
             native.set_output_tensor(place, wrap(memory))
         for place, tensor in self.given.items():
             native.set_input_tensor(place, wrap(tensor))
+
+    def infer(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The model's results, from activations."""
+        native = self.native
+        for x, memory in self.small_inputs:
+            memory.copy_(x.check.view(values[x.at]))
+        # These keep the memory alive while the request uses it.
+        given = self.given.copy()
+        for place, x in self.large_inputs:
+            given[place] = tensor = x.check(values[x.at])
+            native.set_input_tensor(place, wrap(tensor))
+        results = self.results.copy()
+        for place, y in self.large_outputs:
+            results[place] = tensor = y.make()
+            native.set_output_tensor(place, wrap(tensor))
+        native.infer({}, share_outputs=True, decode_strings=False)
+        for place in self.small_outputs:
+            results[place] = results[place].clone()
+        for place, source, shape in self._copies:
+            results[place] = given[source].clone().view(shape)
+        return results
 
 
 class _Input:

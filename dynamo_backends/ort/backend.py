@@ -12,7 +12,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder
@@ -46,7 +46,7 @@ class OrtOptions(Options):
     provider: Literal["cuda", "tensorrt"] = "cuda"
     cudagraphs: bool = False
 
-    RANGES: ClassVar[Ranges] = {"intra_op_threads": (0, None)}
+    LIMITS: ClassVar[Limits] = {"intra_op_threads": (0, None)}
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""

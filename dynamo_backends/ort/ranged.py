@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import RangedImporter
-from dynamo_backends.graph.sizes import SizeReader, sizes_of
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.ort.runtime import (
@@ -19,7 +17,7 @@ from dynamo_backends.ort.runtime import (
     where_to_put,
 )
 from dynamo_backends.ort.session import SessionSettings, ort_device, run_options
-from dynamo_backends.runtime.ranged import ranged_outputs
+from dynamo_backends.runtime.ranged import RangedLayout
 
 
 class RangedOrtExecutable(OrtExecutable):
@@ -33,22 +31,14 @@ class RangedOrtExecutable(OrtExecutable):
 
     def __init__(self, graph: Graph, model: bytes, wiring: ModelNames, settings: SessionSettings):
         super().__init__(graph, model, wiring, settings)
-        places = [graph.placeholders[i] for i in graph.activations]
-        names = [wiring.inputs[i] for i in graph.activations]
-        self._given = [
-            _Given(name, at, place)
-            for at, (name, place) in enumerate(zip(names, places, strict=True))
-            if name is not None
-        ]
-        self._made = ranged_outputs(graph)
-        self._sizes = SizeReader(places, [size for y in self._made for size in y.wanted])
+        self._layout = RangedLayout(graph)
 
     def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
         device, where = ort_device(self.settings.device), where_to_put(self.settings)
         launch = launcher(session, run_options(self.settings), self.settings)
         bindings: list[Any] = []  # those that no thread is using
-        inputs, outputs, sizes, pid = self._given, self._made, self._sizes, self._pid
-        names = self.wiring.outputs
+        layout, pid, names = self._layout, self._pid, self.wiring.outputs
+        inputs = [(x.name, x.place, layout.checks[x.place]) for x in self._inputs]
 
         def run(values: list[Tensor]) -> list[Tensor]:
             check_process(pid, "ONNX Runtime")
@@ -56,28 +46,16 @@ class RangedOrtExecutable(OrtExecutable):
                 native = bindings.pop()
             except IndexError:
                 native = new_binding(session, device, live)
-            # The lists keep copies of unusual inputs alive while the session runs.
-            given = [x.check(values[x.place]) for x in inputs]
-            for x, tensor in zip(inputs, given, strict=True):
-                bind_tensor(native.bind_input, x.name, device, tensor)
-            numbers = sizes(values)
-            results = [y.make(numbers[y.shape], where) for y in outputs]
+            # The list keeps copies of unusual inputs alive while the session runs.
+            given = [(name, check(values[place])) for name, place, check in inputs]
+            for name, tensor in given:
+                bind_tensor(native.bind_input, name, device, tensor)
+            numbers = layout.numbers(values)
+            results = layout.make(numbers, where)
             for name, tensor in zip(names, results, strict=True):
                 bind_tensor(native.bind_output, name, device, tensor)
             launch(native)
             bindings.append(native)
-            return [
-                y.export(tensor, numbers[y.shape], numbers[y.strides])
-                for y, tensor in zip(outputs, results, strict=True)
-            ]
+            return layout.export(results, numbers)
 
         return run
-
-
-class _Given:
-    """An activation that the model has."""
-
-    def __init__(self, name: str, place: int, node: fx.Node):
-        self.name = name
-        self.place = place
-        self.check = RangedImporter(node.meta["val"], sizes_of(node))

@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.sizes import Size, is_ranged, opened
+from dynamo_backends.graph.sizes import Size, is_ranged, opened, ranges_of
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import (
@@ -218,15 +218,14 @@ class ProgramBuilder:
 
     def _compile_block(self, graph: Graph) -> Executable:
         ranged = is_ranged(graph.module.graph)
-        kept = planned_fingerprint(graph, self._plan, ranged)
-        mark = planned_fingerprint(graph, self._plan)
-        if ranged:
-            mark = f"{kept} {mark}"
+        kept = mark = planned_fingerprint(graph, self._plan, ranged)
+        if ranged:  # what is compiled may turn out to be of these sizes alone
+            mark = f"{kept} {planned_fingerprint(graph, self._plan)}"
         if mark not in self._compiled:
             executable = load_or_compile(
                 self._backend,
                 self._options,
-                f"{mark if self._backend.buckets(self._options) else kept} {ranged}",
+                f"{kept} {ranges_of(graph)}",
                 functools.partial(self._load, graph.copy()),
                 lambda: self._made(graph),
                 self._report,

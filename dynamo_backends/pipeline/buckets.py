@@ -8,7 +8,6 @@ decided because of the bounds.
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,13 @@ from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.sizes import cap
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.interface.report import Served
 from dynamo_backends.pipeline.ranges import Proof
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -114,9 +115,8 @@ class PaddedPrograms:
         self.reason = ""
         self._symbols = Symbols(graph)
         self._rule = rule
-        self._most = most
         self._build = build
-        self._programs: OrderedDict[tuple[str, tuple[int, ...]], _Padded] = OrderedDict()
+        self._programs: LRU[tuple[str, tuple[int, ...]], _Padded] = LRU(most)
         self._proofs: dict[str, Proof] = {}
         self._proven = ""
 
@@ -164,8 +164,7 @@ class PaddedPrograms:
         allowed = max(self._rule.growth ** len(sizes), _waste(self._bounds(sizes), sizes))
         if best is None or best.waste(sizes) > allowed:
             return None
-        self._programs.move_to_end((mark, tuple(best.bounds.values())))
-        return best
+        return self._programs.get((mark, tuple(best.bounds.values())))
 
     def _bounds(self, sizes: Sizes) -> Sizes:
         growth, most = self._rule.growth, self._symbols.most
@@ -182,6 +181,7 @@ class PaddedPrograms:
         if fingerprint(graph, ranged=True) != mark:
             log.info("sizes %s are not padded to %s: the graph is another one", sizes, bounds)
             return None
+        cap(graph)
         try:
             program = self._build(graph)
         except NotPaddedError as error:
@@ -191,7 +191,5 @@ class PaddedPrograms:
             self.reason = IN_PARTS
             return None
         made = _Padded(program, bounds, mark)
-        self._programs[mark, tuple(bounds.values())] = made
-        while len(self._programs) > self._most:
-            self._programs.popitem(last=False)
+        self._programs.put((mark, tuple(bounds.values())), made)
         return made

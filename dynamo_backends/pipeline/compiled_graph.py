@@ -1,11 +1,9 @@
 """One functional graph: which program serves which sizes, and what runs while there is none."""
 
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -27,8 +25,9 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
-from dynamo_backends.pipeline.ranges import Compiled, Ranges
+from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -116,8 +115,8 @@ class CompiledGraph:
         self._options = options
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
-        self._programs: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
-        self._ranges = Ranges(options.max_executables)
+        self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
+        self._ranged = RangedPrograms(options.max_executables)
         self._padded = self._padded_programs()
         self._static: Compiled | None = None
         self._count = len(self._graph.inputs) - len(self._constants)
@@ -137,7 +136,7 @@ class CompiledGraph:
         static = self._static
         if static is not None:
             return static(args)
-        compiled = self._ranges.proven or self._program(args)
+        compiled = self._ranged.proven or self._program(args)
         compiled.served.calls += 1
         return compiled(args)
 
@@ -167,9 +166,7 @@ class CompiledGraph:
                 program = self._known(key)
                 if program is None:
                     program = self._for_sizes(key, [*args, *self._constants])
-                    self._keep(key, program)
-        with contextlib.suppress(KeyError):  # another thread's new size has just displaced it
-            self._programs.move_to_end(key)
+                    self._programs.put(key, program)
         return program
 
     def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
@@ -185,12 +182,7 @@ class CompiledGraph:
                 program = Raising(error)
         if self._is_static:
             self._static = program
-        self._keep(key, program)
-
-    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
-        self._programs[key] = program
-        while len(self._programs) > self._options.max_executables:
-            self._programs.popitem(last=False)
+        self._programs.put(key, program)
 
     def _known(self, key: tuple[Any, ...]) -> Compiled | None:
         """The program for some sizes; None: there is none, or they are to get one of their own."""
@@ -233,7 +225,7 @@ class CompiledGraph:
         try:
             graph = make()
             PASSES(graph)
-            return self._ranges.find(graph) or self._built(graph)
+            return self._ranged.find(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
@@ -242,7 +234,7 @@ class CompiledGraph:
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
-            self._ranges.add(program, graph)
+            self._ranged.add(program, graph)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

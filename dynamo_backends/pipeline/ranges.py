@@ -7,7 +7,6 @@ for each new set of sizes until those seen tell every two expressions of the gra
 on all sizes that Dynamo's guards allow are the program's.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.report import Served
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 
@@ -72,7 +72,7 @@ class Ranged(Proof):
         self.mark = fingerprint(graph, ranged=True)
 
 
-class Ranges:
+class RangedPrograms:
     """The programs of one captured graph that serve ranges.
 
     Args:
@@ -84,15 +84,12 @@ class Ranges:
 
     def __init__(self, most: int) -> None:
         self.proven: Compiled | None = None
-        self._most = most
-        self._candidates: OrderedDict[str, Ranged] = OrderedDict()
+        self._candidates: LRU[str, Ranged] = LRU(most)
 
     def add(self, program: Program, graph: Graph) -> None:
         """Notes a program that was compiled for the sizes of a graph."""
         made = Ranged(program, graph)
-        self._candidates[made.mark] = made
-        while len(self._candidates) > self._most:
-            self._candidates.popitem(last=False)
+        self._candidates.put(made.mark, made)
 
     def find(self, graph: Graph) -> Program | None:
         """The program that is right for a graph of other sizes; None: there is none yet.
@@ -102,12 +99,11 @@ class Ranges:
         Args:
             graph: After all passes.
         """
-        if not self._candidates:
+        if not len(self._candidates):
             return None
         found = self._candidates.get(fingerprint(graph, ranged=True))
         if found is None:
             return None
-        self._candidates.move_to_end(found.mark)
         found.add(graph)
         for block in found.program.blocks:
             block.verify_again()

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import RangedExporter
-from dynamo_backends.graph.sizes import SizeReader, is_ranged, opened, sizes_of, strides_of
+from dynamo_backends.graph.layouts import RangedExporter, RangedImporter
+from dynamo_backends.graph.sizes import (
+    SIZES,
+    SizeReader,
+    is_ranged,
+    opened,
+    sizes_in,
+    sizes_of,
+    strides_of,
+)
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.runtime.results import restride
@@ -36,8 +44,25 @@ def for_range(graph: Graph, make: Callable[[bool], Made]) -> Made:
     return make(False)
 
 
+def require_elements(
+    graph: Graph, keeps_elements: Callable[[fx.Node], bool] = lambda node: False
+) -> None:
+    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+        keeps_elements: Whether the result of a call has elements if its inputs have; such calls are
+            not asked about.
+    """
+    for node in graph.module.graph.nodes:
+        if keeps_elements(node):
+            continue
+        if any(size.lower < 1 for size in sizes_in(node.meta.get(SIZES))):
+            raise CompileError(f"{node.name!r} may have no elements")
+
+
 class RangedOutput:
-    """An output of a program that writes to memory of torch.
+    """An output of a program for a range of sizes.
 
     Args:
         node: In the graph.
@@ -72,18 +97,66 @@ class RangedOutput:
         return torch.empty(self.export.dense_shape(shape), dtype=self.dtype, device=device)
 
 
-def ranged_outputs(graph: Graph, start: int = 0) -> list[RangedOutput]:
-    """The outputs of a graph.
+class RangedLayout:
+    """What a program for a range of sizes takes and returns in each call.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
-        start: So many numbers are computed before theirs.
+        arguments: Sizes that the program is given besides the graph's inputs.
+
+    Attributes:
+        checks: What makes of each activation a tensor that the program takes.
+        outputs: What it returns.
+        numbers: From activations to the numbers of a call: the arguments', then the outputs'.
+
+    Raises:
+        CompileError: Sizes do not follow from the shapes of the graph's inputs.
     """
-    made: list[RangedOutput] = []
-    for node in graph.outputs:
-        made.append(RangedOutput(node, start))
-        start += len(made[-1].wanted)
-    return made
+
+    def __init__(self, graph: Graph, arguments: Sequence[int] = ()):
+        places = [graph.placeholders[i] for i in graph.activations]
+        self.checks = [RangedImporter(p.meta["val"], sizes_of(p)) for p in places]
+        self.outputs: list[RangedOutput] = []
+        wanted = list(arguments)
+        for node in graph.outputs:
+            self.outputs.append(RangedOutput(node, len(wanted)))
+            wanted += self.outputs[-1].wanted
+        self.numbers = SizeReader(places, wanted)
+
+    def make(self, numbers: Sequence[int], device: torch.device | None = None) -> list[Tensor]:
+        """Memory for the results of a call, for programs that write to torch's.
+
+        Args:
+            numbers: Of the call.
+            device: Where; None: in the memory of the CPU.
+        """
+        return [y.make(numbers[y.shape], device) for y in self.outputs]
+
+    def require_shapes(self, results: Sequence[Tensor], numbers: Sequence[int], who: str) -> None:
+        """Raises `RuntimeError` if results have other shapes than torch says.
+
+        Args:
+            results: Of a call.
+            numbers: Of the call.
+            who: Made them, for the message.
+        """
+        for y, result in zip(self.outputs, results, strict=True):
+            shape = y.export.dense_shape(numbers[y.shape])
+            if result.shape != shape:
+                found = list(result.shape)
+                raise RuntimeError(f"{who}'s program gives {found} instead of {list(shape)}")
+
+    def export(self, results: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
+        """The results of a call as torch promises them.
+
+        Args:
+            results: From the program.
+            numbers: Of the call.
+        """
+        return [
+            y.export(result, numbers[y.shape], numbers[y.strides])
+            for y, result in zip(self.outputs, results, strict=True)
+        ]
 
 
 class RangedCalls:

@@ -55,16 +55,16 @@ def _find(graph: Graph, settings: Settings, ranged: bool) -> tuple[SharedEngine,
     """A program for a graph, and whether it came from disk just now."""
     written = engine_graph(graph)
 
-    def ranges(names: Names) -> Profile:
+    def profile_for(names: Names) -> Profile:
         return profile(written, names, settings.options.max_size)
 
     def make(adjust: Callable[[Profile], Profile]) -> Plan:
         lowered = lower(written, ranged)
         model = serialize(lowered.model)
-        wanted = adjust(ranges(lowered.inputs))
+        wanted = adjust(profile_for(lowered.inputs))
         return Plan(build(model, wanted, settings), model, lowered.inputs, lowered.outputs, wanted)
 
-    return PROGRAMS.find(fingerprint(written, ranged), ranges, settings, make)
+    return PROGRAMS.find(fingerprint(written, ranged), profile_for, settings, make)
 
 
 def engine_graph(graph: Graph) -> Graph:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
 from dynamo_backends.interface.errors import CompileError, first_line
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.runtime.tf32 import allowed_tf32
 from dynamo_backends.trials.trials import not_plain
@@ -46,7 +46,7 @@ class Fx2TRTOptions(Options):
     hardware_compatible: bool = False
     version_compatible: bool = False
 
-    RANGES: ClassVar[Ranges] = {"optimization_level": (0, 5), "workspace": (0, None)}
+    LIMITS: ClassVar[Limits] = {"optimization_level": (0, 5), "workspace": (0, None)}
 
 
 class Fx2TRT(Backend):

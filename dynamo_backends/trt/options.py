@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.interface.options import Ranges
+from dynamo_backends.interface.options import Limits
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TensorRTOptions(CudaGraphOptions):
     beyond_profile: Literal["rebuild", "refuse"] = "rebuild"
     timing_cache: bool = True
 
-    RANGES: ClassVar[Ranges] = {
+    LIMITS: ClassVar[Limits] = {
         "optimization_level": (0, 5),
         "workspace": (0, None),
         "weight_streaming": (-1, None),

@@ -19,7 +19,7 @@ from dynamo_backends.trt.program import Plan, SharedEngine
 log = logging.getLogger("dynamo_backends")
 
 Names = Sequence[str | None]
-Ranges = Callable[[Names], Profile]
+ProfileFor = Callable[[Names], Profile]
 Build = Callable[[Callable[[Profile], Profile]], Plan]
 
 
@@ -42,14 +42,14 @@ class Store:
             self._programs.clear()
 
     def find(
-        self, mark: str, ranges: Ranges, settings: Settings, build: Build
+        self, mark: str, profile_for: ProfileFor, settings: Settings, build: Build
     ) -> tuple[SharedEngine, bool]:
         """A program that serves some shapes.
 
         Args:
             mark: Fingerprint of the graph.
-            ranges: The ranges to build for, by the names of the model's inputs; the program serves
-                their best shapes.
+            profile_for: The ranges to build for, by the names of the model's inputs; the program
+                serves their best shapes.
             settings: What the program depends on besides.
             build: Builds a plan; it is given what adjusts the ranges.
 
@@ -65,11 +65,11 @@ class Store:
         memory_key = f"{key} {settings.options}"
         with self._lock:
             program = self._programs.get(memory_key)
-            if program is not None and _serves(program, ranges):
+            if program is not None and _serves(program, profile_for):
                 return program, False
             if program is None and settings.options.cache:
                 program = _from_disk(key, settings)
-                if program is not None and _serves(program, ranges):
+                if program is not None and _serves(program, profile_for):
                     self._programs[memory_key] = program
                     return program, True
             served = None if program is None else program.plan.profile
@@ -81,8 +81,8 @@ class Store:
             return program, False
 
 
-def _serves(program: SharedEngine, ranges: Ranges) -> bool:
-    return holds(program.plan.profile, ranges(program.plan.inputs))
+def _serves(program: SharedEngine, profile_for: ProfileFor) -> bool:
+    return holds(program.plan.profile, profile_for(program.plan.inputs))
 
 
 def _wider(served: Profile | None, wanted: Profile, settings: Settings) -> Profile:

@@ -8,7 +8,6 @@ takes all that remains: one complaint may hide others.
 
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.trials.trials import not_plain, tensors
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
@@ -65,23 +65,22 @@ class Surveys:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._known: OrderedDict[str, tuple[dict[int, str], set[int]]] = OrderedDict()
+        self._known: LRU[str, tuple[dict[int, str], set[int]]] = LRU(_REMEMBERED)
 
     def __call__(self, graph: Graph, settings: Settings) -> Plan:
         """What becomes of the calls of a graph with static shapes."""
         names = [node.name for node in graph.calls]
         key = f"{fingerprint(graph, ranged=True)} {settings.key()}"
         with self._lock:
-            if key not in self._known:
+            known = self._known.get(key)
+            if known is None:
                 with disable_current_modes():
                     found = survey(graph, settings)
                 place = {name: i for i, name in enumerate(names)}
                 refused = {place[name]: reason for name, reason in found.refused.items()}
-                self._known[key] = refused, {place[name] for name in found.decomposed}
-                while len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(key)
-            reasons, decomposed = self._known[key]
+                known = refused, {place[name] for name in found.decomposed}
+                self._known.put(key, known)
+            reasons, decomposed = known
         return Plan({names[i]: r for i, r in reasons.items()}, {names[i] for i in decomposed})
 
 

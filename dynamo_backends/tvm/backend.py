@@ -10,7 +10,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TvmOptions(Options):
     tune_trials: int = 0
     tune_budget_s: float | int = 300
 
-    RANGES: ClassVar[Ranges] = {
+    LIMITS: ClassVar[Limits] = {
         "num_threads": (0, None),
         "tune_trials": (0, None),
         "tune_budget_s": (1, None),

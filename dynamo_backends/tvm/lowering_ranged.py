@@ -11,8 +11,9 @@ from dynamo_backends.graph.elsewhere import elsewhere
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, SIZES, Size, opened, sizes_in, sizes_of
+from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, opened, sizes_of
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.ranged import require_elements
 from dynamo_backends.tvm.converters import Importer
 from dynamo_backends.tvm.lowering import LoweredRelax, build_module
 from dynamo_backends.tvm.vendor import tvm
@@ -25,7 +26,7 @@ def lower_ranged(graph: Graph) -> LoweredRelax:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: It cannot be lowered for a range.
     """
-    _require_elements(graph)
+    require_elements(graph)
     wide = opened(graph)[0]
     module = promoted(wide)
     store(module.graph, wide)
@@ -97,11 +98,3 @@ class _Variables:
         if compute is None:
             raise CompileError(f"the size {expression} does not follow from inputs' shapes")
         return compute(*parts)
-
-
-def _require_elements(graph: Graph) -> None:
-    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range."""
-    for node in graph.module.graph.nodes:
-        for size in sizes_in(node.meta.get(SIZES)):
-            if size.lower < 1:
-                raise CompileError(f"{node.name!r} may have no elements")

@@ -14,7 +14,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.interface.options import Options, Ranges
+from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 
@@ -45,7 +45,7 @@ class XlaOptions(Options):
     bucket_growth: float | int = 1
     exact_after: int = 3
 
-    RANGES: ClassVar[Ranges] = {"bucket_growth": (1, None), "exact_after": (1, None)}
+    LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
 
     @property
     def is_reduced(self) -> bool:

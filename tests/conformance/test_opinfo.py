@@ -74,7 +74,7 @@ BACKENDS = {
     "openxla": Row("conformance.md", 0.85, 6),
     "onnxrt": Row("conformance-onnxrt.md", 0.61, 24),
     "tvm": Row("conformance-tvm.md", 0.58, 48),
-    "iree": Row("conformance-iree.md", 0.64, 96),
+    "iree": Row("conformance-iree.md", 0.60, 96),
     "ov": Row("conformance-ov.md", 0.46, 96),
     "ts_trace": Row("conformance-ts_trace.md", 0.91, 96),
     "ofi": Row("conformance-ofi.md", 0.90, 192),

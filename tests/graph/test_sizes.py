@@ -11,7 +11,7 @@ from torch import Tensor
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import SIZES, Size, is_ranged, sizes_of
+from dynamo_backends.graph.sizes import SIZES, Size, cap, is_ranged, ranges_of, sizes_of
 from dynamo_backends.pipeline.captured import compile_captured
 
 
@@ -102,6 +102,21 @@ def test_bounds_of_the_user():
     run(x)
     (size,) = [s for s in sizes_of(backend.graphs[0].calls[0]) if isinstance(s, Size)]
     assert (size.lower, size.upper) == (2, 32)
+
+
+def test_ranges_are_those_that_the_user_gave_or_the_bounds():
+    ranges, marks = [], []
+    for most in (32, 64):
+        x = torch.randn(4, 3)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
+        (graph,) = graphs_of(lambda x: torch.cat([x, x]) * 2, x)
+        ranges.append(ranges_of(graph))
+        marks.append(fingerprint(graph, ranged=True))
+    assert ranges == [[(2, 32), (2, None), (4, 64)], [(2, 64), (2, None), (4, 128)]]
+    assert len(set(marks)) == 1
+    cap(graph)
+    assert ranges_of(graph) == [(2, 4), (2, 3), (4, 8)]
+    assert fingerprint(graph, ranged=True) == marks[0]
 
 
 def test_numbers_are_plain():

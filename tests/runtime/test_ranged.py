@@ -1,0 +1,59 @@
+"""What programs for a range of sizes are given, and what they return."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import opened
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.ranged import RangedLayout, require_elements
+from tests.graph.test_sizes import graphs_of, split
+
+
+def columns(x: Tensor) -> Tensor:
+    return x.t().contiguous().t() * 2
+
+
+def ranged(fn: object) -> Graph:
+    (graph,) = graphs_of(fn, torch.randn(3, 8))  # type: ignore[arg-type]
+    return graph
+
+
+def test_memory_of_results_is_in_the_order_of_torch():
+    layout = RangedLayout(ranged(columns))
+    x = torch.randn(5, 6)
+    numbers = layout.numbers([x])
+    (memory,) = layout.make(numbers)
+    assert memory.shape == (6, 5)
+    memory.copy_((x * 2).t())
+    layout.require_shapes([memory], numbers, "TVM")
+    (result,) = layout.export([memory], numbers)
+    torch.testing.assert_close(result, columns(x))
+    assert result.stride() == columns(x).stride()
+
+
+def test_a_result_of_another_shape_is_an_error():
+    layout = RangedLayout(ranged(columns))
+    x = torch.randn(5, 6)
+    numbers = layout.numbers([x])
+    with pytest.raises(RuntimeError, match=r"TVM's program gives \[5, 6\] instead of \[6, 5\]"):
+        layout.require_shapes([x], numbers, "TVM")
+
+
+def test_sizes_that_a_program_is_given_come_first():
+    graph = ranged(split)
+    sizes = opened(graph)[1]
+    layout = RangedLayout(graph, sizes)
+    numbers = layout.numbers([torch.randn(5, 12)])
+    assert dict(zip(map(int, sizes), numbers, strict=False)) == {3: 5, 4: 6}
+    (memory,) = layout.make(numbers)
+    assert memory.shape == (5, 6)
+
+
+def test_a_tensor_that_may_have_no_elements_is_refused():
+    require_elements(ranged(split))
+    graph = ranged(lambda x: x[2:] * 2)
+    with pytest.raises(CompileError, match=r"'slice.*' may have no elements"):
+        require_elements(graph)
+    require_elements(graph, lambda node: True)

@@ -110,7 +110,7 @@ def test_trials_are_made_elsewhere(monkeypatch: pytest.MonkeyPatch):
         assert background.wait(120)
     (report,) = reports
     assert [row.op for row in report.fallbacks] == ["aten.special_bessel_j0.default"]
-    assert "ONNX" in report.fallbacks[0].reason
+    assert "has no lowering of it" in report.fallbacks[0].reason
     assert report.ops_on_backend == 2
 
 
@@ -129,32 +129,6 @@ def test_backward_graphs(monkeypatch: pytest.MonkeyPatch):
     assert [report.kind for report in reports] == ["forward", "backward"]
     assert all(report.executables for report in reports)
     assert not any(report.events for report in reports)
-
-
-@torch.no_grad()
-def test_inductor_finds_what_was_compiled_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    from torch._inductor import codecache
-
-    missing: list[str] = []
-
-    def note(_: str, builders: Any) -> None:
-        targets = [builder.get_target_file_path() for builder in builders]
-        missing.extend(target for target in targets if not Path(target).exists())
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(codecache, "_worker_compile_cpp", note)
-    model = Net().eval()
-    run = compiled(model, "inductor_freezing")
-    x = torch.randn(4, 6)
-    with dynamo_backends.record() as reports:
-        run(x)
-        assert background.wait(120)
-        torch.testing.assert_close(run(x), model(x))
-    assert missing == []
-    assert not reports[0].events
-    assert reports[0].executables == 1
 
 
 def test_a_crash_leaves_the_graph_in_eager_with_the_reason(

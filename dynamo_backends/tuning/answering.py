@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 
@@ -34,7 +34,7 @@ class AnsweringProcess:
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def __enter__(self) -> "AnsweringProcess":
+    def __enter__(self) -> Self:
         """The process starts with the first request."""
         return self
 

@@ -104,17 +104,18 @@ def test_trials_are_made_elsewhere(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trial, "_try", refuse)
     monkeypatch.setattr(trial._verdicts, "_shipped", False)
     monkeypatch.setattr(trial._verdicts, "_known", {})
-    run = compiled(lambda x: (x.cumsum(0) * 2).special_bessel_j0(), "onnxrt", cache=False)
+    run = compiled(lambda x: torch.special.bessel_j0(x.cumsum(0) * 2), "onnxrt", cache=False)
     with dynamo_backends.record() as reports:
         run(torch.randn(5, 3))
         assert background.wait(120)
     (report,) = reports
     assert [row.op for row in report.fallbacks] == ["aten.special_bessel_j0.default"]
-    assert "ONNX" in report.fallbacks[0].reason
+    assert "has no lowering of it" in report.fallbacks[0].reason
     assert report.ops_on_backend == 2
 
 
-def test_backward_graphs():
+def test_backward_graphs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(type(get_backend("onnxrt")), "compile", refuse)
     model = Net()
     run = compiled(model, "onnxrt")
     with dynamo_backends.record() as reports:
@@ -126,26 +127,8 @@ def test_backward_graphs():
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
                 assert background.wait(120)
     assert [report.kind for report in reports] == ["forward", "backward"]
-    assert all(report.executables == 1 for report in reports)
-
-
-@torch.no_grad()
-def test_inductor_finds_what_was_compiled_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    from torch._inductor import graph
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(graph.GraphLowering, "codegen", refuse)
-    model = Net().eval()
-    run = compiled(model, "inductor_freezing")
-    x = torch.randn(4, 6)
-    with dynamo_backends.record() as reports:
-        run(x)
-        assert background.wait(120)
-        torch.testing.assert_close(run(x), model(x))
-    assert not reports[0].events
-    assert reports[0].executables == 1
+    assert all(report.executables for report in reports)
+    assert not any(report.events for report in reports)
 
 
 def test_a_crash_leaves_the_graph_in_eager_with_the_reason(
@@ -164,11 +147,11 @@ def test_a_crash_leaves_the_graph_in_eager_with_the_reason(
 
     monkeypatch.setattr(fresh._process, "ask", ask)
     with dynamo_backends.record() as reports:
-        for number in (1, 2):
-            run = compiled(lambda x, n=number: x.sin() * n, "onnxrt", cache=False)
+        for function in (lambda x: x.sin() * 2, lambda x: x.cos() * 3):
+            run = compiled(function, "onnxrt", cache=False)
             x = torch.randn(3)
             for _ in range(2):
-                torch.testing.assert_close(run(x), x.sin() * number)
+                torch.testing.assert_close(run(x), function(x))
                 assert background.wait(120)
     lost, made = reports
     assert "the compiler was lost: its process ended with status -11" in lost.fallbacks[0].reason

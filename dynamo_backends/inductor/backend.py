@@ -56,7 +56,6 @@ class InductorFreezing(Backend):
     summary = "Inductor with frozen weights"
     dynamic_shapes = "one executable for all sizes that the symbols allow"
     serves_ranges = True
-    prepares_on_disk = True  # in Inductor's own cache
     Options = InductorOptions
     optional_packages = ("triton",)
     settings: ClassVar[dict[str, Any]] = {}

@@ -143,8 +143,6 @@ class Backend(ABC):
             are handed over with sizes that know where they come from (see `graph.sizes`). Else,
             and where an executable does not (`Executable.serves_range`), the pipeline compiles
             them once per concrete shape.
-        prepares_on_disk: What it compiles when weights are bound it finds on disk the next time,
-            also for weights of other values.
         is_verified: It compares what it runs with eager itself.
         packages: The modules that it needs, each with the package on the index that has it.
         optional_packages: Packages that its code depends on where they are installed, such as a
@@ -160,7 +158,6 @@ class Backend(ABC):
     trains: ClassVar[bool] = True
     dynamic_shapes: ClassVar[str] = "one executable per shape"
     serves_ranges: ClassVar[bool] = False
-    prepares_on_disk: ClassVar[bool] = False
     is_verified: ClassVar[bool] = False
     packages: ClassVar[Mapping[str, str]] = {}
     optional_packages: ClassVar[tuple[str, ...]] = ()

@@ -36,7 +36,7 @@ log = logging.getLogger("dynamo_backends")
 _START_S = 600.0  # for the imports, on a busy machine
 _KEPT = frozenset({"val", SIZES, STRIDES})
 
-Task = Literal["plan", "compile", "bind"]
+Task = Literal["plan", "compile"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Job:
     """What the other process is to do.
 
     Attributes:
-        task: "plan" decides about the calls; "compile" makes an executable to be loaded; "bind" has
-            one prepare weights, so that it is found on disk.
+        task: "plan" decides about the calls; "compile" makes an executable to be loaded.
         backend: Name of the backend.
         options: Of the backend.
         graph: The packed module, after all passes.
@@ -65,7 +64,7 @@ class Job:
     kind: Kind
     inputs: tuple[Input, ...]
     plan: Plan
-    cache_key: str | None
+    cache_key: str
     threads: int
     precision: str
     environment: Mapping[str, str]
@@ -170,9 +169,8 @@ def compiled(
     Raises:
         DynamoBackendsError: It cannot be compiled, or the compiler crashed.
     """
-    task: Task = "bind" if backend.prepares_on_disk else "compile"
-    answer = _done(task, backend, options, plan, graph)
-    if answer is None or task == "bind":
+    answer = _done("compile", backend, options, plan, graph)
+    if answer is None:
         return make()
     parts = {name: base64.b64decode(text) for name, text in answer["parts"].items()}
     return backend.load(parts, graph.copy(), options)
@@ -183,9 +181,9 @@ def _done(
 ) -> dict[str, Any] | None:
     """What came of a job; None: it is to be done in this process."""
     key = backend.cache_key(options)
-    if key is None and not backend.prepares_on_disk:
+    if key is None or process.is_unusable:
         return None
-    if process.is_unusable or not is_found_elsewhere(backend) or not _is_on_cpu(graph):
+    if not is_found_elsewhere(backend) or not _is_on_cpu(graph):
         return None
     try:
         packed = _packed(graph)

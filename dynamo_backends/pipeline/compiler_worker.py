@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dynamo_backends._torch_private.precompile import unpack
 from dynamo_backends.graph.graph import Graph
@@ -49,7 +48,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             return _done(job, backend, graph)
     except Exception as error:
-        return {"unable": brief_error(error)} if job.task == "bind" else answered_error(error)
+        return answered_error(error)
 
 
 def _prepared(job: Job) -> tuple[Backend, Graph]:
@@ -70,19 +69,8 @@ def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
     made = compile_planned(
         backend, job.options, job.plan, graph, lambda copy: backend.compile(copy, job.options)
     )
-    if job.task == "bind":
-        made.bind([_some_like(graph.placeholders[i].meta["val"]) for i in graph.weights])
-        return {}
     parts = made.dump()
     return {"unable": "it cannot be kept"} if parts is None else answered_parts(parts)
-
-
-def _some_like(weight: Tensor) -> Tensor:
-    """A tensor of any values, but no special ones: not equal to each other, nor 0 if possible."""
-    sizes = zip(weight.shape, weight.stride(), strict=True)
-    extent = 1 + sum((n - 1) * stride for n, stride in sizes) if weight.numel() else 0
-    make = torch.rand if weight.is_floating_point() else torch.zeros
-    return make(extent, dtype=weight.dtype).as_strided(weight.shape, weight.stride())
 
 
 def _lines() -> Iterable[str]:

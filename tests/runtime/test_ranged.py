@@ -1,5 +1,8 @@
 """What programs for a range of sizes are given, and what they return."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +18,8 @@ def columns(x: Tensor) -> Tensor:
     return x.t().contiguous().t() * 2
 
 
-def ranged(fn: object) -> Graph:
-    (graph,) = graphs_of(fn, torch.randn(3, 8))  # type: ignore[arg-type]
+def ranged(fn: Callable[..., Any], rows: int = 3) -> Graph:
+    (graph,) = graphs_of(fn, torch.randn(rows, 8))
     return graph
 
 
@@ -46,14 +49,14 @@ def test_sizes_that_a_program_is_given_come_first():
     sizes = opened(graph)[1]
     layout = RangedLayout(graph, sizes)
     numbers = layout.numbers([torch.randn(5, 12)])
-    assert dict(zip(map(int, sizes), numbers, strict=False)) == {3: 5, 4: 6}
+    assert (sizes, numbers[0]) == ([3], 5)
     (memory,) = layout.make(numbers)
     assert memory.shape == (5, 6)
 
 
 def test_a_tensor_that_may_have_no_elements_is_refused():
     require_elements(ranged(split))
-    graph = ranged(lambda x: x[2:] * 2)
+    graph = ranged(lambda x: x[2:] * 2, rows=6)
     with pytest.raises(CompileError, match=r"'slice.*' may have no elements"):
         require_elements(graph)
     require_elements(graph, lambda node: True)

@@ -138,7 +138,8 @@ def test_gradients_of_images_of_any_size(name: str):
     def fn(x: Tensor) -> Tensor:
         results = chosen(x)
         parts = results if isinstance(results, tuple) else (results,)
-        return sum((p.sin().sum() for p in parts), torch.zeros(()))
+        # Sines of large arguments would make errors of rounding, of eager's, too.
+        return sum(((p / 16).sin().sum() for p in parts), torch.zeros(()))
 
     with record() as reports:
         run = compiled(fn, exact_after=100, bucket_growth=8.0)
@@ -149,7 +150,10 @@ def test_gradients_of_images_of_any_size(name: str):
             fn(y).backward()
             assert y.grad is not None
             torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
-    assert {r.exact for r in reports} == {""}
+    exact = {r.exact for r in reports if r.exact}
+    # The height, over which the mean is taken, is in no shape that its backward graph gets.
+    assert all("does not follow from inputs' shapes" in reason for reason in exact)
+    assert bool(exact) == (name == "a line")
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,12 @@ def _applies(shape: ConvShape) -> bool:
 WINOGRAD_F2 = ConvolutionProgram(
     "winograd_f2",
     _applies,
-    lambda w, s: _prepare(w, s, F2),
-    lambda x, u, s: _apply(x, u, s, F2),
+    lambda w, shape: _prepare(w, shape, F2),
+    lambda x, u, shape: _apply(x, u, shape, F2),
 )
 WINOGRAD_F4 = ConvolutionProgram(
     "winograd_f4",
     _applies,
-    lambda w, s: _prepare(w, s, F4),
-    lambda x, u, s: _apply(x, u, s, F4),
+    lambda w, shape: _prepare(w, shape, F4),
+    lambda x, u, shape: _apply(x, u, shape, F4),
 )

@@ -3,12 +3,12 @@
 import bisect
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
 import sympy
 
 from dynamo_backends.interface.backend import Buckets, NamedBounds
+from dynamo_backends.runtime.lru import LRU
 
 Sizes = Mapping[sympy.Symbol, int]
 """The values of all symbols of a graph, always in the same order."""
@@ -108,15 +108,11 @@ class Demand:
     def __init__(self, rounding: Rounding, allowed: float):
         self._rounding = rounding
         self._allowed = allowed
-        self._seen: OrderedDict[tuple[int, ...], Sizes] = OrderedDict()
+        self._seen: LRU[tuple[int, ...], Sizes] = LRU(_SEEN)
 
     def note(self, sizes: Sizes) -> None:
         """Remembers the sizes of a call."""
-        key = tuple(sizes.values())
-        self._seen[key] = sizes
-        self._seen.move_to_end(key)
-        while len(self._seen) > _SEEN:
-            self._seen.popitem(last=False)
+        self._seen.put(tuple(sizes.values()), sizes)
 
     def is_met(self, bounds: Sizes, sizes: Sizes) -> bool:
         """Whether sizes that a program serves need no narrower one."""

@@ -133,7 +133,6 @@ class CompiledGraph:
         self._padded = self._padded_programs(symbols)
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._static: Compiled | None = None
-        self._count = len(self._graph.inputs) - len(self._constants)
         self._is_ranged = backend.serves_ranges and options.ranges
         self._is_static = not is_dynamic(self._graph)
         waiting = Served("eager while compiling", ())

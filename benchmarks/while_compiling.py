@@ -33,7 +33,7 @@ ALONE = 40  # calls in eager for each size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 0."""
+    """Runs the benchmark; returns 1 if something could not be measured."""
     settings = parse(arguments)
     if settings.child:
         return child(settings)
@@ -45,13 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [(backend, pause) for backend in settings.backends for pause in settings.pauses]
     records = []
     for backend, pause in track(rows, "calling", console=console, transient=True):
-        record = {"backend": backend, "pause_ms": pause, **in_a_process(settings, backend, pause)}
+        try:
+            measured = in_a_process(settings, backend, pause)
+        except harness.ChildError as error:
+            measured = {"error": str(error).splitlines()[-1]}
+        record = {"backend": backend, "pause_ms": pause, **measured}
         table.add_row(*describe(record))
         records.append(record)
     console.print(table)
     if settings.json:
         harness.save_json(settings.json, "while compiling", records, settings=vars(settings))
-    return 0
+    return int(any("error" in record for record in records))
 
 
 def in_a_process(settings: argparse.Namespace, backend: str, pause: float) -> dict[str, Any]:
@@ -68,6 +72,8 @@ def in_a_process(settings: argparse.Namespace, backend: str, pause: float) -> di
 
 def describe(record: dict[str, Any]) -> list[str]:
     """The cells of a row."""
+    if "error" in record:
+        return [record["backend"], f"{record['pause_ms']:g}", record["error"]]
     alone, during = record["alone_ms"], record["during_ms"]
     return [
         record["backend"], f"{record['pause_ms']:g}", f"{alone[0]:.1f}, {alone[1]:.1f}",

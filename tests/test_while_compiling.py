@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynamo_backends
 from dynamo_backends import Executable, Options
@@ -254,3 +256,44 @@ time.sleep(0.1)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     empty = time.perf_counter() - start
     assert empty < 60
+
+
+class Tracing(Counting):
+    """Traces while it compiles, and stays in the middle of that until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.gate = threading.Event(), threading.Event()
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        def function(x: Tensor) -> Tensor:
+            self.inside.set()
+            assert self.gate.wait(60)
+            return x.sin()
+
+        traced = make_fx(function)(torch.randn(3))
+        assert [n.op for n in traced.graph.nodes] == ["placeholder", "call_function", "output"]
+        return super().compile(graph, options)
+
+
+def test_calls_see_nothing_of_what_the_thread_traces():
+    # While torch traces, compiled functions raise in all threads, and modules are called otherwise.
+    backend, model = Tracing(), nn.Linear(4, 3)
+    before = nn.Module.__call__, nn.Module.__getattr__
+    run = compiled(model, backend, dynamic=False)
+    x = torch.randn(2, 4)
+    try:
+        run(x)
+        assert backend.inside.wait(60)
+        torch.testing.assert_close(run(x), model(x))
+        assert (nn.Module.__call__, nn.Module.__getattr__) == before
+        captured = make_fx(lambda x: x.cos())(x)  # two traces at once, of which this one ends first
+        assert not is_fx_symbolic_tracing()
+    finally:
+        backend.gate.set()
+        assert background.wait(60)
+    assert not is_fx_symbolic_tracing()
+    assert (nn.Module.__call__, nn.Module.__getattr__) == before
+    torch.testing.assert_close(captured(x), x.cos())
+    torch.testing.assert_close(run(x), model(x))
+    assert backend.compiled == 1

@@ -135,4 +135,5 @@ from dynamo_backends._torch_private.tracing import (
     make_fx,
     tracing_a_step,
 )
+from dynamo_backends._torch_private.tracing_apart import tracing_apart
 from dynamo_backends._torch_private.transforms import transforms_given, unwrapped

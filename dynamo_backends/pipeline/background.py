@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import is_capturing
+from dynamo_backends._torch_private import is_capturing, tracing_apart
 from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
 
@@ -83,7 +83,7 @@ class _Worker:
         grad = torch.is_grad_enabled()
 
         def run(*owner: Any) -> None:
-            with torch.set_grad_enabled(grad):
+            with torch.set_grad_enabled(grad), tracing_apart():
                 context.run(job, *owner)
 
         with self._changed:

@@ -69,9 +69,7 @@ def checks(weights: list[Tensor]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def measure(
-    runs: dict[str, Callable[[], Any]], rounds: int, repeat: int
-) -> list[dict[str, str | float]]:
+def measure(runs: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> list[dict[str, Any]]:
     """Medians over interleaved rounds of `repeat` calls, in microseconds."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for round_number in range(rounds + 1):

@@ -159,8 +159,8 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
         warmup=1,
         on_round=lambda: note("measuring"),
     )
-    for column, timing in timings.items():
-        row.milliseconds[column] = timing.median * 1e3
+    for name, timing in timings.items():
+        row.milliseconds[name] = timing.median * 1e3
     return row
 
 

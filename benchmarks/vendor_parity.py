@@ -134,6 +134,7 @@ def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Call:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         program = torch.onnx.export(model, positional, kwargs=named, dynamo=True, verbose=False)
+        assert program is not None, "given with dynamo=True"
         program.save(file)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()

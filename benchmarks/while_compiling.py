@@ -88,7 +88,7 @@ def child(settings: argparse.Namespace) -> int:
     """Calls with all sizes, one after the other, and hands the times back."""
     model = encoder(settings.layers)
     (backend,), (pause,) = settings.backends, settings.pauses
-    options = {"while_compiling": "eager"}
+    options: dict[str, Any] = {"while_compiling": "eager"}
     compiled = torch.compile(model, backend=backend, dynamic=True, options=options)
     alone, during, served, over = [], [], [], 0
     with dynamo_backends.record() as reports:
@@ -99,7 +99,7 @@ def child(settings: argparse.Namespace) -> int:
             times = until_served(compiled, inputs, pause / 1e3, settings.timeout)
             served.append(time.perf_counter() - start)
             eager += in_eager(model, inputs)
-            over += sum(t > 1.3 * np.percentile(eager, 95) + 5e-3 for t in times)
+            over += sum(t > 1.3 * float(np.percentile(eager, 95)) + 5e-3 for t in times)
             alone += eager
             during += times
     if not sum(report.ops_on_backend for report in reports):
@@ -108,7 +108,7 @@ def child(settings: argparse.Namespace) -> int:
         alone_ms=milliseconds(alone, 50, 95),
         during_ms=milliseconds(during, 50, 95, 100),
         calls=len(during),
-        over=int(over),
+        over=over,
         served_s=served,
     )
     return 0

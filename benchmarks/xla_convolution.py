@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -131,7 +132,7 @@ def rounds(
 
 def head_to_head(first: Callable[[], object], second: Callable[[], object]) -> float:
     """Median ratio of the two times in direct succession, which other load cannot tilt."""
-    ratios = []
+    ratios: list[float] = []
     end = time.perf_counter() + SECONDS_PER_ROW
     while time.perf_counter() < end or len(ratios) < 7:
         pair = [first, second]
@@ -147,7 +148,7 @@ def measure(name: str) -> Row:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((BATCH, size, size, c_in), np.float32)
     w = generator.standard_normal((c_out, c_in // groups, k, k), np.float32)
-    options = {
+    options: dict[str, Any] = {
         "stride": (stride,) * 2,
         "padding": (padding,) * 2,
         "dilation": (1, 1),
@@ -164,11 +165,11 @@ def measure(name: str) -> Row:
     plain = xt.contiguous()
     last = xt.contiguous(memory_format=torch.channels_last)
     wt_last = wt.contiguous(memory_format=torch.channels_last)
-    torch_calls = {
+    torch_calls: dict[str, Callable[[], object]] = {
         "nchw": lambda: F.conv2d(plain, wt, None, **options),
         "nhwc": lambda: F.conv2d(last, wt_last, None, **options),
     }
-    samples = {name: [] for name in (*calls, *torch_calls)}
+    samples: dict[str, list[float]] = {name: [] for name in (*calls, *torch_calls)}
     with torch.inference_mode():
         for _ in range(2):
             rounds(calls, SECONDS_PER_ROW / 2, samples)
@@ -220,7 +221,7 @@ def main() -> int:
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         console.print("[yellow]other programs are running: trust the ratios, not the times[/]")
     console.width = max(console.width, 110)  # piped into a file, names would be cut
-    rows = []
+    rows: list[Row] = []
     with console.status("") as status:
         for name in ROWS:
             if arguments.only and arguments.only not in name:

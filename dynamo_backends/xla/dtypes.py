@@ -1,6 +1,7 @@
 """The correspondence between torch's and XLA's element types."""
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 _FROM_TORCH = {
@@ -36,3 +37,10 @@ def to_jax(dtype: torch.dtype) -> jnp.dtype:
         KeyError: XLA has none; ask `is_supported` first.
     """
     return jnp.dtype(_FROM_TORCH[dtype])
+
+
+def accumulation_dtype(dtype: np.dtype | str) -> np.dtype:
+    """The dtype in which sums of `dtype`, or of products, are kept: float32 for small floats."""
+    dtype = jnp.dtype(dtype)
+    small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if small else dtype

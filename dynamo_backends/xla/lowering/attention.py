@@ -9,8 +9,9 @@ from jax import lax
 from torch import fx
 
 from dynamo_backends.graph.calls import argument
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype, contract
+from dynamo_backends.xla.lowering.matmul import contract
 from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 

@@ -5,9 +5,10 @@ import math
 import jax
 import jax.numpy as jnp
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.attention import drops, repeat_heads, scores_of
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype, contract
+from dynamo_backends.xla.lowering.matmul import contract
 from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
-    accumulator,
     pad_spatial,
     preferred,
     window,
@@ -184,7 +184,7 @@ IM2COL = ConvolutionProgram(
 def _shifts_prepare(w: jax.Array, shape: ConvShape) -> jax.Array:
     """(O, I/g, *kernel) -> (taps, I/g, O/g, g), in the accumulator's type."""
     split = w.reshape(shape.groups, shape.out_per_group, shape.in_per_group, shape.taps)
-    return split.transpose(3, 2, 1, 0).astype(accumulator(w.dtype))
+    return split.transpose(3, 2, 1, 0).astype(accumulation_dtype(w.dtype))
 
 
 def _shifts_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
+
 
 class Settings(TypedDict):
     """What is said of a convolution besides its operands; of a gradient, what its convolution has.
@@ -164,18 +166,12 @@ class ConvShape:
         )
 
 
-def accumulator(dtype: np.dtype | str) -> np.dtype:
-    """The type in which products of ``dtype`` are summed: float32 for 16-bit floats."""
-    dtype = jnp.dtype(dtype)
-    return np.dtype(np.float32) if dtype in (jnp.bfloat16, jnp.float16) else dtype
-
-
 def preferred(dtype: np.dtype | str) -> np.dtype | None:
     """``preferred_element_type`` for XLA: the accumulator where it differs, else None.
 
     XLA refuses one for complex convolutions, so it is left out where it changes nothing.
     """
-    wider = accumulator(dtype)
+    wider = accumulation_dtype(dtype)
     return wider if wider != jnp.dtype(dtype) else None
 
 

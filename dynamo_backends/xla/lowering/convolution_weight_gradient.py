@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.convolution_dense import LAX, columns
 from dynamo_backends.xla.lowering.convolution_rules import groups_per_block
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
     Settings,
-    accumulator,
     pad_spatial,
     preferred,
     window,
@@ -132,7 +132,7 @@ def _by_shifts(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
     use vectors, and takes ten times as long.
     """
     groups, out, dtype = shape.groups, shape.out_spatial, x.dtype
-    x = pad_spatial(x.astype(accumulator(dtype)), shape.padding, shape.padding)
+    x = pad_spatial(x.astype(accumulation_dtype(dtype)), shape.padding, shape.padding)
     x = lax.optimization_barrier(x)
     dy = dy.astype(x.dtype).reshape(*dy.shape[:-1], groups, shape.out_per_group, 1)
     taps = list(itertools.product(*map(range, shape.kernel)))
@@ -175,7 +175,7 @@ def _by_blocks(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
 
 def _by_transposing_lax(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
     """XLA's own convolution, transposed by jax."""
-    wide = accumulator(x.dtype) if shape.platform == "cpu" else x.dtype
+    wide = accumulation_dtype(x.dtype) if shape.platform == "cpu" else x.dtype
     dtype, x, dy = x.dtype, x.astype(wide), dy.astype(wide)
     w = jax.ShapeDtypeStruct((shape.out_channels, shape.in_per_group, *shape.kernel), wide)
     transpose = jax.linear_transpose(lambda w: LAX(x, w, shape), w)

@@ -8,9 +8,9 @@ import numpy as np
 from jax import lax
 from torch import fx
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.casts import cast, scalar
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Promotion, by_name, lowers, pointwise
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import by_name, lowers
 
 _SUM, _MEAN, _MAX = 0, 1, 2

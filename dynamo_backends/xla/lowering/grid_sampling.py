@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import finish_channels_last
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, channels_last, logical
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.casts import cast, scalar
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 

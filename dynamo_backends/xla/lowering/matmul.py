@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.casts import scalar
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
@@ -21,12 +22,6 @@ _MATRIX: Dims = (((1,), (0,)), ((), ()))
 _BATCH: Dims = (((2,), (1,)), ((0,), (0,)))
 _SUM_OF_BATCH: Dims = (((0, 2), (0, 1)), ((), ()))
 _VECTORS: Dims = (((0,), (0,)), ((), ()))
-
-
-def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype in which sums of products of `dtype` are kept."""
-    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
-    return jnp.dtype(jnp.float32) if small else jnp.dtype(dtype)
 
 
 def contract(ctx: Context, x: jax.Array, y: jax.Array, dims: Dims) -> jax.Array:

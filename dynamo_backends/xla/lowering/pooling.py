@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from torch import fx
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering import pooling_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dynamo_backends.xla.lowering.convolution_shape import accumulator, window
+from dynamo_backends.xla.dtypes import accumulation_dtype
+from dynamo_backends.xla.lowering.convolution_shape import window
 
 _SEPARATE_FROM = 16  # window elements from which one dimension after the other is faster
 
@@ -289,7 +290,7 @@ def avg_pool_nhwc(
         ``(N, *out_spatial, C)`` in ``x``'s dtype.
     """
     out, high = windows.over(x.shape[1:-1])
-    wide = accumulator(x.dtype)
+    wide = accumulation_dtype(x.dtype)
     padded = _pad(x.astype(wide), windows.padding, high, np.zeros((), wide))
     total = _over_windows(padded, out, windows, lax.add)
     divisor = _divisor(x.shape[1:-1], windows, windows.starts(out), count_include_pad)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.dtypes import accumulation_dtype, to_jax
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
 
@@ -21,8 +21,7 @@ Dims = int | Sequence[int] | None
 
 def widen(x: Array) -> Array:
     """float16 and bfloat16 as float32, everything else as it is."""
-    small = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    return x.astype(jnp.float32) if small else x
+    return x.astype(accumulation_dtype(x.dtype))
 
 
 def axes(x: Array, dim: Dims) -> tuple[int, ...]:

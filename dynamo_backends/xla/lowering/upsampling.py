@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
+from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.layouts import finish_channels_last
-from dynamo_backends.xla.lowering.matmul import accumulation_dtype
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.resampling import (
     Taps,

@@ -1,4 +1,4 @@
-"""Where `while_compiling="eager"` compiles: in another process, and here if that cannot."""
+"""Where is compiled what no call waits for: in another process, and here if that cannot."""
 
 import base64
 import os
@@ -82,6 +82,22 @@ def test_compiled_elsewhere(backend: str, cache: bool, monkeypatch: pytest.Monke
     assert report.blocks == 1
     assert report.executables == (3 if backend == "openxla" else 1)
     assert report.cache_hits == 0
+
+
+def test_narrower_programs_are_compiled_elsewhere():
+    def fn(x: Tensor) -> Tensor:
+        return (x.softmax(0) * 2).sum(0)
+
+    options = {"bucket_growth": 1.1, "cache": False, "min_block_size": 1}
+    run = torch.compile(fn, backend="openxla", dynamic=True, options=options)
+    with dynamo_backends.record() as reports, pytest.MonkeyPatch.context() as patch:
+        run(torch.randn(60, 3))
+        patch.setattr(type(get_backend("openxla")), "compile", refuse)
+        for length in (20, 20, 9):
+            x = torch.randn(length, 3)
+            torch.testing.assert_close(run(x), fn(x))
+        assert background.wait(120)
+    assert any("≤20" in s.shapes[0] for s in reports[0].traffic())
 
 
 @torch.no_grad()

@@ -107,8 +107,12 @@ class _Worker:
                 self.marks.discard(job.mark)
             self._changed.notify_all()
 
+    @property
+    def is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def wait(self, timeout: float | None) -> bool:
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             return True
         with self._changed:
             return self._changed.wait_for(lambda: not self.marks, timeout)
@@ -192,6 +196,11 @@ def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> None:
             alive: once it is gone, what waits for it is left out. None: it is compiled anyway.
     """
     _worker.submit(mark, job, owner)
+
+
+def is_beside() -> bool:
+    """Whether what the caller compiles is compiled beside calls, so that nobody waits for it."""
+    return _worker.is_here
 
 
 def wait(timeout: float | None = None) -> bool:

@@ -29,7 +29,7 @@ from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.pipeline import compiler_process
+from dynamo_backends.pipeline import background, compiler_process
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
     describe_parts,
@@ -181,7 +181,7 @@ class ProgramBuilder:
         if len(calls) < len(graph.calls):
             graph = extract(graph, calls, on_backend=True).graph
         try:
-            if self._options.is_beside:
+            if background.is_beside():
                 return compiler_process.plan(self._backend, graph, self._options)
             return self._backend.plan(graph, self._options)
         except Exception as error:
@@ -239,7 +239,7 @@ class ProgramBuilder:
     def _made(self, graph: Graph) -> Executable:
         backend, options, plan = self._backend, self._options, self._plan
         make = functools.partial(_compile, backend, options, plan, graph)
-        if options.is_beside:
+        if background.is_beside():
             return compiler_process.compiled(backend, options, plan, graph, make)
         return make()
 

@@ -1,4 +1,4 @@
-"""Has graphs compiled in another process, for `while_compiling="eager"`.
+"""Has graphs compiled in another process, where no call waits for them.
 
 Python that compiles would take turns with that of the calls; in a process of its own it does not,
 and can have a lower priority. Given is one block after all passes, and what comes back are the

@@ -145,8 +145,17 @@ def test_vendors_keep_one_executable(name: str):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
     run = torch.compile(model, backend=dynamo_backends.compiler(name, cache=False))
     with dynamo_backends.record() as reports, torch.no_grad():
-        for batch in (4, 6, 4, 9):
-            x = torch.randn(batch, 3, 4, 4)
-            torch.testing.assert_close(run(x), model(x))
+        torch.testing.assert_close(run(x := torch.randn(4, 3, 4, 4)), model(x))
+        (block,) = reports[0].executable.static_program.blocks
+        gone = [weakref.ref(x) for x in (block.executable, block._bind.__self__)]
+        del block
+        gc.disable()  # memory is free at once, not when garbage is collected
+        try:
+            for batch in (6, 4, 9):
+                x = torch.randn(batch, 3, 4, 4)
+                torch.testing.assert_close(run(x), model(x))
+            assert [ref() for ref in gone] == [None, None]
+        finally:
+            gc.enable()
     assert [isinstance(r.executable._static, Successor) for r in reports] == [True, False]
     assert [r.runtime_fallbacks for r in reports] == [[], []]

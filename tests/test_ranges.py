@@ -1,18 +1,21 @@
 """One program for all sizes of a range: what shows that it serves them, and what it computes."""
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import SizeReader, opened
+from dynamo_backends.graph.sizes import Size, SizeReader, opened
 from dynamo_backends.interface.registry import get_backend, list_backends
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.verify import first
@@ -134,6 +137,30 @@ def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
             torch.testing.assert_close(run(x, y), x.t() @ x + y + x.shape[0] * 2)
     assert seen == [False, False, True], "twice as many in both; told apart; then nobody asks"
     assert backend.compiled == 1
+
+
+def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
+    """Two expressions that are always equal are never told apart."""
+    from dynamo_backends.pipeline import buckets, ranges
+
+    rows, columns = sympy.symbols("rows columns")
+
+    def sizes(number: Any) -> list[Size]:
+        return [Size(number, e, 2, None) for e in (rows, columns)]
+
+    monkeypatch.setattr(ranges, "all_sizes", sizes)
+    monkeypatch.setattr(ranges, "has_forgotten", lambda graph: False)
+    programs: Any = buckets.PaddedPrograms.__new__(buckets.PaddedPrograms)
+    programs._proofs, programs._proven = {}, ""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: programs._note("graph", number), range(2, 800)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not programs._proven
+    assert len(programs._proofs["graph"]._examples) == 798, "each is noted once"
 
 
 def test_the_first_call_of_other_sizes_is_compared_with_eager(monkeypatch: pytest.MonkeyPatch):
@@ -263,3 +290,12 @@ def test_the_page_on_sizes_names_the_backends_that_serve_ranges():
     variants = {name for name in list_backends() if get_backend(name).same_as in told}
     serving = {name for name in list_backends() if get_backend(name).serves_ranges}
     assert serving - variants == told - variants
+
+
+def test_numbers_alone_as_inputs():
+    def positions(n: int) -> Tensor:
+        return torch.arange(n) * 2 + n
+
+    run = compiled(positions, Counting())
+    for n in (5, 9, 4):
+        torch.testing.assert_close(run(n), positions(n))

@@ -339,6 +339,12 @@ def compile_id() -> str | None:
     return None if found is None else str(found)
 
 
+def compiled_function() -> str | None:
+    """Inside a compilation by Dynamo in this thread: its name of the function, such as "0"."""
+    name = compile_id()
+    return None if name is None else name.partition("/")[0]
+
+
 def compilation_metrics() -> list[Any]:
     """Dynamo's own records of its last 64 compilations."""
     from torch._dynamo.utils import get_compilation_metrics

@@ -16,7 +16,7 @@ from dynamo_backends._torch_private import (
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.sizes import is_symbolic
+from dynamo_backends.graph.sizes import Symbolic, is_symbolic
 
 
 class Inference:
@@ -60,9 +60,7 @@ def mismatches(graph: Graph) -> Iterator[str]:
     Sizes that depend on data, and what follows from them, are not checked: fake tensors have none.
     """
     values = [p.meta.get("val") for p in graph.placeholders]
-    symbolic = any(map(is_symbolic, values))
-    mode = detect_fake_mode(values) if symbolic else FakeTensorMode()
-    assert mode is not None
+    mode = _mode_of(graph) if any(map(is_symbolic, values)) else FakeTensorMode()
     known: dict[fx.Node, Any] = {}
     open_sizes = data_dependent(graph)
     with _without_guards(mode), mode:
@@ -93,6 +91,16 @@ def mismatches(graph: Graph) -> Iterator[str]:
                     f"{node.target} gives {describe(value)}"
                 )
             known[node] = value
+
+
+def _mode_of(graph: Graph) -> FakeTensorMode:
+    """The fake mode of a graph with symbolic shapes; numbers alone have none, only a shape_env."""
+    values = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
+    mode = detect_fake_mode(values)
+    if mode is not None:
+        return mode
+    number = next(value for value in values if isinstance(value, Symbolic))
+    return FakeTensorMode(shape_env=number.node.shape_env)
 
 
 def data_dependent(graph: Graph) -> frozenset[fx.Node]:

@@ -185,6 +185,18 @@ def all_sizes(graph: Graph) -> Iterator[Size]:
         yield from sizes_in(values)
 
 
+def without_numbers(graph: Graph) -> Graph:
+    """A copy of a graph without the inputs that are numbers and that nothing reads."""
+    graph = graph.copy()
+    left = []
+    for place, x in zip(graph.placeholders, graph.inputs, strict=True):
+        if place.users or isinstance(place.meta["val"], Tensor):
+            left.append(x)
+        else:
+            graph.module.graph.erase_node(place)
+    return dataclasses.replace(graph, inputs=tuple(left))
+
+
 def ranges_of(graph: Graph) -> list[tuple[int, int | None]]:
     """The least and the largest value of each size of a graph that may vary, in order."""
     ranges = {size.expression: (size.lower, size.upper) for size in all_sizes(graph)}

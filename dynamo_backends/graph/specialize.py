@@ -100,6 +100,48 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
     return True
 
 
+def complete(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[Any] | None:
+    """The values of all placeholders, from those that are tensors.
+
+    Args:
+        graph: With symbolic shapes.
+        tensors: In order.
+
+    Returns:
+        None: the graph is for other tensors, or has numbers that they do not tell.
+    """
+    symbolic = [place.meta["val"] for place in graph.placeholders]
+    expected = [s for s in symbolic if isinstance(s, torch.Tensor)]
+    if len(expected) != len(tensors) or not all(map(_is_instance, expected, tensors)):
+        return None
+    bindings: dict[sympy.Expr, Any] = {}
+    for s, value in zip(expected, tensors, strict=True):
+        _bind(s, value, bindings)
+    left = iter(tensors)
+    values = [
+        next(left) if isinstance(s, torch.Tensor) else bindings.get(s.node.expr) for s in symbolic
+    ]
+    return None if any(value is None for value in values) else values
+
+
+def _is_instance(symbolic: torch.Tensor, value: Any) -> bool:
+    """Whether a value is a tensor that guards allow for a symbolic one, as far as sizes say."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    same = (symbolic.dtype, symbolic.device, symbolic.ndim)
+    if same != (value.dtype, value.device, value.ndim):
+        return False
+    pairs = zip((*symbolic.shape, *symbolic.stride()), (*value.shape, *value.stride()), strict=True)
+    return all(_is_within(s, n) for s, n in pairs)
+
+
+def _is_within(symbolic: Any, number: int) -> bool:
+    if not isinstance(symbolic, torch.SymInt):
+        return bool(symbolic == number)
+    lower, upper = size_bounds(symbolic)
+    return lower <= number and (upper is None or number <= upper)
+
+
 class Symbols:
     """The symbols of a graph, and what their values make of it.
 

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class OrtExecutable(Executable):
         fakes = [node.meta["val"] for node in graph.outputs]
         self._outputs = [_Output(n, v) for n, v in zip(wiring.outputs, fakes, strict=True)]
         # Errors of a graph without weights show when it is compiled, not when it is first called.
-        self._fixed = None if self.weight_places else make_session(model, {}, settings)
+        self._fixed = None if self.weight_places else self._session(model, {})
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -86,7 +86,7 @@ class OrtExecutable(Executable):
         if self._fixed is not None:
             return self._run(self._fixed), ()
         self.last_weights = [weakref.ref(w) for w in weights]
-        session = make_session(self.model, self.model_weights(weights), self.settings)
+        session = self._session(self.model, self.model_weights(weights))
         return self._run(session), range(len(weights))
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
@@ -102,7 +102,10 @@ class OrtExecutable(Executable):
     @functools.cached_property
     def _live(self) -> Any:
         """The session whose inputs weights are; it prepares nothing."""
-        return self._fixed or make_session(with_weights_as_inputs(self.model), {}, self.settings)
+        return self._fixed or self._session(with_weights_as_inputs(self.model), {})
+
+    def _session(self, model: bytes, weights: Mapping[str, Tensor]) -> Any:
+        return make_session(model, weights, self.settings, self.serves_range)
 
     def model_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         """Row-major tensors by the names of the model's weights.
@@ -191,9 +194,7 @@ class OrtExecutable(Executable):
             weights: As for `bind`.
             activations: As for a bound function.
         """
-        session = self._fixed or make_session(
-            self.model, self.model_weights(weights), self.settings
-        )
+        session = self._fixed or self._session(self.model, self.model_weights(weights))
         binding = C.SessionIOBinding(session)
         device = ort_device(self.settings.device)
         given = [x.check(activations[x.place]) for x in self._inputs]

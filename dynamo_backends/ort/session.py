@@ -69,7 +69,9 @@ class SessionSettings:
         return options
 
 
-def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionSettings) -> Any:
+def make_session(
+    model: bytes, weights: Mapping[str, Tensor], settings: SessionSettings, ranged: bool = False
+) -> Any:
     """A session of a model.
 
     Args:
@@ -77,11 +79,14 @@ def make_session(model: bytes, weights: Mapping[str, Tensor], settings: SessionS
         weights: Row-major tensors by the initializers' names. CPU tensors are not copied before the
             session prepares them; it keeps a copy of each, prepared or not.
         settings: How to make it.
+        ranged: It will be run with inputs of many sizes.
 
     Returns:
         ONNX Runtime's own session object (of the Python wrapper's attribute `_sess`).
     """
     options = settings.options()
+    # A pattern is one block for all temporaries of a run. Those of other sizes do not fit into it.
+    options.enable_mem_pattern = not ranged
     much = sum(t.nbytes for t in weights.values()) > _MUCH
     if much:
         return_free_memory()  # that lowering took: preparing weights is the peak

@@ -203,8 +203,7 @@ class PaddedPrograms:
     def verify_unproven(self, padded: Padded) -> None:
         """Has the next call compared with eager, if it is not known that all sizes are alike."""
         if not self._proven:
-            for block in padded.program.blocks:
-                block.verify_again()
+            padded.program.verify_again()
 
     def _proving(self, values: Sequence[Any]) -> str:
         """The fingerprint of the graph for these sizes."""
@@ -218,11 +217,11 @@ class PaddedPrograms:
 
     def _note(self, mark: str, graph: Graph) -> None:
         """Notes sizes for which the passes make a graph of that fingerprint."""
-        if mark in self._proofs:
-            self._proofs[mark].add(graph)
-        else:
-            self._proofs[mark] = Proof(graph)
-        if self._proofs[mark].is_proven:
+        made = Proof(graph)
+        proof = self._proofs.setdefault(mark, made)  # programs are made beside the calls
+        if proof is not made:
+            proof.add(graph)
+        if proof.is_proven:
             self._proven = mark
 
     def _serving(self, mark: str, sizes: Sizes) -> Padded | None:

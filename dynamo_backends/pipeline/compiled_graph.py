@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.sequence import PASSES
@@ -21,12 +21,13 @@ from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import Compilation, GraphReport, Served
 from dynamo_backends.interface.stance import compiles_nothing
-from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline import background, succession
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
+from dynamo_backends.pipeline.succession import Capture, Successor
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -138,6 +139,8 @@ class CompiledGraph:
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._served: list[Served] = []  # of each program, also of those that have left
+        function = control.compiled_function()
+        self._capture = Capture(function, backend.name, options, self._graph, self._constants)
         if self._is_static and not options.is_beside and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
@@ -160,8 +163,17 @@ class CompiledGraph:
 
     @property
     def static_program(self) -> Any:
-        """The program of a graph with static shapes; None if its shapes are symbolic."""
-        return self._static
+        """The program of a graph with static shapes; None if its shapes are symbolic.
+
+        None also if the program of a graph with symbols has taken its calls.
+        """
+        return None if isinstance(self._static, Successor) else self._static
+
+    def hand_over(self, successor: Successor) -> None:
+        """Has another program run a graph with static shapes, if one of its own does so far."""
+        if isinstance(self._static, Program):
+            self._static = successor
+            self._programs.clear()
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -267,6 +279,10 @@ class CompiledGraph:
         program, serves_range = self._build(graph)
         if serves_range:
             self._ranged.add(program, graph)
+        if self._is_ranged:
+            with done_without(self.report, "replacing the program of the first sizes"):
+                find = self._ranged.find if serves_range else None
+                succession.after_compiling(self, self._capture, graph, find)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

@@ -138,7 +138,7 @@ class Block:
         return eager(values) if outcome.expected is None else outcome.expected
 
     def verify_again(self) -> None:
-        """Has the next call compared with eager as the first one was: it is of other sizes."""
+        """See `Program.verify_again`."""
         if self._verify == "first" and self._instead is None:
             self._instead = self._verified
 
@@ -230,6 +230,11 @@ class Program:
         for step in self._steps:
             if isinstance(step.run, Block):
                 step.run.prepare(step.read(registers))
+
+    def verify_again(self) -> None:
+        """Has the next call compared with eager as the first one was: it is of other sizes."""
+        for block in self.blocks:
+            block.verify_again()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""

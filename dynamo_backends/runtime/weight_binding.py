@@ -5,8 +5,9 @@ two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads 
 """
 
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -80,8 +81,19 @@ class WeightBinding:
         bound, copied = live or self._executable.bind(weights)
         is_asked = live is not None or wasted <= WASTED or wasted % ASK_AGAIN == 0
         watched = copied if is_asked else ()
-        snapshot = Snapshot(weights, watched, self._policy, lambda: self._forget(key))
+        snapshot = Snapshot(weights, watched, self._policy, self._forgetting(key))
         return _Model(key, bound, snapshot, is_asked, wasted, wasted if live else 0)
+
+    def _forgetting(self, key: tuple[int, ...]) -> Callable[[], None]:
+        """Forgets weights. A cycle of references would keep what is bound until a collection."""
+        own = weakref.WeakMethod(self._forget)
+
+        def forget() -> None:
+            method = own()
+            if method is not None:
+                method(key)
+
+        return forget
 
     def _forget(self, key: tuple[int, ...]) -> None:
         self._models.pop(key, None)

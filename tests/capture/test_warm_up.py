@@ -1,7 +1,8 @@
 """`warm_up`: afterwards nothing compiles, and nothing but compiled code is left of it."""
 
 import random
-import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import total
 from dynamo_backends.pipeline import background
+from dynamo_backends.tuning.memory import resident
 
 
 class Net(nn.Module):
@@ -34,36 +37,61 @@ def captured() -> int:
     return int(private.dynamo_counters()["stats"]["unique_graphs"])
 
 
-@pytest.mark.parametrize("backend", ["onnxrt", "inductor_freezing"])
-@pytest.mark.parametrize("meanwhile", ["wait", "eager"])
-def test_calls_inside_the_range_compile_nothing(backend: str, meanwhile: str):
+ANY = range(2, 65)
+SEEN = (2, 5, 16, 64)
+
+SERVERS: dict[str, tuple[str, dict[str, Any], Sequence[int]]] = {
+    "onnxrt": ("onnxrt", {}, ANY),
+    "onnxrt, nobody waits": ("onnxrt", {"while_compiling": "eager"}, ANY),
+    "ov": ("ov", {}, ANY),
+    "inductor_freezing": ("inductor_freezing", {}, ANY),
+    "inductor_freezing, nobody waits": (
+        "inductor_freezing",
+        {"while_compiling": "eager"},
+        ANY,
+    ),
+    "openxla, padded": ("openxla", {"buckets": [64], "exact_after": 1_000_000}, ANY),
+    "openxla, exact": ("openxla", {}, SEEN),
+}
+"""A backend, its options, and the sizes of calls."""
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_calls_inside_the_range_compile_nothing(name: str):
+    backend, options, sizes = SERVERS[name]
+    available = get_backend(backend).availability()
+    if not available.usable:
+        pytest.skip(available.reason)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    compiled = torch.compile(model, backend=backend, options={"while_compiling": meanwhile})
+    model = nn.Sequential(nn.Linear(6, 512), nn.ReLU(), nn.Linear(512, 512)).eval()
+    compiled = torch.compile(model, backend=backend, options=options)
     wrong: list[Any] = []
 
     def serve(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for _ in range(125):
-                size = int(torch.randint(2, 65, (), generator=generator))
+                size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
                 x = torch.randn(size, 6, generator=generator)
                 if not torch.allclose(compiled(x), model(x), atol=1e-4):
                     wrong.append((seed, size))
 
     with torch.no_grad():
-        done = dynamo_backends.warm_up(compiled, [(torch.zeros(n, 6),) for n in (2, 5, 16, 64)])
+        done = dynamo_backends.warm_up(compiled, [(torch.zeros(n, 6),) for n in SEEN])
     assert done.complete
     assert done.graphs >= 1
     assert done.executables >= 1
-    before = captured(), total.compilations, total.executables
-    threads = [threading.Thread(target=serve, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(serve, range(8))  # so that malloc has what threads need
+    before, memory = (captured(), total.compilations, total.executables), resident()
+    in_threads(serve, range(8, 16))
     assert not wrong
     assert before == (captured(), total.compilations, total.executables)
+    assert resident() - memory < 40 << 20, "the results of all calls are more than 64 MB"
+
+
+def in_threads(serve: Callable[[int], None], seeds: Sequence[int]) -> None:
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        list(pool.map(serve, seeds))
 
 
 @pytest.mark.parametrize("meanwhile", ["wait", "eager"])

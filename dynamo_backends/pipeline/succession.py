@@ -1,0 +1,150 @@
+"""A program for a range takes the calls of a graph that was captured before, for one set of sizes.
+
+Dynamo captures a function for the sizes of its first call, and with symbols when a size changes. It
+keeps both and asks first for the one that was hit last, so the first one's weights and temporaries
+would stay for nothing. Where a program of the second graph serves the first sizes, too, it is given
+what calls of the first there still are, and the first program goes.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.sizes import is_ranged, without_numbers
+from dynamo_backends.graph.specialize import complete, specialize
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.report import Served
+from dynamo_backends.runtime.program import Program
+
+log = logging.getLogger("dynamo_backends")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What was captured.
+
+    Attributes:
+        function: Dynamo's name of the function; None: Dynamo did not capture it.
+        backend: Name of the backend.
+        options: Of the backend.
+        graph: In normal form.
+        constants: Values of its last placeholders.
+        mark: Fingerprint of a graph for one set of sizes after all passes; empty: it has symbols.
+    """
+
+    function: str | None
+    backend: str
+    options: Options
+    graph: Graph
+    constants: Sequence[Tensor]
+    mark: str = ""
+
+    def is_of_same_function(self, other: "Capture") -> bool:
+        """Whether another graph may be the same function of other sizes."""
+        mine, theirs = (
+            (x.function, x.backend, x.options, x.graph.kind, len(x.constants))
+            for x in (self, other)
+        )
+        known = self.function is not None and mine == theirs
+        return known and all(map(_equal, self.constants, other.constants))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+class Successor:
+    """Runs a graph for one set of sizes by the program of a graph with symbols.
+
+    Args:
+        program: The program.
+        numbers: One per input of it: None, or the value of a symbol, which the graph is not given.
+    """
+
+    def __init__(self, program: Program, numbers: Sequence[int | float | None]):
+        self._program = program
+        self._is_new = True
+        self._inputs: list[Any] = list(numbers)
+        self._tensors = [i for i, number in enumerate(numbers) if number is None]
+
+    @property
+    def served(self) -> Served:
+        """What the program has served."""
+        return self._program.served
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs it; clears the list of arguments."""
+        if self._is_new:
+            self._is_new = False
+            self._program.verify_again()
+        values = self._inputs.copy()
+        for i, value in zip(self._tensors, args, strict=True):
+            values[i] = value
+        args.clear()
+        return self._program(values)
+
+
+class HandsOver(Protocol):
+    """Owns the program of a graph for one set of sizes."""
+
+    def hand_over(self, successor: Successor) -> None:
+        """Runs the successor from now on."""
+
+
+_known: weakref.WeakKeyDictionary[HandsOver, Capture] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def after_compiling(
+    owner: HandsOver, capture: Capture, graph: Graph, find: Callable[[Graph], Program | None] | None
+) -> None:
+    """Notes a graph for one set of sizes, or gives the calls of such graphs to one with symbols.
+
+    Args:
+        owner: Of the program that was compiled; what is noted of it is forgotten with it.
+        capture: What it is of.
+        graph: What was compiled, after all passes.
+        find: Finds the program for a graph of certain sizes, after all passes; None: the program
+            is for one set of sizes.
+    """
+    if find is None:
+        if not is_ranged(graph.module.graph):
+            with _lock:
+                _known[owner] = replace(capture, mark=fingerprint(graph))
+        return
+    with _lock:
+        earlier = [pair for pair in _known.items() if pair[1].is_of_same_function(capture)]
+    for before, static in earlier:
+        successor = _successor(capture, static, find)
+        if successor is not None:
+            log.info("a program for a range takes the calls of the first sizes")
+            before.hand_over(successor)
+            with _lock:
+                _known.pop(before, None)
+
+
+def _successor(
+    capture: Capture, static: Capture, find: Callable[[Graph], Program | None]
+) -> Successor | None:
+    given = [place.meta["val"] for place in static.graph.placeholders]
+    values = complete(capture.graph, given)
+    if values is None:
+        return None
+    graph = specialize(capture.graph, values, remember=True)
+    PASSES(graph)
+    if fingerprint(without_numbers(graph)) != static.mark:
+        return None
+    program = find(graph)
+    if program is None:
+        return None
+    count = len(values) - len(capture.constants)
+    return Successor(program, [None if isinstance(v, Tensor) else v for v in values[:count]])

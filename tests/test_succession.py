@@ -1,0 +1,161 @@
+"""A program for a range takes the calls of the graph that the function was at first."""
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import Executable, Options
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.pipeline.captured import compile_captured
+from dynamo_backends.pipeline.succession import Successor
+from dynamo_backends.verify import first
+from tests.test_ranges import Counting
+
+
+class Succeeding(Counting):
+    """Knows which of its executables are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[Executable]] = []
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        executable = super().compile(graph, options)
+        self.made.append(weakref.ref(executable))
+        return executable
+
+    @property
+    def alive(self) -> list[bool]:
+        """Which of the executables are still there."""
+        gc.collect()
+        return [ref() is not None for ref in self.made]
+
+
+def compiled(fn: Callable[..., Any], backend: Counting, **settings: Any) -> Callable[..., Any]:
+    options = Options(cache=False, min_block_size=1, freezing="off", **settings)
+    return torch.compile(fn, backend=lambda gm, args: compile_captured(backend, gm, args, options))
+
+
+def of_two(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).relu().view(x.shape[0] * y.shape[1]) * 2 + x.new_ones(()) / 4
+
+
+def test_the_program_of_the_first_sizes_goes():
+    backend = Succeeding()
+    run = compiled(of_two, backend, verify="always")
+    for rows, columns in ((4, 5), (7, 5), (4, 5), (9, 5), (4, 8), (4, 5), (7, 5)):
+        x, y = torch.randn(rows, 3), torch.randn(3, columns)
+        torch.testing.assert_close(run(x, y), of_two(x, y))
+    assert backend.alive == [False, True, True], "any number of rows; then of columns, too"
+
+
+def test_all_its_calls_are_those_of_the_range():
+    backend = Succeeding()
+    with dynamo_backends.record() as reports:
+        run = compiled(of_two, backend)
+        for rows in (4, 7, 4):
+            x, y = torch.randn(rows, 3), torch.randn(3, 5)
+            torch.testing.assert_close(run(x, y), of_two(x, y))
+    static, ranged = reports
+    assert isinstance(static.executable._static, Successor)
+    assert static.executable.static_program is None
+    assert ranged.executable._ranged.proven is not None, "the first sizes are a second example"
+
+
+def test_the_first_call_of_the_first_sizes_is_compared_with_eager(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    compared = []
+    original = first.Comparison.__call__
+
+    def compare(self: Any, run: Any, inputs: Sequence[Any]) -> Any:
+        compared.append(inputs[0].shape[0])
+        return original(self, run, inputs)
+
+    monkeypatch.setattr(first.Comparison, "__call__", compare)
+    with dynamo_backends.record() as reports:
+        run = compiled(lambda x: x * 2 + 1, Succeeding())
+        for size in (4, 6, 9):
+            run(torch.randn(size))
+    for _ in range(2):  # Dynamo asks the guards of the second graph first, as long as it is hit
+        x = torch.randn(4)
+        torch.testing.assert_close(reports[0].executable([x])[0], x * 2 + 1)
+    assert compared == [4, 6, 4]
+
+
+@pytest.mark.parametrize(
+    ("fn", "settings"),
+    [
+        (lambda x: x.long() + x.shape[0], {}),
+        (lambda x: x * 2 if x.shape[0] > 5 else x * 3, {}),
+        (lambda x: x * 2, {"ranges": False}),
+    ],
+    ids=["a size as a number", "another graph", "no ranges"],
+)
+def test_a_program_that_does_not_serve_the_first_sizes_leaves_them(fn: Any, settings: Any):
+    backend = Succeeding()
+    run = compiled(fn, backend, **settings)
+    for size in (4, 7, 8):
+        x = torch.randn(size)
+        torch.testing.assert_close(run(x), fn(x))
+    assert backend.alive[0]
+
+
+def test_sizes_out_of_the_range_stay():
+    backend = Succeeding()
+    run = compiled(lambda x: x * 2, backend)
+    x, y = torch.randn(4), torch.randn(12)
+    torch._dynamo.mark_dynamic(y, 0, min=8, max=64)
+    for given in (x, y, x, y):
+        torch.testing.assert_close(run(given), given * 2)
+    assert backend.alive == [True, True]
+
+
+def test_constants_are_compared():
+    """Two modules of one class: their graphs differ in nothing but the values of a constant."""
+
+    class Scaled(nn.Module):
+        def __init__(self, scale: float):
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.tensor([self.scale, 1.0])
+
+    backend = Succeeding()
+    for scale in (2.0, 3.0):
+        run = compiled(Scaled(scale), backend)
+        for rows in (4, 7, 4):
+            x = torch.randn(rows, 2)
+            torch.testing.assert_close(run(x), x * torch.tensor([scale, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["onnxrt", "ov"])
+def test_vendors_keep_one_executable(name: str):
+    available = get_backend(name).availability()
+    if not available.usable:
+        pytest.skip(available.reason)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    run = torch.compile(model, backend=dynamo_backends.compiler(name, cache=False))
+    with dynamo_backends.record() as reports, torch.no_grad():
+        torch.testing.assert_close(run(x := torch.randn(4, 3, 4, 4)), model(x))
+        (block,) = reports[0].executable.static_program.blocks
+        gone = [weakref.ref(x) for x in (block.executable, block._bind.__self__)]
+        del block
+        gc.disable()  # memory is free at once, not when garbage is collected
+        try:
+            for batch in (6, 4, 9):
+                x = torch.randn(batch, 3, 4, 4)
+                torch.testing.assert_close(run(x), model(x))
+            assert [ref() for ref in gone] == [None, None]
+        finally:
+            gc.enable()
+    assert [isinstance(r.executable._static, Successor) for r in reports] == [True, False]
+    assert [r.runtime_fallbacks for r in reports] == [[], []]

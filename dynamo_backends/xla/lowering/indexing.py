@@ -79,15 +79,24 @@ def _put_where(
 
 
 def _put_slice(self: jax.Array, axis: int, index: Any, values: jax.Array) -> jax.Array:
-    """Writes what one index names, in place where XLA owns the memory; a scatter is a loop."""
+    """Writes what one index names, if it is within the array.
+
+    In place, where XLA owns the memory: of a loop that runs once or not at all it knows that,
+    while it would fuse a mere update with whoever reads the result, and copy the array for that.
+    """
     size = self.shape[axis]
     front, behind = self.shape[:axis], self.shape[axis + 1 :]
     values = jnp.broadcast_to(values, (*front, *index.shape, *behind)).reshape(*front, 1, *behind)
     at = index.reshape(())
     at = jnp.where(at < 0, at + size, at)
-    before = lax.dynamic_slice_in_dim(self, at, 1, axis)
-    values = jnp.where((at >= 0) & (at < size), values, before)
-    return lax.dynamic_update_slice_in_dim(self, values, at, axis)
+
+    def write(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, array, values, at = state
+        written = lax.dynamic_update_slice_in_dim(array, values, at, axis)
+        return jnp.array(False), written, values, at
+
+    inside = (at >= 0) & (at < size)
+    return lax.while_loop(lambda state: state[0], write, (inside, self, values, at))[1]
 
 
 @lowers(

@@ -5,8 +5,8 @@
 
 Each cell (model, backend, cache) is a process of its own. In float64 it generates tokens greedily
 for two prompts of different lengths in the same bucket, which have to be eager's; what is compiled
-for the second one is counted. In float32 it is timed: tokens per second of a third prompt, eager and
-compiled one after the other, medians of `--rounds`.
+for the second one is counted. In float32 it is timed: tokens per second of a third prompt, eager
+and compiled one after the other, medians of `--rounds`.
 
 `--speed` measures one model instead, Llama-like (35 million parameters): tokens per second of each
 backend, a single decoding step, and how long it takes to read the weights once, by a matrix-vector

@@ -20,6 +20,7 @@ from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
+from dynamo_backends.xla.shared_heads import share_heads
 from dynamo_backends.xla.transposes import fold_transposes
 from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
 
@@ -47,6 +48,7 @@ def compile_graph(
     if lowering is None:
         if device.platform == "cpu":
             scale_late(graph)
+        share_heads(graph)
         lowering = GraphLowering(graph.module.graph, options)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):

@@ -47,12 +47,7 @@ def _is_attention(target: OpOverload) -> bool:
 def _before_repetition(node: Any) -> fx.Node | None:
     """(B, H, S, E) of which a value (B, H * n, S, E) repeats each head n times; None: of none."""
     steps: list[fx.Node] = [node]
-    for targets in (
-        _VIEWS,
-        (aten.clone.default,),
-        (aten.expand.default,),
-        (aten.unsqueeze.default,),
-    ):
+    for targets in _REPETITION:
         last = steps[-1]
         if not isinstance(last, fx.Node) or last.target not in targets:
             return None

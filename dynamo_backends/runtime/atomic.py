@@ -59,12 +59,12 @@ def write(
         before: Other writes; see `at_once`. They may be repeated.
     """
     copy = partial(torch._foreach_copy_, targets, values)
-    actions = [*before, *([copy] if targets else [])]
     try:
-        at_once([*actions, partial(taken.append, rest)])
+        at_once([*before, *([copy] if targets else []), partial(taken.append, rest)])
     except BaseException:
         if not taken:
-            until_done(lambda: at_once(actions))
+            copies = [partial(x.copy_, value) for x, value in zip(targets, values, strict=True)]
+            until_done(partial(at_once, [*before, *copies]))
             taken.append(rest)
         raise
 

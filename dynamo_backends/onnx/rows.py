@@ -25,23 +25,26 @@ def scatter_rows(module: fx.GraphModule) -> None:
 
 def _dimension(node: fx.Node) -> int | None:
     """The dimension, behind the first, whose rows a call writes; None: it is not such a call."""
-    self, indices, rows, *accumulate = node.args
-    found = [d for d, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    arguments: Any = node.args
+    self, indices, rows, *accumulate = arguments
+    found = [d for d, index in enumerate(indices) if index is not None]
     if len(found) != 1 or not found[0] or any(accumulate) or node.kwargs:
         return None
-    whole = list(self.meta["val"].shape)  # type: ignore[union-attr]
-    index = indices[found[0]].meta["val"]  # type: ignore[index]
-    whole[found[0] : found[0] + 1] = index.shape
-    is_whole = list(rows.meta["val"].shape) == whole  # type: ignore[union-attr]
-    return found[0] if is_whole and index.ndim == 1 and index.dtype == torch.int64 else None
+    (dim,) = found
+    index = indices[dim].meta["val"]
+    whole = list(self.meta["val"].shape)
+    whole[dim : dim + 1] = index.shape
+    is_whole = list(rows.meta["val"].shape) == whole
+    return dim if is_whole and index.ndim == 1 and index.dtype == torch.int64 else None
 
 
 def _replace(graph: fx.Graph, node: fx.Node, dim: int) -> None:
-    self, indices, rows, *_ = node.args
-    shape = list(rows.meta["val"].shape)  # type: ignore[union-attr]
+    arguments: Any = node.args
+    self, indices, rows, *_ = arguments
+    shape = list(rows.meta["val"].shape)
     behind = [-1, *[1] * (len(shape) - dim - 1)]
     with graph.inserting_before(node):
-        index = _call(graph, node, aten.view.default, indices[dim], behind)  # type: ignore[index]
+        index = _call(graph, node, aten.view.default, indices[dim], behind)
         index = _call(graph, node, aten.expand.default, index, shape)
         result = _call(graph, node, aten.scatter.src, self, dim, index, rows)
     result.meta["val"] = node.meta["val"]

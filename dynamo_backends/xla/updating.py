@@ -153,10 +153,11 @@ class XlaUpdatingExecutable(XlaExecutable):
                 tensor = tensor.clone()
             buffers[k] = self._device.import_tensor(tensor)
         for x, tensor, owner in zip(self._updated, tensors, owners, strict=True):
-            if owner is not None:
-                buffers[x.slot] = owner.buffer
-            elif x.slot is not None:
-                buffers[x.slot] = self._device.import_tensor(x.importer(tensor))
+            if x.slot is not None:
+                if owner is None:
+                    buffers[x.slot] = self._device.import_tensor(x.importer(tensor))
+                else:
+                    buffers[x.slot] = owner.buffer
         return buffers
 
 

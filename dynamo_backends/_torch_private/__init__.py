@@ -32,6 +32,8 @@ from dynamo_backends._torch_private.autograd import (
     mark_backward_pass,
     mark_generator_state,
     must_keep_compiled,
+    note_updates,
+    noted_updates,
     only_calls_graph,
     partition_function,
     returning_kept,

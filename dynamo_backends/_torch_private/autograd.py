@@ -30,6 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 _PASS = "dynamo_backends.backward_pass"
 _STATE = "dynamo_backends.generator_state"
+_UPDATES = "dynamo_backends.updates"
 
 
 def aot_autograd(**compilers: Any) -> Callable[..., Any]:
@@ -77,15 +78,11 @@ def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
 
 def static_input_indices() -> Collection[int]:
     """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers."""
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
 
 
 _DUTIES = (
-    "num_mutated_inp_runtime_indices",
     "num_outputs_aliased",
     "num_intermediate_bases",
     "dynamic_outputs",
@@ -94,29 +91,81 @@ _DUTIES = (
 )
 
 
-def only_calls_graph(inputs: int) -> bool:
+def only_calls_graph(inputs: int, updates: int) -> bool:
     """Inside an AOT Autograd callback for inference: whether a call of the graph is all of a call.
 
-    Else AOT Autograd copies results to inputs, makes views, wraps subclasses or sets the grad mode.
+    Else AOT Autograd makes views, wraps subclasses, sets the grad mode or changes what an input is.
     That it turns the caller's grad mode and autocast off is not counted.
 
     Args:
         inputs: How many inputs Dynamo's graph has.
+        updates: How many of them get new contents, which the graph sees to (see `note_updates`).
     """
-    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+    metadata = _metadata()
+    if metadata is None:
+        return False
+    return (
+        len(metadata.input_info) == inputs
+        and metadata.num_mutated_inp_runtime_indices == updates
+        and metadata.grad_enabled_mutation is None
+        and not any(getattr(metadata, duty, True) for duty in _DUTIES)
+        and not _has_subclasses(metadata)
+    )
+
+
+def note_updates(gm: fx.GraphModule) -> None:
+    """Inside an AOT Autograd callback for inference: notes what the graph writes to its inputs.
+
+    Left out are inputs that become another tensor (`set_`), or change their shape or strides.
+    """
+    metadata = _metadata()
+    if metadata is None or _has_subclasses(metadata):
+        return
+    output = gm.graph.output_node()
+    results: Any = output.args[0]
+    places = {p.meta.get("desc"): i for i, p in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    changed = [
+        (at, getattr(desc, "mutated_input", None))
+        for at, desc in enumerate(output.meta.get("desc") or ())
+        if type(desc).__name__ == "InputMutationAOTOutput"
+    ]
+    mutated = metadata.mutated_inp_runtime_indices
+    if len(changed) != len(mutated):
+        return
+    noted = [
+        (places[target], at)
+        for (at, target), index in zip(changed, mutated, strict=True)
+        if target in places and _gets_contents(metadata.input_info[index], results[at])
+    ]
+    _mark([output], _UPDATES, tuple(noted))
+
+
+def _gets_contents(info: Any, result: Any) -> bool:
+    """Whether an input gets new contents, and nothing else, from a result."""
+    return isinstance(result, fx.Node) and info.mutates_data and not info.mutates_metadata
+
+
+def noted_updates(graph: fx.Graph) -> dict[int, int]:
+    """Which inputs of a graph get which of its results as new contents (see `note_updates`).
+
+    Returns:
+        From positions of placeholders to positions of results.
+    """
+    return dict((graph.output_node().meta.get("custom") or {}).get(_UPDATES, ()))
+
+
+def _metadata() -> Any:
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return False
+    return context.fw_metadata if context is not None else None
+
+
+def _has_subclasses(metadata: Any) -> bool:
+    from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
+
     ends = [*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta]
-    return (
-        len(metadata.input_info) == inputs
-        and metadata.grad_enabled_mutation is None
-        and not any(getattr(metadata, duty, True) for duty in _DUTIES)
-        and not any(isinstance(end, SubclassCreationMeta) for end in ends)
-    )
+    return any(isinstance(end, SubclassCreationMeta) for end in ends)
 
 
 def is_autocast_on() -> bool:
@@ -131,11 +180,7 @@ def keep_saved_tensors() -> None:
     AOT Autograd offers saved tensors to the compiler as scratch memory, and forbids
     `retain_graph=True` because of it.
     """
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    donated = getattr(metadata, "bw_donated_idxs", None)
+    donated = getattr(_metadata(), "bw_donated_idxs", None)
     if donated:
         donated.clear()  # one list, that several records of the graph share
 

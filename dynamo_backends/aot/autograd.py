@@ -47,15 +47,20 @@ def compile_functional(
     pickled = pickled_if_kept(compile_graph, complete)
     compile_one = compile_boxed if pickled is None else compile_kept
     shortens = pickled is None and not private.is_autocast_on()
-    sufficient: list[Callable[[list[Any]], Any]] = []
+    sufficient: list[tuple[Callable[[list[Any]], Any], int]] = []
+
+    inputs = len(example_inputs)
 
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
             private.keep_saved_tensors()
             static = frozenset(private.static_input_indices())
+            if kind == "inference":
+                private.note_updates(gm)
             run = compile_one(compile_graph, gm, kind, static)
-            if shortens and kind == "inference" and private.only_calls_graph(len(example_inputs)):
-                sufficient.append(run)
+            updates = len(private.noted_updates(gm.graph))
+            if shortens and kind == "inference" and private.only_calls_graph(inputs, updates):
+                sufficient.append((run, updates))
             return run
 
         return compile_kind if pickled is None else private.returning_kept(compile_kind)
@@ -69,18 +74,22 @@ def compile_functional(
     )
     with private.kept_under(pickled), private.keep_unused_draws(), recurrent_as_in_eager(captured):
         called = backend(captured, example_inputs)
-    return _shortened(called, sufficient[0]) if sufficient else called
+    return _shortened(called, *sufficient[0]) if sufficient else called
 
 
-def _shortened(called: Callable[..., Any], graph: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+def _shortened(
+    called: Callable[..., Any], graph: Callable[[list[Any]], Any], updates: int
+) -> Callable[..., Any]:
     """What AOT Autograd made, without its way to the graph where that does nothing.
 
     Args:
         called: What it made. The first call is left to it, for it then looks for user-defined
             operators whose results share memory with their arguments.
         graph: The boxed inference graph in it.
+        updates: So many of its first results are inputs that it has updated.
     """
     first = True
+    rest = slice(updates, None)
 
     def call(*args: Any) -> Any:
         nonlocal first
@@ -89,7 +98,7 @@ def _shortened(called: Callable[..., Any], graph: Callable[[list[Any]], Any]) ->
             return called(*args)
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return graph(list(args))
-        return graph(list(args))
+                return graph(list(args))[rest]
+        return graph(list(args))[rest]
 
     return call

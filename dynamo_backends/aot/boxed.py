@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from dynamo_backends.aot.double import refuse_double_backward
+from dynamo_backends.aot.updates import writing_updates
 from dynamo_backends.interface.report import Kind
 
 GraphCompiler = Callable[[fx.GraphModule, Kind, frozenset[int]], Callable[[list[Any]], Any]]
@@ -17,7 +18,9 @@ Dynamo's inputs are parameters and buffers."""
 def compile_boxed(
     compile_graph: GraphCompiler, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """Compiles a graph; a backward graph then refuses to be differentiated.
+    """Compiles a graph, which then writes to the inputs that it updates (see `updates`).
+
+    A backward graph refuses to be differentiated.
 
     Args:
         compile_graph: The compiler.
@@ -26,11 +29,10 @@ def compile_boxed(
         static: Which of Dynamo's inputs are parameters and buffers.
     """
     with torch.no_grad():
-        run = compile_graph(gm, kind, static)
+        run = writing_updates(compile_graph(gm, kind, static), gm.graph)
 
     def boxed(args: list[Any]) -> Sequence[Any]:
-        results: Sequence[Any] = run(args)
-        return results
+        return run(args)
 
     def boxed_backward(args: list[Any]) -> Sequence[Any]:
         refuse_double_backward()

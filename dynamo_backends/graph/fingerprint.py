@@ -28,6 +28,8 @@ def fingerprint(graph: Graph, ranged: bool = False) -> str:
     digest = hashlib.sha256(graph.kind.encode())
     for x in graph.inputs:
         digest.update(f"{x.role.value},{x.frozen};".encode())
+        if x.updated_by is not None:
+            digest.update(f"updated by {x.updated_by};".encode())
 
     spell = _Spelling()
 

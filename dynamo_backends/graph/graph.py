@@ -65,6 +65,11 @@ class Graph:
         """Positions of the inputs that come with every call."""
         return [i for i, x in enumerate(self.inputs) if not x.frozen]
 
+    @property
+    def updates(self) -> dict[int, int]:
+        """Positions of the inputs that are updated, and of the outputs that take their places."""
+        return {i: x.updated_by for i, x in enumerate(self.inputs) if x.updated_by is not None}
+
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy with the same node names and its own nodes; `meta` values are shared."""

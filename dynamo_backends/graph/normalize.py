@@ -1,7 +1,7 @@
 """Brings a functional ATen graph from AOT Autograd into normal form (see `graph.graph`)."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx
@@ -45,9 +45,10 @@ def normalize(
         static: Which of the captured graph's inputs are parameters and buffers.
     """
     module = fx.GraphModule(gm, copy_graph(gm.graph))
+    updates = private.noted_updates(gm.graph)
     inputs = [
-        Input(p.name, _role(p, kind, gm.graph, static))
-        for p in module.graph.find_nodes(op="placeholder")
+        Input(p.name, _role(p, kind, gm.graph, static), updated_by=updates.get(i))
+        for i, p in enumerate(module.graph.find_nodes(op="placeholder"))
     ]
     constants = lift_constants(module)
     inputs += [Input(name, Role.CONSTANT) for name in constants]
@@ -57,7 +58,7 @@ def normalize(
     drop_dead(module.graph)
     module.recompile()
     if freeze and kind == "inference":
-        inputs = [Input(x.name, x.role, x.role in WEIGHT_ROLES) for x in inputs]
+        inputs = [replace(x, frozen=x.role in WEIGHT_ROLES) for x in inputs]
     graph = Graph(module, kind, tuple(inputs))
     PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
     found = Effects() if kind == "backward" else effects(gm.graph)

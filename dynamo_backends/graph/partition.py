@@ -8,7 +8,7 @@ kinds along any path demands. Nodes that draw random numbers keep their order.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -134,7 +134,7 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
         copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies[n] for n in writes))
     known = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    roles = tuple(known.get(n) or Input(n.name, Role.INTERMEDIATE) for n in inputs)
+    roles = tuple(_role(known, n) for n in inputs)
     module = fx.GraphModule(graph.module, part)
     return Part(
         Graph(module, graph.kind, roles),
@@ -142,3 +142,11 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
         tuple(n.name for n in inputs),
         tuple(n.name for n in writes),
     )
+
+
+def _role(known: Mapping[fx.Node, Input], node: fx.Node) -> Input:
+    """What a value is to a part, which is given nothing to write over (see `donation`)."""
+    role = known.get(node)
+    if role is None:
+        return Input(node.name, Role.INTERMEDIATE)
+    return role if role.updated_by is None else replace(role, updated_by=None)

@@ -32,8 +32,9 @@ class Input:
         name: Name of the placeholder.
         role: What it is.
         frozen: The backend may prepare its value once (see `Options.freezing`).
-        updated_by: Position of the output that takes its place in a "step" graph: the input's
-            memory is donated to it. None: the input stays as it is.
+        updated_by: Position of the output that takes its place. In a "step" graph, and in a block
+            of an inference graph, the input's memory is donated to it. None: the input stays as it
+            is.
     """
 
     name: str

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import compile_step_with_inductor
-from dynamo_backends.aot.step.atomic import give_up, signals_held
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.phases import separate
 from dynamo_backends.aot.step.programs import StepProgram
@@ -25,6 +24,7 @@ from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.stages import Stage, cut
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.kernels.convolution_gradients import choose_kernels
+from dynamo_backends.runtime.atomic import give_up, signals_held
 
 
 def step_backend() -> StepBackend:

@@ -238,6 +238,18 @@ class Backend(ABC):
         """
         return None
 
+    def donates(self, graph: "Graph", options: Any) -> bool:
+        """Whether `compile` uses `Input.updated_by`: new contents are written over the old ones.
+
+        A bound function returns the input itself then, in the place of its new contents. For other
+        backends the pipeline copies results to inputs, or the rows that change.
+
+        Args:
+            graph: In normal form, with symbolic shapes.
+            options: An instance of `Options`.
+        """
+        return False
+
     def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
         """Compiles a whole training step, all of whose calls are taken (see `compile_step`).
 

@@ -25,6 +25,7 @@ from dynamo_backends.interface.errors import LoweringError, as_compile_error, fi
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.onnx.labels import label_new, name_nodes
+from dynamo_backends.onnx.rows import scatter_rows
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
 from dynamo_backends.onnx.storage import store
@@ -73,6 +74,8 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
         dimensions = Dimensions(graph) if ranged else None
         if dimensions is not None:
             dimensions.separate(module)
+        else:
+            scatter_rows(module)
         model = _translate(graph, module, dimensions)
         store(model, graph)
         with as_compile_error("onnxscript cannot optimise the model", _reason):

@@ -4,12 +4,14 @@ import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.aliasing import is_replayed
+from dynamo_backends.graph.donation import with_donations
 from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
@@ -126,6 +128,7 @@ class ProgramBuilder:
         strict = options.fallback == "error"
         minimum = 1 if strict else options.min_block_size
         split = partition(self._graph, self._eager(), minimum, _AT_THE_EDGES)
+        split = replace(split, parts=with_donations(self._graph, split.parts))
         if strict or options.fragmented == "keep" or self._reverted:
             return split
         reason = fragmentation(split)

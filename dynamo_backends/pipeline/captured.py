@@ -17,8 +17,10 @@ from dynamo_backends.aot.inputs import (
     subclass_inputs,
     without_subclasses,
 )
+from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -134,8 +136,14 @@ class _GraphCompiler:
             report.symbols = describe_symbols(normalized.graph)
             report.inputs = describe_inputs(normalized.graph, self.facts, options)
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
+        updates = normalized.graph.updates
+        rows: tuple[RowWrite, ...] = ()
+        if not backend.donates(normalized.graph, options):
+            graph, rows = separate_row_writes(normalized.graph)
+            normalized = dataclasses.replace(normalized, graph=graph)
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
-        return background.going_first(compiled) if compiled.compiles_beside else compiled
+        run = background.going_first(compiled) if compiled.compiles_beside else compiled
+        return writing_rows(run, updates, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:

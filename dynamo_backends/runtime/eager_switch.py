@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from dynamo_backends.interface.containment import is_for_others
-from dynamo_backends.interface.errors import FallbackRefusedError, VerificationError, brief_error
+from dynamo_backends.interface.errors import (
+    FallbackRefusedError,
+    StepCaptureError,
+    VerificationError,
+    brief_error,
+)
 from dynamo_backends.interface.report import EagerEvent, GraphReport, Region
 
 log = logging.getLogger("dynamo_backends")
@@ -73,10 +78,11 @@ class EagerSwitch:
 
         Raises:
             MemoryError: There was too little: eager needs as much, and the next call may find more.
+            StepCaptureError: Inputs that were to be updated in place are lost.
             FallbackRefusedError: Eager may not take over.
             Exception: What eager raises: the inputs are to blame, and nothing is replaced.
         """
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError | StepCaptureError):
             raise error
         reason = brief_error(error)
         self._check_allowed(self._said(reason), error)

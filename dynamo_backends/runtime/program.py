@@ -79,6 +79,7 @@ class Block:
         self._reduced = reduced
         self._compile_part = compile_part
         self._verifying = threading.Lock()
+        self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         # What takes calls in place of compiled code; after the first call nothing, as a rule.
         self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None
         if verify != "off":
@@ -124,7 +125,10 @@ class Block:
     def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
         try:
             comparison = Comparison(self._graph, self._reduced)
-            outcome = comparison(lambda: self._compiled(values), values)
+            given = list(values)  # eager is to read what compiled code may write over
+            for i in self._updated:
+                given[i] = given[i].clone()
+            outcome = comparison(lambda: self._compiled(given), values)
         except Exception as error:
             return self._after_failure(error, values)
         self._report.note_comparison(outcome.seconds, outcome.unverified)

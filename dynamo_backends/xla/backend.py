@@ -146,6 +146,10 @@ class OpenXLA(Backend):
             return compile_padded(graph, device, lowering, options.reserve)
         return compile_graph(graph, device, lowering, options.reserve)
 
+    def donates(self, graph: Graph, options: XlaOptions) -> bool:
+        """See `Backend.donates`: on the CPU."""
+        return _target(graph, options)[0] == "cpu"
+
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile_step`: on the CPU inputs are donated; elsewhere they are copied."""
         platform_name, index = _target(graph, options)
@@ -176,14 +180,15 @@ class OpenXLA(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load`."""
-        from dynamo_backends.xla.runtime import XlaExecutable, open_device
+        from dynamo_backends.xla.runtime import open_device
+        from dynamo_backends.xla.updating import executable_for
 
         device = open_device(*_target(graph, options))
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import load_padded
 
             return load_padded(parts, graph, device, options.reserve)
-        return XlaExecutable.load(device, graph, dict(parts), options.reserve)
+        return executable_for(graph).load(device, graph, dict(parts), options.reserve)
 
 
 def _table() -> Any:

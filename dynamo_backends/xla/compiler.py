@@ -1,5 +1,6 @@
 """Compiles a graph: trace its lowering with jax, split off the prologue, hand StableHLO to PJRT."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,13 +13,16 @@ from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.late_scales import scale_late
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
+from dynamo_backends.xla.shared_heads import share_heads
 from dynamo_backends.xla.transposes import fold_transposes
+from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
 
 
 def compile_graph(
@@ -44,23 +48,41 @@ def compile_graph(
     if lowering is None:
         if device.platform == "cpu":
             scale_late(graph)
+        share_heads(graph)
         lowering = GraphLowering(graph.module.graph, options)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
         traced = fold_transposes(_trace(graph, lowering))
         parts = prologue.split(traced, len(graph.weights))
-        main = _compile(parts.main, device)
+        main, updated = _compile_main(graph, parts, device)
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()
-    wiring = XlaInputMap(parts.transformed, parts.untouched, parts.activations)
-    return XlaExecutable(device, graph, main, before, wiring, reserve)
+    wiring = XlaInputMap(parts.transformed, parts.untouched, parts.activations, updated)
+    return executable_for(graph)(device, graph, main, before, wiring, reserve)
+
+
+def _compile_main(
+    graph: Graph, parts: prologue.SplitProgram, device: Device
+) -> tuple[Any, tuple[int, ...]]:
+    """The main program, and which activations it updates in place (see `XlaInputMap`)."""
+    updated = updated_in_place(graph, parts.activations, device)
+    if updated:
+        program = prologue.with_outputs(parts.main, results_order(graph, updated))
+        first = len(program.jaxpr.invars) - len(parts.activations)
+        slots = [first + parts.activations.index(i) for i in updated if i in parts.activations]
+        lowered = _lower(program, device, slots)
+        if not calls_of_libraries(lowered):
+            return _compile(lowered, device), updated
+    return _compile(_lower(parts.main, device), device), ()
 
 
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     if program is None:
         return None
     prepared = translate(program) if device.platform == "cpu" else None
-    return _compile(program, device, runs_once=True) if prepared is None else prepared
+    if prepared is not None:
+        return prepared
+    return _compile(_lower(program, device), device, runs_once=True)
 
 
 def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
@@ -113,10 +135,15 @@ def to_storage(value: Value, storage: Storage) -> jax.Array:
     return array if storage.is_row_major else jnp.transpose(array, storage.order)
 
 
-def _compile(program: core.ClosedJaxpr, device: Device, runs_once: bool = False) -> Any:
+def _lower(program: core.ClosedJaxpr, device: Device, donated: Sequence[int] = ()) -> Any:
+    with as_compile_error("jax cannot lower the graph"):
+        function = prologue.as_function(program)
+        jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
+        traced = jitted.trace(*prologue.avals(program))
+        return traced.lower(lowering_platforms=(device.platform,))
+
+
+def _compile(lowered: Any, device: Device, runs_once: bool = False) -> Any:
     with as_compile_error("XLA cannot compile the graph"):
-        function = jax.jit(prologue.as_function(program), keep_unused=True)
-        traced = function.trace(*prologue.avals(program))
-        lowered = traced.lower(lowering_platforms=(device.platform,))
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(device.client, device.handle, module, runs_once)

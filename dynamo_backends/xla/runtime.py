@@ -138,6 +138,7 @@ class Staging:
     Args:
         device: A CPU.
         importers: One per input of the program.
+        apart: Places of inputs that are left out.
 
     Attributes:
         small: For each input that is copied: its place among the program's inputs, and the tensor
@@ -146,9 +147,10 @@ class Staging:
         buffers: One per input; None where `large`.
     """
 
-    def __init__(self, device: Device, importers: Sequence[Importer]):
+    def __init__(self, device: Device, importers: Sequence[Importer], apart: Collection[int] = ()):
         self.small, self.large = stage(
-            range(len(importers)), lambda k: (importers[k].dense_shape, importers[k].dtype)
+            [k for k in range(len(importers)) if k not in apart],
+            lambda k: (importers[k].dense_shape, importers[k].dtype),
         )
         self.buffers: list[Any] = [None] * len(importers)
         for k, memory in self.small:
@@ -157,11 +159,20 @@ class Staging:
 
 @dataclass(frozen=True)
 class XlaInputMap:
-    """Which inputs of a graph go where (see `prologue.SplitProgram`)."""
+    """Which inputs of a graph go where (see `prologue.SplitProgram`).
+
+    Attributes:
+        transformed: See `SplitProgram`.
+        untouched: See `SplitProgram`.
+        activations: See `SplitProgram`.
+        updated: Positions, among the activations, of those whose new contents are the first results
+            of the main program, in this order (see `updating`).
+    """
 
     transformed: tuple[int, ...]
     untouched: tuple[int, ...]
     activations: tuple[int, ...]
+    updated: tuple[int, ...] = ()
 
 
 class XlaExecutable(Executable):

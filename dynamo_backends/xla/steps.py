@@ -1,6 +1,6 @@
 """Compiles whole training steps: the inputs that a step updates are donated to XLA."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
+from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, Value, flat
@@ -19,17 +20,13 @@ from dynamo_backends.xla.runtime import Device
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
 from dynamo_backends.xla.transposes import fold_transposes
 
-# Calls in StableHLO that XLA makes loops of, or that say something of a value.
-_CANNOT_FAIL = frozenset({"mhlo.topk", "mhlo.erf", "Sharding", "annotate_device_placement"})
-
 
 def compile_step(
     graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
 ) -> StepProgram:
     """Compiles a graph of the kind "step" for the CPU.
 
-    XLA runs calls of other libraries (LAPACK) while it writes over what it was given, and if one
-    reports an error, that is lost. A program with such calls is given nothing.
+    A program that calls other libraries is given nothing (see `foreign_calls`).
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
@@ -68,21 +65,6 @@ def load_step(
 def donated(graph: Graph) -> tuple[int, ...]:
     """Positions of the inputs that a step updates."""
     return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
-
-
-def calls_of_libraries(lowered: Any) -> set[str]:
-    """Names of the functions outside of XLA that a lowered program calls."""
-    module = lowered.compiler_ir("stablehlo")
-    return set(_targets(module.operation)) - _CANNOT_FAIL
-
-
-def _targets(operation: Any) -> Iterator[str]:
-    for region in operation.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                if op.operation.name == "stablehlo.custom_call":
-                    yield op.operation.attributes["call_target_name"].value
-                yield from _targets(op.operation)
 
 
 def _trace(graph: Graph, options: LoweringOptions) -> Any:

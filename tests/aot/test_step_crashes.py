@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import StepCaptureError, compile_step
-from dynamo_backends.aot.step import atomic as whole
+from dynamo_backends.runtime import atomic as whole
 from tests.aot import step_nets as nets
 from tests.aot.interruptions import Instructions, watched
 
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
-    "aot/step/variant.py", "aot/step/programs.py", "aot/step/atomic.py", "xla/step_runtime.py",
-    "xla/owned_memory.py", "inductor/steps.py", "graph/layouts.py", "signal.py", "/torchinductor_",
+    "aot/step/variant.py", "aot/step/programs.py", "runtime/atomic.py", "xla/step_runtime.py",
+    "xla/launch.py", "xla/owned_memory.py", "inductor/steps.py", "graph/layouts.py", "signal.py",
+    "/torchinductor_",
 )  # fmt: skip
 """Where a step runs; "/torchinductor_" is the folder of Inductor's programs."""
 
@@ -187,7 +188,7 @@ def test_results_that_xla_loses_are_not_taken_for_contents(
         yield
 
     monkeypatch.setattr(training.program, "_execute", broken)
-    with pytest.raises(StepCaptureError, match=r"failed in the middle of a step \(no results\)"):
+    with pytest.raises(StepCaptureError, match=r"failed in the middle of a run \(no results\)"):
         training()
     for tensor in training.model.state_dict().values():
         lost = tensor.isnan() if tensor.is_floating_point() else tensor < 0

@@ -18,6 +18,7 @@ PROGRAMS = (
     "training",
     "training_memory",
     "autotune",
+    "generation",
 )
 
 

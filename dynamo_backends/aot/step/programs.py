@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.aot.step.atomic import write
 from dynamo_backends.aot.step.online_comparison import OnlineComparison
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.atomic import write
 
 
 class StepProgram(ABC):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.aot.step.atomic import until_done
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import BatchSpec
 from dynamo_backends.aot.step.capture import record
@@ -31,6 +30,7 @@ from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.atomic import until_done
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 

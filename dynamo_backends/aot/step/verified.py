@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.atomic import write
 from dynamo_backends.aot.step.copies import Copies
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram, is_borrowed
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
 from dynamo_backends.verify.first import acts_on, described_region, guarded

@@ -14,6 +14,10 @@ from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import contract
 from dynamo_backends.xla.lowering.registry import by_name, lowers
 
+FEW = 16
+"""On CPUs, so few queries to a head of keys share the products: XLA would copy the keys twice, once
+for each group of queries and once transposed. In these products it reads them where they are."""
+
 
 def drops(node: fx.Node) -> str | None:
     """Refuses attention with dropout."""
@@ -53,9 +57,16 @@ def scores_of(
     scores = contract(ctx, *((key, query) if by_key else (query, key)), dims)
     if not scales_query:
         scores = scores * dtype.type(scale)
+    return _masked(scores, mask, is_causal, by_key)
+
+
+def _masked(
+    scores: jax.Array, mask: jax.Array | None, is_causal: bool, by_key: bool = False
+) -> jax.Array:
+    """Scores (…, L, S), or with `by_key` (…, S, L), of what each query sees; -inf elsewhere."""
     visible = None
     if is_causal:
-        length, size = query.shape[-2], key.shape[-2]
+        length, size = scores.shape[-2:][::-1] if by_key else scores.shape[-2:]
         visible = lax.iota(jnp.int32, length)[:, None] >= lax.iota(jnp.int32, size)
     for condition in (visible, mask):
         if condition is None:
@@ -65,7 +76,7 @@ def scores_of(
         if condition.dtype == jnp.bool_:
             scores = jnp.where(condition, scores, -jnp.inf)
         else:
-            scores = scores + condition.astype(dtype)
+            scores = scores + condition.astype(scores.dtype)
     return scores
 
 
@@ -117,11 +128,20 @@ def attend(
         The result (B, H, L, Ev), and the log-sum-exp of the scores (B, H, L). A query that sees
         no key gives zeros.
     """
-    key, value = repeat_heads(query, key), repeat_heads(query, value)
-    weights, total, shift = _exponentials(scores_of(ctx, query, key, mask, is_causal, scale))
-    batch = tuple(range(query.ndim - 2))
-    dims = (((query.ndim - 1,), (query.ndim - 2,)), (batch, batch))
-    out = contract(ctx, weights.astype(value.dtype), value, dims)
+    rows = query.shape[1] // key.shape[1] * query.shape[2]
+    if ctx.options.platform == "cpu" and rows <= FEW and key.shape[1] == value.shape[1]:
+        by_group = (query.shape[0], key.shape[1], rows, query.shape[3])
+        scores = scores_of(ctx, query.reshape(by_group), key, None, False, scale, by_key=True)
+        scores = jnp.swapaxes(scores, 2, 3).reshape(*query.shape[:3], key.shape[2])
+        scores = _masked(scores, mask, is_causal)
+    else:
+        key, value = repeat_heads(query, key), repeat_heads(query, value)
+        scores = scores_of(ctx, query, key, mask, is_causal, scale)
+    weights, total, shift = _exponentials(scores)
+    grouped = (*value.shape[:2], -1, key.shape[2])
+    dims = (((3,), (2,)), ((0, 1), (0, 1)))
+    out = contract(ctx, weights.astype(value.dtype).reshape(grouped), value, dims)
+    out = out.reshape(*query.shape[:3], value.shape[3])
     # The result has fewer elements than the weights; dividing these takes a pass over all of them.
     return out / jnp.maximum(total, 1), (jnp.log(total) + shift)[..., 0]
 

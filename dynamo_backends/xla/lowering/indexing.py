@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
@@ -77,6 +78,27 @@ def _put_where(
     return jnp.where(mask, values, self)
 
 
+def _put_slice(self: jax.Array, axis: int, index: Any, values: jax.Array) -> jax.Array:
+    """Writes what one index names, if it is within the array.
+
+    In place, where XLA owns the memory: of a loop that runs once or not at all it knows that,
+    while it would fuse a mere update with whoever reads the result, and copy the array for that.
+    """
+    size = self.shape[axis]
+    front, behind = self.shape[:axis], self.shape[axis + 1 :]
+    values = jnp.broadcast_to(values, (*front, *index.shape, *behind)).reshape(*front, 1, *behind)
+    at = index.reshape(())
+    at = jnp.where(at < 0, at + size, at)
+
+    def write(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, array, values, at = state
+        written = lax.dynamic_update_slice_in_dim(array, values, at, axis)
+        return jnp.array(False), written, values, at
+
+    inside = (at >= 0) & (at < size)
+    return lax.while_loop(lambda state: state[0], write, (inside, self, values, at))[1]
+
+
 @lowers(
     "index_put.default",
     "_unsafe_index_put.default",
@@ -96,6 +118,10 @@ def index_put(
         if mask is not None and mask.dtype in (jnp.bool_, jnp.uint8):
             return _put_where(self, mask, axis, values, accumulate)
     if not accumulate:
+        axes = [axis for axis, index in enumerate(indices) if index is not None]
+        index = indices[axes[0]] if len(axes) == 1 and self.size else None
+        if index is not None and index.size == 1:
+            return _put_slice(self, axes[0], index, values)
         return self.at[_key(indices)].set(values, mode="drop")
     if self.dtype == jnp.bool_:
         return self.at[_key(indices)].max(values, mode="drop")

@@ -17,6 +17,7 @@ from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.xla.lowering.padded.extents import Extents
 from dynamo_backends.xla.runtime import Device, XlaExecutable
+from dynamo_backends.xla.updating import executable_for
 
 
 def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -180,7 +181,8 @@ class PaddedExecutable(Executable):
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise CompileError(f"the cached executable is incomplete: {error}") from error
-        return cls(XlaExecutable.load(device, complete, parts, reserve), graph, numbers, outlines)
+        inner = executable_for(complete).load(device, complete, parts, reserve)
+        return cls(inner, graph, numbers, outlines)
 
 
 def _known(numbers: Sequence[int | None]) -> list[int]:

@@ -9,7 +9,7 @@ import operator
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,13 @@ def until_done(action: Callable[[], Any]) -> None:
     action()
 
 
-def write(targets: list[Tensor], values: list[Tensor], taken: list[Any], rest: Any) -> None:
+def write(
+    targets: list[Tensor],
+    values: list[Tensor],
+    taken: list[Any],
+    rest: Any,
+    before: Sequence[Callable[[], Any]] = (),
+) -> None:
     """Copies new contents to where they belong: all of them, even if that is interrupted.
 
     Args:
@@ -50,20 +56,17 @@ def write(targets: list[Tensor], values: list[Tensor], taken: list[Any], rest: A
         values: What to copy; none shares memory with a target.
         taken: Gets `rest` when, and only when, all contents are new.
         rest: Anything.
+        before: Other writes; see `at_once`. They may be repeated.
     """
     copy = partial(torch._foreach_copy_, targets, values)
     try:
-        at_once([*([copy] if targets else []), partial(taken.append, rest)])
+        at_once([*before, *([copy] if targets else []), partial(taken.append, rest)])
     except BaseException:
         if not taken:
-            until_done(lambda: _copy_each(targets, values))
+            copies = [partial(x.copy_, value) for x, value in zip(targets, values, strict=True)]
+            until_done(partial(at_once, [*before, *copies]))
             taken.append(rest)
         raise
-
-
-def _copy_each(targets: list[Tensor], values: list[Tensor]) -> None:
-    for target, value in zip(targets, values, strict=True):
-        target.copy_(value)
 
 
 def give_up(tensors: Iterable[Tensor]) -> None:

@@ -1,0 +1,182 @@
+"""Runs graphs on XLA that write to their inputs, where these are: key-value caches, counters.
+
+The inputs that a graph updates move into memory of XLA's (`owned_memory`) at the first call, and
+are donated at each. What has to stay where it is, because others see its memory, gets its new
+contents copied in the same run (`launch`).
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from torch import Tensor
+
+from dynamo_backends._torch_private import from_dlpack
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Importer
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.forks import check_process
+from dynamo_backends.runtime.arena import memory_for
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.launch import Launch
+from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
+from dynamo_backends.xla.runtime import Device, Staging, XlaExecutable, XlaInputMap
+
+
+def updated_in_place(graph: Graph, read: Collection[int], device: Device) -> tuple[int, ...]:
+    """Positions, among the activations, of the inputs that may be updated in place.
+
+    Args:
+        graph: What is compiled.
+        read: The activations that the program reads; only they can be donated, and come first: jax
+            gives an input's memory to the first result that is like it.
+        device: Where it will run.
+    """
+    values = [n.meta["val"] for n in (*graph.placeholders, *graph.outputs)]
+    if device.platform != "cpu" or any(v.device.type != "cpu" for v in values if _is_tensor(v)):
+        return ()
+    updated = [graph.activations.index(i) for i in graph.updates]
+    return tuple(sorted(updated, key=lambda i: (i not in read, i)))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def results_order(graph: Graph, updated: Sequence[int]) -> list[int]:
+    """The graph's outputs in the order in which a program returns them.
+
+    Args:
+        graph: What is compiled.
+        updated: See `XlaInputMap`.
+    """
+    first = [graph.updates[graph.activations[i]] for i in updated]
+    return first + [k for k in range(len(graph.outputs)) if k not in first]
+
+
+def executable_for(graph: Graph) -> type[XlaExecutable]:
+    """What runs a compiled graph."""
+    return XlaUpdatingExecutable if graph.updates else XlaExecutable
+
+
+class XlaUpdatingExecutable(XlaExecutable):
+    """A compiled graph that updates inputs.
+
+    Args:
+        device: Where it runs.
+        graph: See `XlaExecutable`.
+        main: The loaded executable, to which `wiring.updated` are donated.
+        prologue: See `XlaExecutable`.
+        wiring: See `XlaExecutable`; if nothing is updated in it, all results are new.
+        reserve: See `XlaExecutable`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        graph: Graph,
+        main: Any,
+        prologue: Any | None,
+        wiring: XlaInputMap,
+        reserve: bool = True,
+    ):
+        super().__init__(device, graph, main, prologue, wiring, reserve)
+        places = [graph.placeholders[i] for i in graph.activations]
+        slots = {place: slot for slot, place in enumerate(wiring.activations)}
+        self._updated = [
+            _Updated(place, slots.get(place), Importer(places[place].meta["val"]))
+            for place in wiring.updated
+        ]
+        self._order = results_order(graph, wiring.updated)
+        values = [graph.outputs[k].meta["val"] for k in self._order]
+        shapes = [e.storage.dense_shape for e in map(self._exporters.__getitem__, self._order)]
+        self._results = [
+            jax.ShapeDtypeStruct(shape(value.shape), to_jax(value.dtype))
+            for shape, value in zip(shapes, values, strict=True)
+        ]
+
+    def _bind_cpu(self, prepared: list[Any]) -> Bound:
+        if not self._updated:
+            return super()._bind_cpu(prepared)
+        execute = _jaxlib.executor(self.main, self._device.handle, self._results)
+        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main), self._reserve)
+        count = len(self._updated)
+        exports = [(k, self._exporters[k]) for k in self._order[count:]]
+        free = self._staging
+
+        def run(inputs: list[Tensor]) -> list[Tensor]:
+            check_process(self._device.pid, "XLA")
+            try:  # not two calls at once with the same memory
+                staging = free.pop()
+            except IndexError:
+                apart = [x.slot for x in self._updated if x.slot is not None]
+                staging = Staging(self._device, self._activations, apart)
+            tensors = [inputs[x.place] for x in self._updated]
+            owners = [x.owner(t, self._device) for x, t in zip(self._updated, tensors, strict=True)]
+            buffers = prepared + self._given(staging, inputs, tensors, owners)
+            guests = [
+                x.importer.view(t)
+                for x, t, owner in zip(self._updated, tensors, owners, strict=True)
+                if owner is None
+            ]
+            taken: list[Any] = []
+            with kept_memory:
+                Launch(tensors, owners, guests, taken).run(execute(buffers))
+            free.append(staging)
+            outputs: list[Any] = [None] * len(self._order)
+            for k, tensor in zip(self._order, tensors, strict=False):
+                outputs[k] = tensor
+            for (k, export), result in zip(exports, taken[0][count:], strict=True):
+                outputs[k] = export(from_dlpack(_jaxlib.export_dlpack(result)))
+            return outputs
+
+        return run
+
+    def _given(
+        self,
+        staging: Staging,
+        inputs: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        owners: Sequence[OwnedBuffer | None],
+    ) -> list[Any]:
+        """One buffer per activation of the main program."""
+        buffers = list(staging.buffers)
+        places, importers = self.wiring.activations, self._activations
+        for k, memory in staging.small:
+            memory.copy_(importers[k].view(inputs[places[k]]))
+        written = {t.untyped_storage().data_ptr() for t in tensors}
+        for k in staging.large:
+            tensor = importers[k](inputs[places[k]])
+            if tensor.untyped_storage().data_ptr() in written:  # it is read while this is written
+                tensor = tensor.clone()
+            buffers[k] = self._device.import_tensor(tensor)
+        for x, tensor, owner in zip(self._updated, tensors, owners, strict=True):
+            if x.slot is not None:
+                if owner is None:
+                    buffers[x.slot] = self._device.import_tensor(x.importer(tensor))
+                else:
+                    buffers[x.slot] = owner.buffer
+        return buffers
+
+
+@dataclass(frozen=True)
+class _Updated:
+    """An input that a program updates.
+
+    Attributes:
+        place: Its position among the activations.
+        slot: Its position among the activations that the program reads; None: it does not.
+        importer: Of it.
+    """
+
+    place: int
+    slot: int | None
+    importer: Importer
+
+    def owner(self, tensor: Tensor, device: Device) -> OwnedBuffer | None:
+        """The memory of XLA's in which the input lives from now on; None: it stays elsewhere."""
+        if self.slot is None:
+            return None
+        return find_owned(tensor) or move_to_xla(tensor, self.importer, device)

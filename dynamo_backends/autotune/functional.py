@@ -219,7 +219,9 @@ class GraphEnsemble(Executable):
         from dynamo_backends.pipeline.blocks import build_program
 
         backend, options = self.compiler(candidate)
-        report = self._reports[candidate.name] = GraphReport(candidate.name, self._graph.kind)
+        number = self._report.capture if self._report is not None else 0
+        report = GraphReport(candidate.name, self._graph.kind, number)
+        self._reports[candidate.name] = report
         graph = decomposed(self._graph, dialect(backend, options))
         with private.keep_unused_draws(), reporting.apart():
             return build_program(backend, graph, options, report)

@@ -37,6 +37,7 @@ from dynamo_backends.pipeline.description import (
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.pipeline.registers import Registers, dead_after
 from dynamo_backends.runtime.load_or_compile import load_or_compile
+from dynamo_backends.runtime.profiled import graph_name, part_names
 from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
 
 log = logging.getLogger("dynamo_backends")
@@ -285,10 +286,12 @@ class ProgramBuilder:
         outputs = [self._output(x, registers) for x in graph.outputs]
         writes = [tuple(map(registers.of, part.writes)) for part in split.parts]
         dead = dead_after(reads, writes, outputs)
+        whole = graph_name(self._report, self._backend.name if self._reverted else "")
+        names = part_names(whole, [part.on_backend for part in split.parts])
         steps = [
-            Instruction(self._runner(part, inner, executable), pick(read), written, dying)
-            for part, (inner, _), executable, read, written, dying in zip(
-                split.parts, opened_parts, executables, reads, writes, dead, strict=True
+            Instruction(self._runner(part, inner, executable), pick(read), written, dying, name)
+            for part, (inner, _), executable, read, written, dying, name in zip(
+                split.parts, opened_parts, executables, reads, writes, dead, names, strict=True
             )
         ]
         steps = [*registers.sizes_computed(graph.placeholders), *steps]

@@ -31,6 +31,7 @@ from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.profiled import graph_name, profiled_as
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 
@@ -85,6 +86,7 @@ class Variant:
         if backend.verify != "off":
             self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
+        self._name = graph_name(self.report)
         reporting.publish(self.report)
 
     def _verified(self, program: StepProgram, backend: StepBackend) -> StepProgram:
@@ -140,6 +142,12 @@ class Variant:
             numbers: The numbers of this step.
             batch: The leaves of the arguments.
         """
+        with profiled_as(self._name):
+            return self._run(tensors, numbers, batch)
+
+    def _run(
+        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
+    ) -> Any:
         recording = self._recording
         inputs = [torch.tensor(numbers, dtype=torch.float64), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]

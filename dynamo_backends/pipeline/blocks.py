@@ -18,6 +18,7 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.sizes import Size, is_ranged, opened, ranges_of
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
@@ -235,6 +236,7 @@ class ProgramBuilder:
             self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
+            keep_count_of(self._compiled[mark])
         return self._compiled[mark]
 
     def _made(self, graph: Graph) -> Executable:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.interface.report import total
+from dynamo_backends.interface.counters import total
 from dynamo_backends.pipeline import background
 
 

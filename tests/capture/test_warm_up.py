@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
 
 

@@ -1,6 +1,6 @@
 """Runs tests with several versions of Python, torch and jax; docs/versions.md says what passed.
 
-python tools/matrix.py [--python python3.12] [--torch 2.14.1 --torch 2.15.0] [--jax 0.10.0] [TEST ...]
+python tools/matrix.py [--python python3.12] [--torch 2.14.1 --torch 2.15.0] [--jax 0.10.0] [TEST]
 python tools/matrix.py --page
 
 Each combination gets an environment of its own (`make venv`), which is kept, and a row in
@@ -46,12 +46,12 @@ TESTS = (
 
 HEAD = """# Versions that were tested
 
-The package admits Python 3.11 and newer, torch 2.11 and newer, and jax 0.10 and 0.11 (`pyproject.toml`). Every
-change is tested with the versions in `constraints.txt`. `make matrix` runs tests with others, each in an environment
-of its own, and writes this page:
+The package admits Python 3.11 and newer, torch 2.11 and newer, and jax 0.10 and 0.11
+(`pyproject.toml`). Every change is tested with the versions in `constraints.txt`. `make matrix`
+runs tests with others, each combination in an environment of its own, and writes this page:
 
-    make matrix ARGS="--torch 2.15.0 --python python3.12"   # one combination, with a share of the tests
-    make matrix ARGS="--torch 2.15.0 tests"                 # all tests, with all interpreters that are there
+    make matrix ARGS="--torch 2.15.0 --python python3.12"   # one combination, a share of the tests
+    make matrix ARGS="--torch 2.15.0 tests"                 # all tests, with each Python there is
 
 """
 NOTHING = "No run has been recorded yet.\n"

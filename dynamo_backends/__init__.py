@@ -32,6 +32,7 @@ _PUBLIC = {
     # For whoever uses one.
     "Coverage": "capture.coverage",
     "coverage": "capture.coverage",
+    "counters": "capture.counting",
     "Step": "aot.step",
     "compile_step": "aot.step",
     "optimize": "capture.optimize",

@@ -7,11 +7,15 @@ torch's stub modules: once one has registered its name, the registration is repl
 nothing heavy and never raises, since an exception here would break `import torch`.
 
 Tensors on torch_xla's own device still go to torch's function.
+
+It also tells torch of the logger `dynamo_backends`, if `TORCH_LOGS` names it. torch would find the
+package by itself, but import all folders of it to look for loggers, inside `import torch`.
 """
 
 import contextlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -27,11 +31,25 @@ _STUBS = {
 def autoload() -> None:
     """Replaces torch's stubs, now or as soon as torch imports them. May be called repeatedly."""
     with contextlib.suppress(Exception):
+        _name_logger()
+    with contextlib.suppress(Exception):
         for module in _STUBS:
             if module in sys.modules:
                 _replace(module)
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder())
+
+
+def _name_logger() -> None:
+    """Registers the logger before torch reads `TORCH_LOGS`, which it does after `autoload`.
+
+    Not unless it is named there: torch takes loggers that it knows from the root logger's handlers.
+    """
+    name = "dynamo_backends"
+    if name in os.environ.get("TORCH_LOGS", ""):
+        from torch._logging import _internal
+
+        _internal.register_log(name, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -2,9 +2,11 @@
 
 import importlib
 import json
+import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,3 +99,32 @@ def test_tensors_on_torch_xlas_device_go_to_torchs_own_function():
     replacement = _Replacement("openxla", "dynamo_backends.xla", theirs)
     assert replacement("graph", [OnXla()]) == "graph"
     assert len(taken) == 1
+
+
+LOGS = """
+import logging, sys, torch
+print(sorted(m for m in sys.modules if m.startswith("dynamo_backends")))
+torch.compile(lambda x: x.sin() + 1, backend="openxla")(torch.ones(3))
+logger = logging.getLogger("dynamo_backends")
+print(logger.level, len(logger.handlers), logger.propagate)
+"""
+
+
+@pytest.mark.parametrize("autoload", ["1", "0"])
+def test_torch_logs_shows_the_log(autoload: str, tmp_path: Path):
+    environment = {"TORCH_LOGS": "+dynamo_backends", "TORCH_LOGS_OUT": str(tmp_path / "log")}
+    run("import dynamo_backends\n" + LOGS, **environment, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    (line,) = [x for x in (tmp_path / "log").read_text().splitlines() if "was compiled" in x]
+    assert "openxla: the inference graph of capture 1 was compiled in" in line
+    assert "[0/0]" in line, "torch's format has Dynamo's compilation"
+
+
+def test_torch_logs_loads_nothing_of_ours_and_is_found_before_it_is_read():
+    loaded, state = run(LOGS, TORCH_LOGS="+dynamo_backends").splitlines()
+    assert loaded == "['dynamo_backends', 'dynamo_backends._autoload']"
+    assert state == f"{logging.DEBUG} 1 False"
+
+
+def test_the_logger_is_the_users_where_torch_logs_does_not_name_it():
+    _, state = run(LOGS, TORCH_LOGS="+inductor").splitlines()
+    assert state == f"{logging.NOTSET} 0 True"

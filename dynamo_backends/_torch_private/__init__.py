@@ -82,6 +82,7 @@ from dynamo_backends._torch_private.lazy import (
     lazy_sync,
     start_lazy_backend,
 )
+from dynamo_backends._torch_private.observing import compile_id, is_profiled, trace_artifact
 from dynamo_backends._torch_private.onnx import (
     onnx_call,
     onnx_opset_imports,

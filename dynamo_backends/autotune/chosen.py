@@ -9,6 +9,7 @@ from dynamo_backends.autotune.candidates import EAGER
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.profiled import graph_name, profiled_as
 from dynamo_backends.tuning.counts import COUNTS
 
 
@@ -54,6 +55,7 @@ class Chosen:
     ):
         self.name = name
         self._compiled = compiled
+        self._profiled_as = graph_name(reports[0]) if reports else name
         self._mutated = tuple(mutated)
         self._gave_up = tuple(r.events for r in reports)
         failure = f"{name}, which autotune had chosen, failed"
@@ -67,7 +69,8 @@ class Chosen:
         """
         written = [_version(args[i]) for i in self._mutated]
         try:
-            results = self._compiled(*args)
+            with profiled_as(self._profiled_as):
+                results = self._compiled(*args)
         except Exception as error:
             if written != [_version(args[i]) for i in self._mutated]:
                 raise  # eager would start from inputs that are half changed

@@ -23,6 +23,7 @@ from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run
@@ -185,7 +186,8 @@ class Ensemble:
         self.describe_choice(reports, winner, choice.candidates)
         for report in reports:
             report.log_fallbacks()
-            reporting.publish(report)
+            publish(report)
+        trace(reports[0], "autotune")
         eager: Callable[..., Any] = self.captured.forward
         if winner == EAGER:
             return eager

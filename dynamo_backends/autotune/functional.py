@@ -31,6 +31,7 @@ from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Bound, Executable
 from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing
@@ -162,6 +163,7 @@ class GraphEnsemble(Executable):
         if self._report is not None:
             self._report.candidates, self._report.chosen = choice.candidates, choice.winner
             self._count_if_eager(choice.winner)
+            trace(self._report, "autotune")
         self._flow.keep(choice)
 
     @functools.cached_property
@@ -219,7 +221,9 @@ class GraphEnsemble(Executable):
         from dynamo_backends.pipeline.blocks import build_program
 
         backend, options = self.compiler(candidate)
-        report = self._reports[candidate.name] = GraphReport(candidate.name, self._graph.kind)
+        number = self._report.capture if self._report is not None else 0
+        report = GraphReport(candidate.name, self._graph.kind, number)
+        self._reports[candidate.name] = report
         graph = decomposed(self._graph, dialect(backend, options))
         with private.keep_unused_draws(), reporting.apart():
             return build_program(backend, graph, options, report)
@@ -254,6 +258,7 @@ class GraphEnsemble(Executable):
             # The program goes on reporting to its own.
             own.failures, own.events = report.failures, report.events
         self._count_if_eager(winner)
+        trace(report, "autotune")
 
     def _count_if_eager(self, winner: str) -> None:
         if self._report is not None and winner in NOT_COMPILED:

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import dynamo_counters
 from dynamo_backends.capture.gradients import differentiate
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.interface.report import total
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.progress import showing
 

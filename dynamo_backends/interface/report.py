@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from dynamo_backends._torch_private import compile_id
+from dynamo_backends.interface.counters import total
+
 log = logging.getLogger("dynamo_backends")
 
 Kind = Literal["inference", "forward", "backward", "step"]
@@ -182,6 +185,8 @@ class GraphReport:
         kind: What AOT Autograd made it for.
         capture: Number of the graph that Dynamo captured; the forward and the backward graph of
             one capture have the same.
+        compile_id: What Dynamo calls the compilation, such as "0/1"; empty for steps, which it does
+            not see.
         ops_on_backend: ATen calls that the backend runs.
         ops_in_eager: ATen calls left to eager.
         fallbacks: The latter, grouped, with reasons.
@@ -222,6 +227,7 @@ class GraphReport:
     backend: str
     kind: Kind
     capture: int = 0
+    compile_id: str = field(default_factory=compile_id)
     ops_on_backend: int = 0
     ops_in_eager: int = 0
     fallbacks: tuple[Fallback, ...] = ()
@@ -280,10 +286,31 @@ class GraphReport:
             unverified: Why it could not; empty: it could.
         """
         self.verify_seconds += seconds
+        total.add(compared=not unverified)
         if not unverified:
             self.verified += 1
         elif unverified not in self.unverified:
             self.unverified.append(unverified)
+
+    def note_compilation(self, made: Compilation) -> None:
+        """Notes, counts and says that the graph was compiled.
+
+        Args:
+            made: What came of it.
+        """
+        self.compile_seconds += made.seconds
+        self.compilations.append(made)
+        total.add(
+            compilations=1,
+            compile_seconds=made.seconds,
+            executables=made.executables,
+            cache_hits=made.cache_hits,
+        )
+        log.info(
+            "%s: %s was compiled in %.2f s (%s); %d of %d executables came from disk",
+            self.backend, self.title, made.seconds, ", ".join(made.shapes) or "no inputs",
+            made.cache_hits, made.executables,
+        )  # fmt: skip
 
     def note_failure(self, text: str) -> None:
         """Notes, and says unless the graph is compiled on trial, what failed and is done without.
@@ -292,7 +319,7 @@ class GraphReport:
             text: What, and why.
         """
         self.failures.append(text)
-        if _thread.apart is None:
+        if not is_apart():
             log.warning("%s: %s", self.backend, text)
 
     def log_fallbacks(self) -> None:
@@ -300,7 +327,7 @@ class GraphReport:
 
         Nothing is said of graphs that are compiled on trial (see `apart`).
         """
-        if _thread.apart is not None:
+        if is_apart():
             return
         if self.reverted:
             log.warning("%s: one %s graph was reverted: %s", self.backend, self.kind, self.reverted)
@@ -332,23 +359,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-@dataclass
-class Total:
-    """What this process has compiled since it began, in graphs of `torch.compile`.
-
-    Attributes:
-        compilations: As the entries of `GraphReport.compilations`.
-        executables: As `GraphReport.executables`.
-        cache_hits: As `GraphReport.cache_hits`.
-    """
-
-    compilations: int = 0
-    executables: int = 0
-    cache_hits: int = 0
-
-
-total = Total()
-
 _recorders: list[list[GraphReport]] = []
 _lock = threading.Lock()
 
@@ -379,6 +389,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def is_apart() -> bool:
+    """Whether this thread compiles, or runs, on trial (see `apart`)."""
+    return _thread.apart is not None
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.sizes import Size, is_ranged, opened, ranges_of
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
@@ -39,6 +40,7 @@ from dynamo_backends.pipeline.description import (
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.pipeline.registers import Registers, dead_after
 from dynamo_backends.runtime.load_or_compile import load_or_compile
+from dynamo_backends.runtime.profiled import graph_name, part_names
 from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
 
 log = logging.getLogger("dynamo_backends")
@@ -237,6 +239,7 @@ class ProgramBuilder:
             self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
             self._report.executables += 1
+            keep_count_of(self._compiled[mark])
         return self._compiled[mark]
 
     def _made(self, graph: Graph) -> Executable:
@@ -288,10 +291,12 @@ class ProgramBuilder:
         outputs = [self._output(x, registers) for x in graph.outputs]
         writes = [tuple(map(registers.of, part.writes)) for part in split.parts]
         dead = dead_after(reads, writes, outputs)
+        whole = graph_name(self._report, self._backend.name if self._reverted else "")
+        names = part_names(whole, [part.on_backend for part in split.parts])
         steps = [
-            Instruction(self._runner(part, inner, executable), pick(read), written, dying)
-            for part, (inner, _), executable, read, written, dying in zip(
-                split.parts, opened_parts, executables, reads, writes, dead, strict=True
+            Instruction(self._runner(part, inner, executable), pick(read), written, dying, name)
+            for part, (inner, _), executable, read, written, dying, name in zip(
+                split.parts, opened_parts, executables, reads, writes, dead, names, strict=True
             )
         ]
         steps = [*registers.sizes_computed(graph.placeholders), *steps]

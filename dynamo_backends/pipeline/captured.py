@@ -26,6 +26,7 @@ from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import SaveError, UnknownBackendError
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.pipeline import background
@@ -33,7 +34,6 @@ from dynamo_backends.pipeline.compiled_graph import (
     CompiledGraph,
     InEager,
     in_eager,
-    publish,
 )
 from dynamo_backends.pipeline.description import describe_symbols
 from dynamo_backends.runtime.cache import source_digest

@@ -14,11 +14,12 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
-from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import Compilation, GraphReport, Served
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background, succession
@@ -51,12 +52,6 @@ def in_eager(
     return eager
 
 
-def publish(report: GraphReport) -> None:
-    """Gives a report to whoever records; what fails there is nobody's concern."""
-    with done_without(report, "publishing a report"):
-        reporting.publish(report)
-
-
 def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", "exact"]:
     if not serves_range:
         return "exact"
@@ -81,6 +76,7 @@ class InEager:
         """Runs the graph; clears the list of arguments."""
         values = [*args, *self.constants]
         args.clear()
+        total.add(eager_calls=1)
         results: Sequence[Any] = self.module(*values)
         return results
 
@@ -138,6 +134,7 @@ class CompiledGraph:
         self._is_static = not is_dynamic(self._graph)
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
+        self._is_published = False
         self._served: list[Served] = []  # of each program, also of those that have left
         function = control.compiled_function()
         self._capture = Capture(function, backend.name, options, self._graph, self._constants)
@@ -146,6 +143,7 @@ class CompiledGraph:
             with disable_current_modes():
                 self._static = self._compile(self._graph.copy)
         publish(report)
+        self._is_published = True
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -300,17 +298,15 @@ class CompiledGraph:
                 _served_by(builder.serves_range, padded), shapes, 0, made.executables, made.seconds
             )
             self._served.append(program.served)
+        if self._is_published:
+            trace(self.report, "graph" if self._is_static else "sizes")
         return program, builder.serves_range
 
     def _record(
         self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float
     ) -> Compilation:
-        report, total = self.report, reporting.total
-        report.compile_seconds += seconds
+        report = self.report
         executables, hits = report.executables - before[0], report.cache_hits - before[1]
-        total.compilations += 1
-        total.executables += executables
-        total.cache_hits += hits
         made = Compilation(shapes, executables, hits, seconds)
-        report.compilations.append(made)
+        report.note_compilation(made)
         return made

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from dynamo_backends.interface.containment import is_for_others
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import (
     FallbackRefusedError,
     StepCaptureError,
@@ -71,6 +72,7 @@ class EagerSwitch:
         log.debug("%s of %s failed", stage, report.backend, exc_info=error)
         reason = f"{stage} failed ({brief_error(error)})"
         self._check_allowed(f"{report.backend}: {reason}", error)
+        total.add(uncompiled=1)
         report.reverted = f"{reason}; the {self._region} runs in eager instead"
 
     def instead(self, error: Exception, *inputs: Any) -> Any:
@@ -117,6 +119,7 @@ class EagerSwitch:
             if self._is_switched:
                 return
             self._is_switched = True
+        total.add(**{kind: 1})
         for report in self._reports:
             report.events.append(EagerEvent(kind, self._region, reason))
         log.warning("%s; %s", said, self._then)

@@ -8,11 +8,12 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends._torch_private import is_profiled
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
@@ -20,6 +21,7 @@ from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
+from dynamo_backends.runtime.profiled import always_named
 from dynamo_backends.runtime.weight_binding import WeightBinding
 from dynamo_backends.verify import bisection
 from dynamo_backends.verify.first import Comparison, described_region
@@ -187,12 +189,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One part of a program: which registers it reads, writes, and which are dead after it."""
+    """One part of a program: which registers it reads, writes, and which are dead after it.
+
+    Attributes:
+        name: What profilers call it; empty: nothing.
+    """
 
     run: Callable[[Sequence[Any]], Sequence[Any]]
     read: Getter
     writes: tuple[int, ...]
     dead: tuple[int, ...]
+    name: str = ""
 
 
 class Program:
@@ -217,12 +224,12 @@ class Program:
     ):
         self.served = Served("exact", ())
         self._steps = tuple(steps)
+        self._named = tuple(replace(s, run=always_named(s.name, s.run)) for s in steps)
         self._constants = list(constants)
         self._registers = registers
         self._outputs = tuple(outputs)
-        single = self._steps[0] if len(self._steps) == 1 else None
         self.blocks = [step.run for step in self._steps if isinstance(step.run, Block)]
-        self._single = single if single is not None and single.writes == self._outputs else None
+        self._is_single = [step.writes for step in self._steps] == [self._outputs]
 
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights of all blocks before the first call.
@@ -244,11 +251,12 @@ class Program:
         """Runs the graph; clears the list of arguments."""
         values = args + self._constants
         args.clear()
-        single = self._single
-        if single is not None:
-            return single.run(single.read(values))
+        steps = self._named if is_profiled() else self._steps
+        if self._is_single:
+            step = steps[0]
+            return step.run(step.read(values))
         values.extend([None] * (self._registers - len(values)))
-        for step in self._steps:
+        for step in steps:
             results = step.run(step.read(values))
             for register, result in zip(step.writes, results, strict=True):
                 values[register] = result

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.freezing import Policy, Snapshot, pointers
 
@@ -74,6 +75,7 @@ class WeightBinding:
     ) -> "_Model":
         if before is not None:
             self._report.rebinds += 1
+            total.add(rebinds=1)
         elif len(self._models) >= MODELS:
             _, before = self._models.popitem(last=False)
         wasted = 1 if before is None else before.wasted + 1

@@ -10,7 +10,7 @@ from torch.export import Dim
 import dynamo_backends
 from dynamo_backends import OptionError
 from dynamo_backends.capture.precompile import resized
-from dynamo_backends.interface.report import total
+from dynamo_backends.interface.counters import total
 
 
 class Net(nn.Module):

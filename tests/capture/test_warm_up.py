@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import total
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.memory import resident
 

@@ -4,6 +4,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import dynamo_backends
 from tests.bench.programs import load
@@ -44,6 +46,32 @@ def test_accelerate_gets_a_name_that_it_knows(huggingface: ModuleType) -> None:
 
     for backend in ("openxla", "inductor", "onnxrt", "tvm"):
         assert huggingface.name_for_accelerate(backend).upper() in DynamoBackend.__members__
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("onnxrt", "onnxrt"), ("aot_torchxla_trace_once", "openxla")]
+)
+def test_accelerate_compiles_with_the_backend_of_a_name(name: str, backend: str) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    try:
+        model = Accelerator(cpu=True, dynamo_backend=name).prepare(nn.Linear(4, 4))
+    finally:
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+    with dynamo_backends.record() as reports:
+        model(torch.randn(2, 4)).sum().backward()
+    assert [(r.backend, r.kind) for r in reports] == [(backend, "forward"), (backend, "backward")]
+
+
+def test_accelerate_takes_a_model_that_is_compiled() -> None:
+    from accelerate import Accelerator
+
+    model = Accelerator(cpu=True).prepare(torch.compile(nn.Linear(4, 4), backend="ov"))
+    with dynamo_backends.record() as reports:
+        model(torch.randn(2, 4)).sum().backward()
+    assert [r.backend for r in reports] == ["ov", "ov"]
 
 
 def test_lightning_in_both_ways(digits: ModuleType) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
+from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import NotPaddedError, OptionError
-from dynamo_backends.interface.report import record, total
+from dynamo_backends.interface.report import record
 from dynamo_backends.pipeline import background, buckets
 from tests.xla.test_padded import agree, compiled, many_recompilations, varying
 

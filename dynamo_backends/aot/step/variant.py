@@ -28,9 +28,11 @@ from dynamo_backends.graph.partition import count_ops
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
-from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.counters import keep_count_of
+from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
+from dynamo_backends.runtime.profiled import graph_name, profiled_as
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 
@@ -79,13 +81,15 @@ class Variant:
             self._constants = step.constants
             captured = time.perf_counter()
             self.program: StepProgram = backend.compile(self.graph)
-        self.report = _report(backend.name, self.graph, time.perf_counter() - captured)
-        self.report.cache_hits = int(self.program.from_disk)
+        seconds = time.perf_counter() - captured
+        self.report = _report(backend.name, self.graph, seconds, self.program.from_disk)
+        keep_count_of(self.program)
         self.program.report_to(self.report)
         if backend.verify != "off":
             self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
-        reporting.publish(self.report)
+        self._name = graph_name(self.report)
+        publish(self.report)
 
     def _verified(self, program: StepProgram, backend: StepBackend) -> StepProgram:
         return VerifiedStep(
@@ -140,6 +144,12 @@ class Variant:
             numbers: The numbers of this step.
             batch: The leaves of the arguments.
         """
+        with profiled_as(self._name):
+            return self._run(tensors, numbers, batch)
+
+    def _run(
+        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
+    ) -> Any:
         recording = self._recording
         inputs = [torch.tensor(numbers, dtype=torch.float64), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
@@ -224,7 +234,8 @@ class OtherTensors:
         return together
 
 
-def _report(backend: str, graph: Graph, seconds: float) -> GraphReport:
-    report = GraphReport(backend, "step", compile_seconds=seconds, executables=1, blocks=1)
+def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> GraphReport:
+    report = GraphReport(backend, "step", executables=1, blocks=1, cache_hits=int(from_disk))
+    report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
     report.ops_on_backend = count_ops(graph.calls)
     return report

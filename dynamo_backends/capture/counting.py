@@ -1,0 +1,22 @@
+"""Counters for whoever watches a service."""
+
+from dataclasses import fields
+
+from dynamo_backends.interface.counters import kept, total
+from dynamo_backends.tuning.counts import COUNTS
+
+
+def counters() -> dict[str, float]:
+    """What this process has compiled and run since it began. Takes a few microseconds.
+
+    Returns:
+        The counts of `interface.counters.Counters`, which only grow; "autotune_..." are those of
+        `tuning.counts.Counts`; "executables_kept" is how many are in memory now.
+
+    Example:
+        >>> dynamo_backends.counters()["failed"]
+        0
+    """
+    counted = {f.name: getattr(total, f.name) for f in fields(total) if f.name[0] != "_"}
+    counted |= {f"autotune_{f.name}": getattr(COUNTS, f.name) for f in fields(COUNTS)}
+    return {**counted, "executables_kept": kept()}

@@ -1,0 +1,94 @@
+"""The site: its code runs, its options exist, and every public name is in the reference.
+
+docs/backends.md, docs/capture.md and docs/explain.md have tests of their own.
+"""
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynamo_backends
+from dynamo_backends.interface.compiler import Compiler
+from dynamo_backends.interface.registry import get_backend, is_backend
+from tests.bench.programs import ROOT
+from tests.pages import NOT_RUN, differences, examples, executed
+
+PACKAGE = ROOT / "dynamo_backends"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_CODE = [str(p.relative_to(ROOT)) for p in PAGES if "```python" in p.read_text("utf-8")]
+TESTED_ELSEWHERE = {"docs/backends.md", "docs/capture.md", "docs/explain.md"}
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_CODE if name not in TESTED_ELSEWHERE])
+def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # pages save files
+    with executed(name) as (ran, _):
+        assert [found for found in differences(ran) if found[0] is not None] == []
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_its_options_exist_and_what_is_not_run_has_a_reason(name: str):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = list(examples(text))
+    assert len(blocks) == text.count("```py"), "a block that is not run as the others are"
+    assert {block.not_run for block in blocks} <= NOT_RUN | {""}
+    for block in blocks:
+        for backend, options in block.compilations():
+            if is_backend(backend) and "guard_filter_fn" not in options:
+                get_backend(backend).Options.parse(options, backend)
+
+
+def public_objects() -> Iterator[tuple[str, Any]]:
+    """Every name in an `__all__` of the package and its folders."""
+    folders = [f"dynamo_backends.{m.name}" for m in pkgutil.iter_modules(dynamo_backends.__path__)]
+    for module in map(importlib.import_module, ["dynamo_backends", *folders]):
+        if hasattr(module, "__path__"):
+            for name in getattr(module, "__all__", ()):
+                yield f"{module.__name__}.{name}", getattr(module, name)
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    documented = {}
+    for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        documented[id(getattr(importlib.import_module(module), name))] = path
+    public = dict(public_objects())
+    compilers = {name for name, value in public.items() if isinstance(value, Compiler)}
+    assert set(re.findall(r"^\| `(dynamo_backends\.\S+)` \|", page, re.MULTILINE)) == compilers
+    others = {id(value): name for name, value in public.items() if name not in compilers}
+    assert {name for key, name in others.items() if key not in documented} == set()
+    assert {path for key, path in documented.items() if key not in others} == set()
+
+
+def said(tree: ast.AST) -> Iterator[str]:
+    """The texts of a source; "…" is what is put into them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.sub(r"%[sdgr]", "…", node.value)
+
+
+def test_troubleshooting_quotes_what_the_package_says():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("### ")]
+    quoted = {text for line in lines for text in re.findall(r"`([^`]+)`", line)}
+    sources = (path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    texts = {text for source in sources for text in said(ast.parse(source))}
+    of_torch = {"Trying to resize storage that is not resizable"}
+    assert {q for q in quoted if not any(q.strip("… ") in text for text in texts)} == of_torch
+
+
+def test_the_glossary_is_sorted():
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\*\*(.+?)\*\* ·", page, re.MULTILINE)
+    assert len(words) > 30
+    assert words == sorted(words, key=str.lower)

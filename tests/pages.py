@@ -90,6 +90,11 @@ def run(example: Example, namespace: dict[str, Any], page: Path | str = "page") 
     return example.printed
 
 
+def given() -> dict[str, Any]:
+    """The names of tests/given.py, with objects of their own."""
+    return runpy.run_path(str(ROOT / "tests" / "given.py"))
+
+
 @contextlib.contextmanager
 def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     """Runs a page, such as "docs/capture.md"; its examples and the names that they define."""
@@ -98,7 +103,7 @@ def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     module = ModuleType("page_" + path.stem)
     sys.modules[module.__name__] = module  # Dynamo imports the modules of what it captures
     ran = list(examples(path.read_text(encoding="utf-8")))
-    known = runpy.run_path(str(ROOT / "tests" / "given.py")) if any(e.given for e in ran) else {}
+    known = given() if any(e.given for e in ran) else {}
     try:
         for example in ran:
             vars(module).update((name, known[other]) for name, other in example.names())

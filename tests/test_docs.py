@@ -72,9 +72,9 @@ def said(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
-            yield "".join(map(str, parts))
+            yield re.sub("…+", "…", "".join(map(str, parts)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield re.sub(r"%[sdgr]", "…", node.value)
+            yield re.sub(r"(%[sdgr])+", "…", node.value)
 
 
 def test_troubleshooting_quotes_what_the_package_says():

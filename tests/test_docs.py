@@ -67,6 +67,20 @@ def test_the_reference_has_every_public_name_and_no_other():
     assert {path for key, path in documented.items() if key not in others} == set()
 
 
+def test_the_index_of_decisions_has_them_all_in_order():
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    listed = re.findall(
+        r"^- \[(\d+)\]\((\S+)\) (.+)$", (folder / "index.md").read_text("utf-8"), re.M
+    )
+    assert [name for _, name, _ in listed] == records
+    for place, (number, name, title) in enumerate(listed, start=1):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert number == name[:3] == f"{place:03}"
+        assert text.startswith(f"# {title}\n")
+        assert re.findall("^## (.+)$", text, re.M) == ["Context", "Decision", "Consequences"]
+
+
 def said(tree: ast.AST) -> Iterator[str]:
     """The texts of a source; "…" is what is put into them."""
     for node in ast.walk(tree):

@@ -81,7 +81,8 @@ def section(outcomes: Sequence[Outcome], sweep: Sweep) -> str:
     for o in outcomes:
         if o.samples and o.status != "native":
             reason = next((r for r, _ in o.reasons.most_common() if "its block" not in r), o.status)
-            grouped[o.op, reason.replace("|", "\\|")].append(o.dtype)
+            reason = " ".join(reason.replace("|", "\\|").split())  # one line, as tables have
+            grouped[o.op, reason].append(o.dtype)
     for (op, reason), dtypes in sorted(grouped.items()):
         lines.append(f"| {op} | {', '.join(dtypes)} | {reason} |")
     return "\n".join(lines) + "\n"

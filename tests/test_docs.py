@@ -67,6 +67,30 @@ def test_the_reference_has_every_public_name_and_no_other():
     assert {path for key, path in documented.items() if key not in others} == set()
 
 
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as the site and code hosts make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    plain = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles)
+    return {re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+def test_links_lead_somewhere_and_every_page_is_in_the_navigation():
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            if not path.is_file() or anchor not in {"", *anchors(path.read_text("utf-8"))}:
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+            elif page.name != "README.md" and not path.resolve().is_relative_to(ROOT / "docs"):
+                broken.append(f"{page.relative_to(ROOT)}: {target} is not on the site")
+    assert broken == []
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    on_site = {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]}
+    records = {name for name in on_site if re.match(r"decisions/\d", name)}
+    assert set(re.findall(r"([\w./-]+\.md)$", nav, re.MULTILINE)) == on_site - records
+
+
 def test_the_index_of_decisions_has_them_all_in_order():
     folder = ROOT / "docs" / "decisions"
     records = sorted(path.name for path in folder.glob("[0-9]*.md"))
@@ -93,8 +117,8 @@ def said(tree: ast.AST) -> Iterator[str]:
 
 def test_troubleshooting_quotes_what_the_package_says():
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith("### ")]
-    quoted = {text for line in lines for text in re.findall(r"`([^`]+)`", line)}
+    cells = re.findall(r"^(### .+|\| `[^|]+)", page, re.MULTILINE)
+    quoted = {text for cell in cells for text in re.findall(r"`([^`]+)`", cell)}
     sources = (path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     texts = {text for source in sources for text in said(ast.parse(source))}
     of_torch = {"Trying to resize storage that is not resizable"}

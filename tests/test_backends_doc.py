@@ -21,7 +21,7 @@ def page() -> Iterator[list[Example]]:
         patch.setattr(registry, "_registered", dict(registry._registered))
         patch.setattr(lowerings, "_TABLE", dict(lowerings._TABLE))
         torch.manual_seed(0)
-        with executed("backends.md") as (ran, _):
+        with executed("docs/backends.md") as (ran, _):
             yield ran
     registry.get_backend.cache_clear()
 

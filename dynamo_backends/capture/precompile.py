@@ -1,6 +1,7 @@
 """`precompile`: compiles a function ahead for ranges of sizes."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ def precompile(
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
     for (leaf, dim), known in ranges.items():
         if dim not in marked_ranges(leaves[leaf]):
-            torch._dynamo.mark_dynamic(leaves[leaf], dim, min=known.least, max=known.most)
+            _mark(leaves[leaf], dim, known)
     calls = []
     for sizes in _sizes(ranges, leaves):
         given = [_with_sizes(x, i, ranges, sizes) for i, x in enumerate(leaves)]
@@ -197,9 +198,15 @@ def _with_sizes(value: Any, leaf: int, ranges: _Ranges, sizes: Mapping[Any, int]
         return value
     made = resized(value, shape)
     for dim in wanted:
-        known = ranges[leaf, dim]
-        torch._dynamo.mark_dynamic(made, dim, min=known.least, max=known.most)
+        _mark(made, dim, ranges[leaf, dim])
     return made
+
+
+def _mark(tensor: Tensor, dim: int, known: _Range) -> None:
+    # Dynamo takes both bounds or none: it has no range for a least size alone.
+    bounded = known.most is not None or known.least > 2
+    bounds = {"min": known.least, "max": known.most or sys.maxsize} if bounded else {}
+    torch._dynamo.mark_dynamic(tensor, dim, **bounds)
 
 
 def _called(fn: Any) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from tests.pages import Example, compared, differences, examples, executed, run
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[tuple[list[Example], dict[str, Any]]]:
-    with executed("capture.md") as found:
+    with executed("docs/capture.md") as found:
         yield found
 
 

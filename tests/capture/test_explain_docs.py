@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import examples, given, run
+
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 
 
@@ -17,6 +19,12 @@ def steady(text: str) -> str:
     """The report without what differs from run to run and from version to version."""
     text = text.split("\nGuards\n")[0].strip()
     return re.sub(r"\d+ guards|\d+\.\d\d s\b", "#", text)
+
+
+def test_the_call_prints_a_report():
+    first = next(examples(PAGE.read_text(encoding="utf-8")))
+    report = run(first, given())
+    assert report.startswith("Sequential with openxla: 1 graph, ")
 
 
 def test_the_example(

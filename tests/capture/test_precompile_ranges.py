@@ -24,10 +24,12 @@ class Net(nn.Module):
 
 
 BATCH, LENGTH = Dim("batch", min=2, max=16), Dim("length", min=2, max=40)
+OPEN = Dim("open")
 
 SHAPES: dict[str, Any] = {
     "by name": {"ids": {0: BATCH, 1: LENGTH}, "scale": {0: BATCH}},
     "in order": ((BATCH, Dim.DYNAMIC(min=2, max=40)), {0: BATCH}),
+    "without bounds": {"ids": {0: OPEN, 1: Dim.DYNAMIC}, "scale": {0: OPEN}},
 }
 
 
@@ -68,6 +70,22 @@ def test_shapes_that_do_not_fit(shapes: Any, text: str):
         dynamo_backends.precompile(
             Net(), (torch.ones(3, 5, dtype=torch.int64), torch.ones(1)), dynamic_shapes=shapes
         )
+
+
+def test_a_least_size_without_a_largest():
+    ids, scale = torch.randint(50, (4, 5)), torch.rand(1, 1, 1)
+    shapes = {"ids": {0: Dim("least", min=3)}}
+    model = Net().eval()
+    with torch.no_grad():
+        compiled, done = dynamo_backends.precompile(
+            model, (ids, scale), dynamic_shapes=shapes, backend="onnxrt"
+        )
+        assert done.complete
+        assert done.graphs == 1
+        for rows in (3, 100):
+            ids = torch.randint(50, (rows, 5))
+            with dynamo_backends.run():
+                torch.testing.assert_close(compiled(ids, scale), model(ids, scale))
 
 
 def test_resized():

@@ -1,4 +1,4 @@
-"""Differences from eager that docs/architecture.md lists, in results with extremes.
+"""Differences from eager that docs/differences.md lists, in results with extremes.
 
 A row excuses single elements of a result, by what eager and the backend have there, so another
 error in the same operator is still found.
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
     Attributes:
         backend: Its name.
         kind: Which elements differ.
-        bullet: The bold words of the bullet in docs/architecture.md.
+        bullet: The bold words of the bullet in docs/differences.md.
         operators: Full names in the operator database.
     """
 

@@ -92,10 +92,10 @@ class Outcome:
         dtype: Of the sample inputs.
         samples: How many were run.
         status: "native" (every sample ran whole on the backend), "fallback", "declared" (different
-            as docs/architecture.md says), "wrong", "crash", or "no samples" where eager accepts
+            as docs/differences.md says), "wrong", "crash", or "no samples" where eager accepts
             none.
         reasons: Why parts ran in eager, counted; or what was wrong.
-        declared: What docs/architecture.md calls the differences.
+        declared: What docs/differences.md calls the differences.
     """
 
     op: str

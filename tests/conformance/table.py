@@ -1,43 +1,39 @@
-"""The tables of the operator database in docs/, one document per backend."""
+"""The page of the operator database, docs/conformance.md: a row and a section of each sweep."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from dynamo_backends.interface.registry import get_backend
 from tests.conformance.opinfo import Outcome
 
-_HEAD = """# Operators: PyTorch's own database through {backend}
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+COLUMNS = (
+    "| sweep | dtype | operators | samples | native | fallback | wrong | crash | native share |"
+)
+SECTIONS = "\n## Operators that are not native\n"
 
-Made by `make conformance` with torch {torch} and {vendor} on the CPU. {operators} of
-`torch.testing._internal.common_methods_invocations.op_db` is compiled with
-`torch.compile(backend="{backend}")` on {samples} and
-compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer results must
-be equal. Where Dynamo itself rewrites an operator into a less exact form (`addcdiv` with a value),
-what it captured is what counts.
 
-- **native**: every sample ran whole on the backend.
-- **fallback**: right, with at least one part of one sample in eager.
-- **wrong**, **crash**: results that are not as accurate as eager's, or an error.
+class Sweep(NamedTuple):
+    """What was run, in words.
 
-"""
+    Attributes:
+        name: Of the row and the section: the backend's, or what of it was swept.
+        backend: Which one ran the operators.
+        vendor: What runs it, where that is not the first of the packages behind it.
+        limit: How many samples of each were run at most.
+        operators: Which were run.
+    """
 
-GRADIENTS = """# Gradients of operators: PyTorch's own database through {backend}
-
-Made by `make conformance` with torch {torch} and {vendor} on the CPU. Every operator of
-`torch.testing._internal.common_methods_invocations.op_db` that has gradients on the CPU is compiled
-with `torch.compile(backend="{backend}")` on {samples}. Its differentiable results, and the
-gradients of all inputs for random incoming gradients, are compared with eager's: in float32 by
-`torch._dynamo.utils.same` against a float64 reference, in float64 to 1e-9 of each tensor's largest
-element.
-
-- **native**: forward and backward of every sample ran whole on the backend.
-- **fallback**: right, with at least one part of one sample in eager, or torch.compile itself cannot
-  compile a sample, with any backend.
-- **wrong**, **crash**: gradients that are not as accurate as eager's, or an error.
-
-"""
+    name: str
+    backend: str
+    vendor: str = ""
+    limit: int | None = None
+    operators: str = "Every operator"
 
 
 def native_share(outcomes: Sequence[Outcome], dtype: str) -> float:
@@ -50,58 +46,67 @@ def _vendor(backend: str) -> str:
     """The first of the packages behind a backend, with its version."""
     found = get_backend(backend).versions()
     (name, version), *_ = [*found.items(), ("torch", torch.__version__)]
-    return f"{name} {version}"
+    return _release(f"{name} {version}")
 
 
-def render(
-    outcomes: Sequence[Outcome],
-    backend: str = "openxla",
-    vendor: str = "",
-    limit: int | None = None,
-    head: str = _HEAD,
-    operators: str = "Every operator",
-) -> str:
-    """The whole document.
+def _release(version: str) -> str:
+    """A version without the name of its build, such as "+cpu"."""
+    return version.partition("+")[0]
 
-    Args:
-        outcomes: Of every operator and dtype.
-        backend: Which one ran them.
-        vendor: What runs it, where that is not the first of the packages behind it.
-        limit: How many samples of each were run at most.
-        head: What stands above the tables, with the names of the settings in braces.
-        operators: Which were run, in words.
-    """
+
+def rows(outcomes: Sequence[Outcome], name: str) -> list[str]:
+    """The lines of the summary, one for each dtype."""
     by_dtype: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.samples:
             by_dtype[outcome.dtype].append(outcome)
-    settings = {
-        "backend": backend,
-        "torch": torch.__version__.split("+")[0],
-        "vendor": vendor or _vendor(backend),
-        "operators": operators,
-        "samples": f"at most {limit} of its sample inputs" if limit else "its sample inputs",
-    }
-    lines = [head.format(**settings)]
-    lines.append(
-        "| dtype | operators | samples | native | fallback | wrong | crash | native share |"
-    )
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for dtype, rows in by_dtype.items():
-        count = Counter(o.status for o in rows)
-        samples = sum(o.samples for o in rows)
+    lines = []
+    for dtype, ran in by_dtype.items():
+        count = Counter(o.status for o in ran)
         lines.append(
-            f"| {dtype} | {len(rows)} | {samples} | {count['native']} | {count['fallback']} "
-            f"| {count['wrong']} | {count['crash']} | {native_share(rows, dtype):.1%} |"
+            f"| {name} | {dtype} | {len(ran)} | {sum(o.samples for o in ran)} | {count['native']} "
+            f"| {count['fallback']} | {count['wrong']} | {count['crash']} "
+            f"| {native_share(ran, dtype):.1%} |"
         )
-    lines.append("\n## Operators that are not native\n")
-    lines.append("| operator | dtypes | why |")
-    lines.append("|---|---|---|")
+    return lines
+
+
+def section(outcomes: Sequence[Outcome], sweep: Sweep) -> str:
+    """With what a sweep was made, and its operators that are not native, with their reasons."""
+    versions = {_release(f"torch {torch.__version__}"), sweep.vendor or _vendor(sweep.backend)}
+    samples = f"at most {sweep.limit} of its sample inputs" if sweep.limit else "its sample inputs"
+    lines = [f"{sweep.operators} on {samples}, with {' and '.join(sorted(versions))}.", ""]
+    lines += ["| operator | dtypes | why |", "|---|---|---|"]
     grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
     for o in outcomes:
         if o.samples and o.status != "native":
             reason = next((r for r, _ in o.reasons.most_common() if "its block" not in r), o.status)
-            grouped[o.op, reason.replace("|", "\\|")].append(o.dtype)
+            reason = " ".join(reason.replace("|", "\\|").split())  # one line, as tables have
+            grouped[o.op, reason].append(o.dtype)
     for (op, reason), dtypes in sorted(grouped.items()):
         lines.append(f"| {op} | {', '.join(dtypes)} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def put(page: str, name: str, summary: Sequence[str], text: str) -> str:
+    """The page with a sweep's rows and section, in the place of those that it had."""
+    head, mark, tail = page.partition(SECTIONS)
+    before, columns, table = head.partition(COLUMNS)
+    if not (mark and columns):
+        raise ValueError(f"the page has no line {COLUMNS!r}, or none {SECTIONS.strip()!r}")
+    ruler, *old = table.strip().splitlines()
+    is_its = [line.startswith(f"| {name} |") for line in old]
+    at = is_its.index(True) if True in is_its else len(old)
+    kept = [line for line, its in zip(old, is_its, strict=True) if not its]
+    lines = [columns, ruler, *kept[:at], *summary, *kept[at:]]
+    new = f"\n### {name}\n\n{text}"
+    found = re.search(rf"\n### {re.escape(name)}\n.*?(?=\n### |\Z)", tail, re.DOTALL)
+    tail = tail[: found.start()] + new + tail[found.end() :] if found else tail + new
+    return before + "\n".join(lines) + "\n" + mark + tail
+
+
+def write(outcomes: Sequence[Outcome], sweep: Sweep, path: Path = PAGE) -> None:
+    """Rewrites what docs/conformance.md says of a sweep."""
+    page = path.read_text(encoding="utf-8")
+    page = put(page, sweep.name, rows(outcomes, sweep.name), section(outcomes, sweep))
+    path.write_text(page, encoding="utf-8")

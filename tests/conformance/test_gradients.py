@@ -1,15 +1,14 @@
 """Gradients of PyTorch's operator database through openxla: nothing wrong, nothing crashes.
 
 `make test` runs one sample of some operators, `make conformance` (`--full`) all samples of all, in
-float32 and float64, and rewrites docs/conformance-gradients.md. `--samples` and `--resume` are as
-in `test_opinfo`.
+float32 and float64, and rewrites their part of docs/conformance.md. `--samples` and `--resume` are
+as in `test_opinfo`.
 """
 
 import functools
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +19,8 @@ from tests.conformance.journal import Journal
 
 pytestmark = pytest.mark.conformance
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance-gradients.md"
 SHARE = {torch.float32: 16, torch.float64: 64}  # one in so many operators is tried by `make test`
+OPERATORS = "Every operator that has gradients on the CPU"
 NATIVE = 0.85  # the least share of operators whose gradients run whole on XLA in float32
 
 
@@ -60,7 +59,9 @@ def test_the_whole_database(pytestconfig: pytest.Config):
     for done in track(workers.each(work, todo, _broke_down), "gradients", total=len(todo)):
         journal.add(done)
     outcomes = [journal.outcomes[name] for name in names]
-    DOCUMENT.write_text(table.render(outcomes, limit=limit, head=table.GRADIENTS), encoding="utf-8")
+    table.write(
+        outcomes, table.Sweep("openxla, gradients", "openxla", limit=limit, operators=OPERATORS)
+    )
     bad = [o for o in outcomes if o.status in ("wrong", "crash")]
     assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)
     assert table.native_share(outcomes, "float32") >= NATIVE

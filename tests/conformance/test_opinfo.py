@@ -1,20 +1,19 @@
 """PyTorch's operator database through each backend: nothing wrong, nothing crashes.
 
 `make test` runs one or two samples of each operator; `make conformance` (`--full`) runs all
-samples in all dtypes and rewrites each backend's document in docs/. That takes hours; with
-`make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly spread;
-with `--dtype float32` only this dtype.
+samples in all dtypes and rewrites each backend's part of docs/conformance.md. That takes hours;
+with `make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly
+spread; with `--dtype float32` only this dtype.
 What is done is kept in .conformance/: `--resume` goes on after an interruption and tries failures
 again; `-k onnxrt` runs one backend; `--processes 1` leaves a core free. With `--extremes` samples
-hold NaN, infinities, signed zeros and bounds of integers, no document is written, and what
-docs/architecture.md lists as a difference (differences.py) is not wrong.
+hold NaN, infinities, signed zeros and bounds of integers, nothing is written, and what
+docs/differences.md lists as a difference (differences.py) is not wrong.
 """
 
 import functools
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -28,7 +27,6 @@ from tests.nvfuser import share as nvfuser_share
 
 pytestmark = pytest.mark.conformance
 
-DOCS = Path(__file__).parents[2] / "docs"
 SHARE = 6  # one in so many operators is tried in the dtypes other than float32
 
 
@@ -36,7 +34,6 @@ class Row(NamedTuple):
     """How a backend is tested.
 
     Attributes:
-        document: In docs/.
         native: The least share of operators that run whole on it in float32.
         share: One in so many operators is tried by `make test` in float32.
         chosen: Which operators are run.
@@ -46,7 +43,6 @@ class Row(NamedTuple):
         vendor: What runs them, where that is not the first of the packages behind the backend.
     """
 
-    document: str
     native: float
     share: int
     chosen: Callable[[opinfo.OpInfo], bool] = lambda op: True
@@ -62,7 +58,6 @@ class Row(NamedTuple):
 
 BACKENDS = {
     "nvfuser": Row(
-        "conformance-nvfuser.md",
         0.65,
         48,
         nvfuser_share.is_in,
@@ -71,19 +66,19 @@ BACKENDS = {
         functools.partial(nvfuser_double.installed, "nvfuser_direct"),
         "a double of nvFuser that computes with torch",
     ),
-    "openxla": Row("conformance.md", 0.85, 6),
-    "onnxrt": Row("conformance-onnxrt.md", 0.61, 24),
-    "tvm": Row("conformance-tvm.md", 0.58, 48),
-    "iree": Row("conformance-iree.md", 0.60, 96),
-    "ov": Row("conformance-ov.md", 0.46, 96),
-    "ts_trace": Row("conformance-ts_trace.md", 0.91, 96),
-    "ofi": Row("conformance-ofi.md", 0.90, 192),
-    "static_runtime": Row("conformance-static_runtime.md", 0.90, 192),
-    "onednn_graph": Row("conformance-onednn_graph.md", 0.45, 192),
-    "ltc": Row("conformance-ltc.md", 0.42, 96),
-    "ltc_trace": Row("conformance-ltc_trace.md", 0.45, 192),
-    "inductor_freezing": Row("conformance-inductor_freezing.md", 0.91, 384),
-    "inductor_max_autotune": Row("conformance-inductor_max_autotune.md", 0.91, 384),
+    "openxla": Row(0.85, 6),
+    "onnxrt": Row(0.61, 24),
+    "tvm": Row(0.58, 48),
+    "iree": Row(0.60, 96),
+    "ov": Row(0.46, 96),
+    "ts_trace": Row(0.91, 96),
+    "ofi": Row(0.90, 192),
+    "static_runtime": Row(0.90, 192),
+    "onednn_graph": Row(0.45, 192),
+    "ltc": Row(0.42, 96),
+    "ltc_trace": Row(0.45, 192),
+    "inductor_freezing": Row(0.91, 384),
+    "inductor_max_autotune": Row(0.91, 384),
 }
 
 
@@ -141,8 +136,7 @@ def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
         journal.add(done)
     outcomes = [journal.outcomes[name] for _, name in numbered]
     if not extremes:
-        text = table.render(outcomes, backend, row.vendor, limit, operators=row.operators)
-        (DOCS / row.document).write_text(text, encoding="utf-8")
+        table.write(outcomes, table.Sweep(backend, backend, row.vendor, limit, row.operators))
     bad = [o for o in outcomes if o.status in ("wrong", "crash")]
     assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)
     assert extremes or table.native_share(outcomes, "float32") >= row.native

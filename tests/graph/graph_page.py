@@ -83,7 +83,7 @@ def generated() -> str:
         lines += [f"Requires: {_names(stage.requires)}. Ensures: {_names(stage.ensures)}.", ""]
         if stage.name in examples():
             before, after = before_and_after(stage.name)
-            lines += ["```text", before, "```", "", "becomes", "", "```text", after, "```", ""]
+            lines += ["```", before, "```", "", "becomes", "", "```", after, "```", ""]
     order = ", ".join(f"`{p.name}`" for p in PASSES.passes)
     lines += [f"The passes that run for every set of concrete shapes: {order}."]
     return "\n".join(lines) + "\n"

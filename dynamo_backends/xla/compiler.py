@@ -59,7 +59,8 @@ def compile_graph(
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     if program is None:
         return None
-    prepared = translate(program) if device.platform == "cpu" else None
+    is_host = device.platform == "cpu" and not device.is_remote
+    prepared = translate(program) if is_host else None
     return _compile(program, device, runs_once=True) if prepared is None else prepared
 
 

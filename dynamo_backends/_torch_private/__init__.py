@@ -103,6 +103,16 @@ from dynamo_backends._torch_private.operators import (
     elementwise_dtypes,
     is_composite,
 )
+from dynamo_backends._torch_private.subclasses import (
+    ends_of_outputs,
+    is_functionalized,
+    is_parameter,
+    is_traced,
+    make_wrapper,
+    mark_static,
+    return_and_correct_aliasing,
+    set_data,
+)
 from dynamo_backends._torch_private.symbols import FreshSymbols
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,

@@ -14,9 +14,20 @@ from torch import fx
 from torch.fx.node import has_side_effect as has_side_effect
 
 
+def _unwrapped(desc: Any) -> Any:
+    """What is known of an input or output, of a wrapper if it is the only tensor in one."""
+    is_inner = type(desc).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput")
+    return desc.base if is_inner and desc.attr == ONLY else desc
+
+
+ONLY = "_handle"
+"""The attribute of wrappers with one tensor."""
+
+
 def dynamo_input_index(placeholder: fx.Node) -> int | None:
     """Which of Dynamo's inputs a placeholder of an AOT graph is; None if it is none of them."""
-    return getattr(placeholder.meta.get("desc"), "idx", None) if is_plain(placeholder) else None
+    desc = _unwrapped(placeholder.meta.get("desc"))
+    return getattr(desc, "idx", None) if is_plain(placeholder) else None
 
 
 def described_input_index(placeholder: fx.Node) -> int | None:
@@ -25,6 +36,7 @@ def described_input_index(placeholder: fx.Node) -> int | None:
 
 
 def _index(desc: Any) -> int | None:
+    desc = _unwrapped(desc)
     while (base := getattr(desc, "base_of", None)) is not None:
         desc = base
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTInput" else None
@@ -71,12 +83,12 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def is_plain(placeholder: fx.Node) -> bool:
     """Whether a placeholder of an AOT graph is one of Dynamo's inputs."""
-    return type(placeholder.meta.get("desc")).__name__ == "PlainAOTInput"
+    return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "PlainAOTInput"
 
 
 def is_tangent(placeholder: fx.Node) -> bool:
     """Whether a placeholder of an AOT backward graph is an incoming gradient."""
-    return type(placeholder.meta.get("desc")).__name__ == "TangentAOTInput"
+    return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "TangentAOTInput"
 
 
 def mutated_input_indices(graph: fx.Graph) -> frozenset[int]:
@@ -92,13 +104,14 @@ def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
     """
     output = graph.output_node()
     descs = output.meta.get("desc") or ()
-    updated = [_index(getattr(desc, "mutated_input", None)) for desc in descs]
+    updated = [_index(getattr(_unwrapped(desc), "mutated_input", None)) for desc in descs]
     values: Any = output.args[0]
     return {i: v for i, v in zip(updated, values, strict=False) if i is not None}
 
 
 def mutated_input_index(desc: Any) -> int | None:
     """Which of Dynamo's inputs an output of an AOT graph is the new content of, by its `desc`."""
+    desc = _unwrapped(desc)
     if type(desc).__name__ != "InputMutationAOTOutput":
         return None
     return getattr(desc.mutated_input, "idx", None)
@@ -106,4 +119,5 @@ def mutated_input_index(desc: Any) -> int | None:
 
 def output_index(desc: Any) -> int | None:
     """Which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
+    desc = _unwrapped(desc)
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
 )
 
+from dynamo_backends._torch_private.graphs import ONLY
+
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 
 
@@ -38,10 +40,11 @@ def concrete(value: Any) -> Any:
 def storage_id(tensor: Tensor) -> int | None:
     """What two tensors have in common that share memory, also fake ones, which have no address.
 
-    None for tensors without a storage, such as sparse ones.
+    None for tensors without a storage, such as sparse ones. A wrapper with one tensor has that of
+    this one.
     """
     try:
-        return tensor.untyped_storage()._cdata
+        return getattr(tensor, ONLY, tensor).untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return None
 

@@ -211,16 +211,21 @@ class Exporter:
 
     Args:
         value: The fake tensor with the promised shape and strides.
+
+    Attributes:
+        copies: Whether the output is a copy of what the program returns.
+        dense_shape: Of what the program returns.
     """
 
     def __init__(self, value: Tensor):
         self.storage = storage_of(value)
+        self.dense_shape = self.storage.dense_shape(value.shape)
         self._shape = tuple(value.shape)
         self._stride = tuple(value.stride())
         self._inverse = self.storage.inverse
-        self._copy = self._needs_copy(value)
+        self.copies = self._needs_copy(value)
         self._is_empty = value.numel() == 0
-        self.is_plain = self.storage.is_row_major and not self._copy and not self._is_empty
+        self.is_plain = self.storage.is_row_major and not self.copies and not self._is_empty
 
     def _needs_copy(self, value: Tensor) -> bool:
         if value.numel() == 0 or value.is_contiguous() or self.storage.expanded:
@@ -231,7 +236,7 @@ class Exporter:
         """The output as torch promises it."""
         if self.is_plain:
             return tensor
-        if self._copy or self._is_empty:
+        if self.copies or self._is_empty:
             # Tensors without elements are there to be resized, which only torch's memory can be.
             result = torch.empty_strided(
                 self._shape, self._stride, dtype=tensor.dtype, device=tensor.device

@@ -203,6 +203,21 @@ class Backend(ABC):
         """
         return None
 
+    def placed(self, options: Any, home: str) -> Any:
+        """The options for a graph some of whose inputs live on a device that torch does not know.
+
+        By default these, so that contents come to the host.
+
+        Args:
+            options: An instance of `Options`.
+            home: The name of the device.
+        """
+        return options
+
+    def home(self, options: Any) -> str | None:
+        """The device on which results stay; None: they are ordinary tensors of torch's."""
+        return None
+
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:
         """Compiles a graph with static shapes, of calls that `plan` takes.

@@ -37,7 +37,9 @@ from dynamo_backends.pipeline.compiled_graph import (
 )
 from dynamo_backends.pipeline.description import describe_symbols
 from dynamo_backends.runtime.cache import source_digest
+from dynamo_backends.runtime.device_tensor import taking_handles
 from dynamo_backends.runtime.foreign import compile_foreign
+from dynamo_backends.runtime.residency import Residency, home_of
 
 _captures = itertools.count(1)
 
@@ -92,12 +94,21 @@ def _compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
-    compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number)
+    home = home_of(example_inputs)
+    if home is not None:
+        options = backend.placed(options, home)
+    stays = backend.home(options)
+    residency = Residency(stays) if home is not None or stays is not None else None
+    compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
     table = decompositions(keep=frozenset(backend.keeps(options)))
     places = subclass_inputs(example_inputs)
-    compiled = compile_functional(
-        captured, example_inputs, compile_graph, table, options.partitioner, complete=not places
-    )
+    complete = not places and residency is None
+    with taking_handles():
+        compiled = compile_functional(
+            captured, example_inputs, compile_graph, table, options.partitioner, complete
+        )
+    if residency is not None:
+        compiled = residency.returned(compiled)
     return without_subclasses(compiled, places) if places else compiled
 
 
@@ -112,8 +123,15 @@ class _GraphCompiler:
     options: Options
     facts: CaptureFacts
     number: int
+    residency: Residency | None = None
 
     def __call__(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    ) -> Callable[[list[Any]], Sequence[Any]]:
+        compiled = self._contained(gm, kind, static)
+        return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
+
+    def _contained(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
         report = GraphReport(self.backend.name, kind, self.number)

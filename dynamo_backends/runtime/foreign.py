@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import DeviceError, StepDeviceError
+from dynamo_backends.runtime.device_tensor import DeviceTensor
 
 OURS = frozenset(("cpu", "cuda", "meta"))
 
@@ -71,16 +72,25 @@ def refusal(kind: str, entrance: str) -> DeviceError:
     )
 
 
-def refuse_step(tensors: Iterable[Any], backend: str) -> None:
+def refuse_step(tensors: Iterable[Any], backend: str, home: str | None = None) -> None:
     """Raises for a training step with tensors on a foreign device, whose owners compile graphs.
 
     Args:
         tensors: All of the step.
         backend: What was asked for; "aot_eager" runs operators where their tensors are.
+        home: The device on which it keeps values, if it does.
 
     Raises:
-        StepDeviceError: There is such a tensor.
+        StepDeviceError: There is such a tensor, or one that lives elsewhere (`DeviceTensor`).
     """
+    tensors = list(tensors)
+    elsewhere = {t.home for t in tensors if isinstance(t, DeviceTensor)} - {home}
+    if elsewhere and backend != "aot_eager":
+        raise StepDeviceError(
+            f"compile_step(backend={backend!r}) was given tensors on {', '.join(sorted(elsewhere))}"
+            ". Use backend='openxla' without the option 'device', or bring the model back with "
+            "dynamo_backends.xla.to_device(model, 'cpu')."
+        )
     kind = foreign_kind(tensors)
     if kind is not None and backend != "aot_eager":
         raise StepDeviceError(

@@ -7,6 +7,7 @@
 | `p.data.add_()`, writes through numpy, DLPack or the untyped storage | contents |
 | `p.data = new`, `set_` | address |
 | a new Parameter, `load_state_dict(assign=True)`, another instance of the module | address |
+| any, of tensors that live on a device (`DeviceTensor`) | count of writes |
 
 An address says more than an identity: as long as the snapshot keeps the old memory alive, another
 tensor at the same address with the same shape and strides (which Dynamo's guards ensure) is the
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import has_storage
+from dynamo_backends.runtime.device_tensor import contents_of, handle_of
 
 Policy = Literal["probe", "strict", "off"]
 
@@ -61,7 +63,8 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
     # Of these tensors, not of those that stand in for them while a step is captured.
     with torch._C.DisableTorchFunction():
-        return frozenset(t.untyped_storage().data_ptr() for t in tensors if has_storage(t))
+        handles = map(handle_of, tensors)
+        return frozenset(t.untyped_storage().data_ptr() for t in handles if has_storage(t))
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -103,7 +106,14 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
 def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
     """The addresses of the weights; what they are looked up by."""
-    return tuple(map(Tensor.data_ptr, weights))
+    found = tuple(map(Tensor.data_ptr, weights))
+    return found if all(found) else tuple(map(_place, weights, found))
+
+
+def _place(weight: Tensor, address: int) -> int:
+    """An address, or for a tensor that lives on a device what tells its contents from others."""
+    value = contents_of(weight)
+    return address if value is None else -id(value)
 
 
 class Snapshot:
@@ -127,6 +137,8 @@ class Snapshot:
         self._copied = operator.itemgetter(*copied) if len(copied) > 1 else None
         self._single = next(iter(copied)) if len(copied) == 1 else None
         watched = self._watched(weights)
+        self._values = [value for w in watched if (value := contents_of(w)) is not None]
+        self._stamps = [value.stamp for value in self._values]
         self._versioned = not any(w.is_inference() for w in watched)
         self._versions = [w._version for w in watched] if self._versioned else []
         self._stepped = False
@@ -136,6 +148,8 @@ class Snapshot:
         views: list[Tensor] = []
         self._runs: list[memoryview] = []
         for weight in watched:
+            if contents_of(weight) is not None:
+                continue  # each write to it is counted
             if self._strict:
                 views.append(_bits(weight))
                 continue
@@ -176,6 +190,8 @@ class Snapshot:
         if not watched:
             return True
         if self._stepped:
+            return False
+        if self._values and [value.stamp for value in self._values] != self._stamps:
             return False
         if self._versioned and [w._version for w in watched] != self._versions:
             return False

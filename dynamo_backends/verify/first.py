@@ -20,6 +20,7 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.liveness import peak_bytes, tensor_bytes
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.reference import computing_reference
 from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
 from dynamo_backends.verify.replay import Replay
 from dynamo_backends.verify.rule import memory_of, shape_difference
@@ -149,7 +150,7 @@ def guarded(
         Why it failed, in words; empty: it did not.
     """
     try:
-        with private.disable_current_modes(), grad_mode():
+        with private.disable_current_modes(), grad_mode(), computing_reference():
             action()
     except Exception as error:
         log.debug("compiled code cannot be compared with eager", exc_info=True)

@@ -17,9 +17,9 @@ from jax._src.lib import xla_client as xc
 from jax.core import ShapedArray
 
 
-def make_cpu_client() -> Any:
-    """A synchronous PJRT client on the CPU, separate from jax's own."""
-    return xc.make_cpu_client(asynchronous=False)
+def make_cpu_client(asynchronous: bool = False) -> Any:
+    """A PJRT client on the CPU, by default a synchronous one, separate from jax's own."""
+    return xc.make_cpu_client(asynchronous=asynchronous)
 
 
 def tpu_chips() -> int:

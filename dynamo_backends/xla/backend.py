@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,11 +15,12 @@ from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
-from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 from dynamo_backends.xla.padded.named import check_buckets
+from dynamo_backends.xla.platforms import PLATFORMS, parts_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class XlaOptions(Options):
     """The options of `openxla`, besides those that every backend has.
 
     Attributes:
-        device: Where XLA runs. "auto": where the tensors are. Another device than the tensors'
-            means copies at every call.
+        device: Where XLA runs: "cpu", "cuda", "tpu", or one of several, "tpu:1". "auto": where the
+            tensors are. What is computed on a device that torch does not share memory with stays
+            there (docs/lazy.md).
         precision: "float32" computes in the dtypes that the model has; "bf16" lets XLA run float32
             matrix products and convolutions at the device's fastest precision (bfloat16 passes
             on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).
@@ -45,7 +47,7 @@ class XlaOptions(Options):
             the calls.
     """
 
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"
+    device: str = "auto"
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
@@ -59,6 +61,7 @@ class XlaOptions(Options):
         """See `Options.validate`."""
         super().validate(backend)
         check_buckets(self.buckets, backend)
+        _check_device(self.device, backend)
 
     @property
     def is_reduced(self) -> bool:
@@ -105,6 +108,23 @@ class OpenXLA(Backend):
             )
         open_device(platform_name, index)
 
+    def placed(self, options: XlaOptions, home: str) -> XlaOptions:
+        """See `Backend.placed`."""
+        return replace(options, device=home) if options.device == "auto" else options
+
+    def home(self, options: XlaOptions) -> str | None:
+        """See `Backend.home`."""
+        if options.device in ("auto", "cpu", "cuda"):
+            return None
+        from dynamo_backends.xla.runtime import open_device
+
+        device = open_device(*_parts(options.device))
+        if not device.is_remote:
+            return None
+        from dynamo_backends.xla.placement import settle
+
+        return settle(device)
+
     def keeps(self, options: XlaOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering is handed over whole."""
         return _table().overloads()
@@ -139,7 +159,7 @@ class OpenXLA(Backend):
 
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
-        lowering = _lowering_options(platform_name, options)
+        lowering = _lowering_options(device.platform, options)
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import compile_padded
 
@@ -151,15 +171,15 @@ class OpenXLA(Backend):
         return _target(graph, options)[0] == "cpu"
 
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
-        """See `Backend.compile_step`: on the CPU inputs are donated; elsewhere they are copied."""
-        platform_name, index = _target(graph, options)
-        if platform_name != "cpu":
-            return super().compile_step(graph, options)
+        """See `Backend.compile_step`: inputs are donated, but for torch's on CUDA."""
         from dynamo_backends.xla.runtime import open_device
+
+        device = open_device(*_target(graph, options))
+        if device.platform == "cuda":
+            return super().compile_step(graph, options)
         from dynamo_backends.xla.steps import compile_step
 
-        device = open_device(platform_name, index)
-        lowering = _lowering_options(platform_name, options)
+        lowering = _lowering_options(device.platform, options)
         return compile_step(graph, device, lowering, options.reserve)
 
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
@@ -202,9 +222,24 @@ def _table() -> Any:
 def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
     """Platform and device index for a graph."""
     if options.device != "auto":
-        return options.device, 0
+        return _parts(options.device)
     index = device_index((*graph.placeholders, *graph.calls), "cuda")
     return ("cpu", 0) if index is None else ("cuda", index)
+
+
+def _parts(device: str) -> tuple[str, int]:
+    parts = parts_of(device)
+    assert parts is not None  # see `XlaOptions.validate`
+    return parts
+
+
+def _check_device(device: str, backend: str) -> None:
+    if device != "auto" and parts_of(device) is None:
+        raise OptionError(
+            f"option 'device' of {backend} must be one of "
+            f"{', '.join(map(repr, ('auto', *PLATFORMS)))}, not {device!r}. One of several "
+            "devices is named by its index: 'tpu:1'."
+        )
 
 
 def _lowering_options(platform_name: str, options: XlaOptions) -> Any:

@@ -79,7 +79,8 @@ def _compile_main(
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     if program is None:
         return None
-    prepared = translate(program) if device.platform == "cpu" else None
+    is_host = device.platform == "cpu" and not device.is_remote
+    prepared = translate(program) if is_host else None
     if prepared is not None:
         return prepared
     return _compile(_lower(program, device), device, runs_once=True)

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,13 @@ from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import DeviceError, as_compile_error
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
+from dynamo_backends.runtime.device_values import register_home
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
-from dynamo_backends.xla import _jaxlib, cuda
+from dynamo_backends.xla import _jaxlib, cuda, residents
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
+from dynamo_backends.xla.in_flight import InFlight
+from dynamo_backends.xla.platforms import OPENERS
 from dynamo_backends.xla.preparation import Preparation
 
 
@@ -38,6 +41,7 @@ class Device:
         handle: The device in the client.
         pid: The process that started the client.
         index: Which device of the platform it is.
+        in_flight: What it was given, where values stay on it.
     """
 
     platform: str
@@ -45,6 +49,38 @@ class Device:
     handle: Any
     pid: int
     index: int = 0
+    in_flight: InFlight = field(default_factory=InFlight, compare=False, repr=False)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether torch has no tensors in its memory, so that values stay there as they are."""
+        return self.platform not in ("cpu", "cuda")
+
+    @property
+    def name(self) -> str:
+        """Such as "tpu:0"."""
+        return f"{self.platform}:{self.index}"
+
+    def upload(self, tensor: Tensor) -> Any:
+        """See `Home.upload`."""
+        return _jaxlib.copied(self.handle, to_numpy(tensor))
+
+    def download(self, array: Any, flat: Tensor) -> None:
+        """See `Home.download`."""
+        np.copyto(to_numpy(flat), np.asarray(array).reshape(-1))
+
+    def execute(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
+        """Runs a program that was loaded for this device; waits only if too many are on the way."""
+        results: list[Any] = call(arrays)
+        self.in_flight.note(results)
+        return results
+
+    def take_in(self, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:
+        """Buffers for a program's inputs."""
+        if self.is_remote:
+            return residents.take_in(self, importers, tensors)
+        pairs = zip(importers, tensors, strict=True)
+        return self.import_tensors([check(tensor) for check, tensor in pairs])
 
     def shares_with(self, device: torch.device) -> bool:
         """Whether it computes in the memory that torch's tensors on a device have."""
@@ -82,6 +118,9 @@ _lock = threading.Lock()
 
 @functools.cache
 def _open(platform: str, index: int) -> Device:
+    if (opener := OPENERS.get(platform)) is not None:
+        device: Device = opener(index)
+        return device
     if platform == "cpu":
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
@@ -116,6 +155,8 @@ def open_device(platform: str, index: int = 0) -> Device:
     """
     with _lock:
         device = _open(platform, index)
+    if device.is_remote:
+        register_home(device)
     check_process(device.pid, "XLA")
     return device
 
@@ -214,6 +255,8 @@ class XlaExecutable(Executable):
         fakes = [n.meta["val"] for n in graph.outputs]
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
+        self._dtypes = [v.dtype for v in fakes]
+        self._name = f"a graph of {len(graph.calls)} operators ({graph.kind})"
         ends = [activations[i] for i in wiring.activations] + fakes
         self._all_on_cpu = all(v.device.type == "cpu" for v in ends)
 
@@ -223,13 +266,16 @@ class XlaExecutable(Executable):
         if self._fresh and self.prologue is not None:
             return_free_memory()  # of intermediate results; not for weights that keep changing
         self._fresh = False
-        if self._device.platform == "cpu" and self._all_on_cpu:
+        if self._device.platform == "cpu" and self._all_on_cpu and not self._device.is_remote:
             return self._bind_cpu(prepared), copied
         return functools.partial(self._run, prepared), copied
 
     def _prepare(self, weights: Sequence[Tensor]) -> tuple[list[Any], set[int]]:
         """The main program's inputs but for activations, and which weights were copied for them."""
         check_process(self._device.pid, "XLA")
+        if self._device.is_remote:
+            untouched = self._take_weights(weights, self.wiring.untouched)
+            return untouched + self._transform(weights), set(range(len(weights)))
         ready, shared = [], set()
         for i in self.wiring.untouched:
             tensor = self._weights[i](weights[i])
@@ -241,6 +287,9 @@ class XlaExecutable(Executable):
 
     def _transform(self, weights: Sequence[Tensor]) -> list[Any]:
         """What the prologue makes of the weights."""
+        if self._device.is_remote and self.prologue is not None:
+            buffers = self._take_weights(weights, self.wiring.transformed)
+            return self._device.execute(self.prologue.execute, buffers)
         given = [self._weights[i](weights[i]) for i in self.wiring.transformed]
         if self.prologue is None:
             return []
@@ -248,6 +297,10 @@ class XlaExecutable(Executable):
             return [self._device.import_tensor(t) for t in self.prologue(given)]
         results: list[Any] = self.prologue.execute([self._import_weight(t) for t in given])
         return results
+
+    def _take_weights(self, weights: Sequence[Tensor], places: Sequence[int]) -> list[Any]:
+        importers = [self._weights[i] for i in places]
+        return self._device.take_in(importers, [weights[i] for i in places])
 
     def _shares(self, tensor: Tensor, weight: Tensor) -> bool:
         """Whether a buffer made of `tensor` is the memory of `weight`."""
@@ -271,8 +324,8 @@ class XlaExecutable(Executable):
         return functools.partial(self._execute, buffers)
 
     def _import(self, activations: Sequence[Tensor]) -> list[Any]:
-        given = zip(self.wiring.activations, self._activations, strict=True)
-        return self._device.import_tensors([check(activations[i]) for i, check in given])
+        given = [activations[i] for i in self.wiring.activations]
+        return self._device.take_in(self._activations, given)
 
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
         """The hot path on the CPU: everything that can be decided early is."""
@@ -311,7 +364,9 @@ class XlaExecutable(Executable):
     def _run(self, prepared: list[Any], inputs: list[Tensor]) -> list[Tensor]:
         check_process(self._device.pid, "XLA")
         device = self._device
-        results = self._execute(prepared + self._import(inputs))
+        results = device.execute(self._execute, prepared + self._import(inputs))
+        if device.is_remote:
+            return residents.hand_out(device, self._exporters, results, self._dtypes, self._name)
         return [
             export(device.export_buffer(buffer, where))
             for export, buffer, where in zip(self._exporters, results, self._devices, strict=True)

@@ -16,6 +16,7 @@ from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, Value, flat
+from dynamo_backends.xla.resident_step import ResidentStep
 from dynamo_backends.xla.runtime import Device
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
 from dynamo_backends.xla.transposes import fold_transposes
@@ -33,13 +34,16 @@ def compile_step(
         CompileError: XLA refuses the program.
     """
     with jax.enable_x64(True):
-        program = fold_transposes(_trace(graph, options))
+        program = fold_transposes(_trace(graph, options, is_flat=not device.is_remote))
         lowered = _lower(program, device, donated(graph))
-        can_fail = bool(calls_of_libraries(lowered))
+        # A device's program runs by itself, and its failure is seen when something is read.
+        can_fail = not device.is_remote and bool(calls_of_libraries(lowered))
         if can_fail:
             lowered = _lower(program, device, ())
         executable = _compile(lowered, device)
     return_free_memory()
+    if device.is_remote:
+        return ResidentStep(device, graph, executable)
     if can_fail:
         return XlaCopyingStep(device, graph, executable)
     return XlaStep(device, graph, executable, reserve)
@@ -55,11 +59,12 @@ def load_step(
     """
     with as_compile_error("XLA cannot load the cached step"):
         executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
-        donates = {b"donated": True, b"copied": False}[parts["updates"]]
+        kind = {b"donated": XlaStep, b"copied": XlaCopyingStep, b"resident": ResidentStep}
+        made = kind[parts["updates"]]
     return_free_memory()
-    if not donates:
-        return XlaCopyingStep(device, graph, executable)
-    return XlaStep(device, graph, executable, reserve)
+    if made is XlaStep:
+        return XlaStep(device, graph, executable, reserve)
+    return made(device, graph, executable)
 
 
 def donated(graph: Graph) -> tuple[int, ...]:
@@ -67,7 +72,7 @@ def donated(graph: Graph) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
 
 
-def _trace(graph: Graph, options: LoweringOptions) -> Any:
+def _trace(graph: Graph, options: LoweringOptions, is_flat: bool) -> Any:
     values = [p.meta["val"] for p in graph.placeholders]
     storages = [Importer(v).storage for v in values]
     updated = donated(graph)
@@ -94,7 +99,7 @@ def _trace(graph: Graph, options: LoweringOptions) -> Any:
 
     with as_compile_error("jax cannot trace the step"):
         shapes = list(map(abstract, values, storages))
-        for i in updated:
+        for i in updated if is_flat else ():
             shapes[i] = in_one_dimension(shapes[i])
         return jax.make_jaxpr(program)(*shapes)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import storage_id
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.runtime.device_tensor import handle_of
 
 Key = tuple[int, bool]
 """A slot, and whether its gradient is meant."""
@@ -68,7 +69,7 @@ class Aliases:
         self.names: list[str] = []
         for group in _overlapping(tensors):
             self._add({key: tensors[key] for key in group}, [names[key] for key in group])
-        self._addresses = [(key, tensors[key].data_ptr()) for key in self.views]
+        self._addresses = [(key, _address(tensors[key])) for key in self.views]
 
     def _add(self, group: dict[Key, Tensor], names: list[str]) -> None:
         dtypes = {t.dtype for t in group.values()}
@@ -95,9 +96,13 @@ class Aliases:
         """
         for (slot, is_gradient), address in self._addresses:
             tensor = tensors[slot].grad if is_gradient else tensors[slot]
-            if tensor is None or tensor.data_ptr() != address:
+            if tensor is None or _address(tensor) != address:
                 return False
         return True
+
+
+def _address(tensor: Tensor) -> int:
+    return int(handle_of(tensor).data_ptr())
 
 
 def _end(tensor: Tensor) -> int:

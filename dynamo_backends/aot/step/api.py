@@ -22,7 +22,10 @@ from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.runtime.device_tensor import move_in_place
+from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
+from dynamo_backends.runtime.residency import home_of
 
 _LBFGS = (
     "torch.optim.LBFGS calls the model several times in each step, and values decide how often; "
@@ -226,9 +229,22 @@ class Step:
         definition = self._definition
         before = self._inventory
         self._inventory = Inventory(definition.models, definition.optimizers)
+        self._settle_on_device(self._inventory)
         if before is None or not before.is_like(self._inventory):
             self._retired_launches = self.launches
             self._variants.clear()
+
+    def _settle_on_device(self, inventory: Inventory) -> None:
+        """Where the backend keeps values on a device, all that lives on moves there."""
+        found = home_of(inventory.tensors)
+        if found is not None and self._backend.home is None:
+            self._backend = step_backend(self._backend.name, self._options, found)
+        home = self._backend.home
+        if home is None:
+            return
+        for slot, tensor in zip(inventory.slots, inventory.tensors, strict=True):
+            if not slot.is_setting:
+                move_in_place(tensor, home_named(home))
 
     def _in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         definition = self._definition
@@ -321,7 +337,7 @@ class Step:
                 p for i, p in self._promoted.items() if i not in fixed and is_number(p.get())
             ]
             inventory = Inventory(definition.models, definition.optimizers, others)
-            refuse_step((*inventory.tensors, *batch), self._backend.name)
+            refuse_step((*inventory.tensors, *batch), self._backend.name, self._backend.home)
             try:
                 with TRACING:
                     return Variant(definition, self._backend, inventory, batch, spec, promoted)

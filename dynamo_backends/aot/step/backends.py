@@ -30,6 +30,7 @@ class StepBackend:
         verify: Which steps are compared with eager (see `Options.verify`).
         strict: What is wrong raises instead of being taken in eager.
         reduced: Whether the user admits bfloat16.
+        home: The device on which what lives from step to step stays; None: torch's own.
     """
 
     name: str
@@ -38,14 +39,18 @@ class StepBackend:
     verify: str = "first"
     strict: bool = False
     reduced: bool = False
+    home: str | None = None
 
 
-def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
+def step_backend(
+    name: str, options: Mapping[str, Any] | None, home: str | None = None
+) -> StepBackend:
     """The way of a backend with steps.
 
     Args:
         name: One of torch's own that have a row in `_TORCHS`, or one of `get_backend`.
         options: Of a backend of this package.
+        home: The device that torch does not know on which tensors of the step live already.
 
     Raises:
         UnknownBackendError: There is no such backend.
@@ -61,6 +66,8 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
     parsed.refuse_beside(f"compile_step with {name}")
+    if home is not None:
+        parsed = backend.placed(parsed, home)
     table = decompositions(keep=frozenset(backend.keeps(parsed)))
     return StepBackend(
         name,
@@ -69,6 +76,7 @@ def step_backend(name: str, options: Mapping[str, Any] | None) -> StepBackend:
         verify="off" if backend.is_verified else str(parsed.verify),
         strict=parsed.fallback == "error",
         reduced=parsed.is_reduced,
+        home=backend.home(parsed),
     )
 
 

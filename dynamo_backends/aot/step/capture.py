@@ -36,7 +36,7 @@ from dynamo_backends.aot.step.recording import (
     numbers_of,
 )
 from dynamo_backends.aot.step.scalars import Scalars
-from dynamo_backends.aot.step.substitution import Substitution, line_of, user_line
+from dynamo_backends.aot.step.substitution import Substitution, fake_of, line_of, user_line
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError, text_of
@@ -204,7 +204,7 @@ class _Recorder:
         ]
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        return self._mode.from_tensor(tensor, static_shapes=True)
+        return fake_of(self._mode, tensor)
 
     def _fake_of(self, key: Key, tensor: Tensor) -> Tensor:
         """For what shares memory: a tensor that shares none, which nobody reads."""

@@ -25,6 +25,7 @@ from dynamo_backends._torch_private import (
     compiling,
     disable_current_modes,
     graph_being_traced,
+    is_parameter,
     mark_backward_pass,
     run_backward_under_modes,
     storage_id,
@@ -37,6 +38,7 @@ from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.promotion import Rank
 from dynamo_backends.aot.step.scalars import Scalars
 from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.runtime.device_tensor import handle_of
 
 _T = torch.Tensor
 _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
@@ -89,7 +91,7 @@ class Substitution(TorchFunctionMode):
         fake = self._fakes.get(id(real))
         if fake is None:
             self.undeclared.append(real)
-            fake = self._mode.from_tensor(real, static_shapes=True)
+            fake = fake_of(self._mode, real)
             self.add(real, fake)
         return fake
 
@@ -323,6 +325,16 @@ class Substitution(TorchFunctionMode):
 
         _, nodes = nodes_of(run)
         mark_backward_pass(nodes, next(self._passes))
+
+
+def fake_of(mode: FakeTensorMode, real: Tensor) -> Tensor:
+    """What stands in for a tensor: one of the CPU for what lives on a device."""
+    handle = handle_of(real)
+    fake = mode.from_tensor(handle, static_shapes=True)
+    if handle is not real:
+        fake.requires_grad_(real.requires_grad)
+        fake._is_param = is_parameter(real)
+    return fake
 
 
 class _NotTaken(Exception):

@@ -163,14 +163,19 @@ def rsub(x: Array, y: Array, *, alpha: float = 1) -> Array:
     return sub(y, x, alpha=alpha)
 
 
+def _is_one(value: float | Array) -> bool:
+    """Whether a number is 1; of one that is an input of the program that is not known."""
+    return not isinstance(value, Array) and value == 1
+
+
 @pointwise("addcmul.default", operands=slice(0, 3))
 def addcmul(x: Array, a: Array, b: Array, *, value: float = 1) -> Array:
-    return x + (a * b if value == 1 else a * b * value)
+    return x + (a * b if _is_one(value) else a * b * value)
 
 
 @pointwise("addcdiv.default", operands=slice(0, 3))
 def addcdiv(x: Array, a: Array, b: Array, *, value: float = 1) -> Array:
-    return x + (a / b if value == 1 else value * (a / b))
+    return x + (a / b if _is_one(value) else value * (a / b))
 
 
 @pointwise("lerp.Tensor", "lerp.Scalar")

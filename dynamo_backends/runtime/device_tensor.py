@@ -1,0 +1,315 @@
+"""Tensors whose contents live on a device that torch does not share memory with.
+
+To torch and to the user a `DeviceTensor` is a tensor of the CPU. It wraps an ordinary tensor, its
+handle, whose storage knows where the contents are (`device_values`). Views are views of the handle,
+so they share contents as in eager. AOT Autograd gives compiled graphs the handles.
+"""
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.errors import DeviceError, first_line
+from dynamo_backends.runtime.device_operators import run_operator
+from dynamo_backends.runtime.device_values import (
+    DeviceValue,
+    Home,
+    home_named,
+    keep,
+    on_host,
+    value_of,
+)
+
+
+class _Thread(threading.local):
+    takes_handles = False
+
+
+_thread = _Thread()
+
+_NOT_OURS = (
+    "tensors on {} were given to a graph of a compiler that does not know them and would read "
+    "memory without contents. Compile with backend='openxla' or another one of this package, or "
+    "bring them to the host with dynamo_backends.xla.to_device(values, 'cpu')."
+)
+
+
+@contextmanager
+def taking_handles() -> Iterator[None]:
+    """Inside, AOT Autograd makes graphs for which `Residency` stands between."""
+    before = _thread.takes_handles
+    _thread.takes_handles = True
+    try:
+        yield
+    finally:
+        _thread.takes_handles = before
+
+
+class DeviceTensor(Tensor):
+    """A tensor whose contents live on a device; see the module's docstring.
+
+    Args:
+        handle: An ordinary tensor, or a fake one while a graph is traced.
+        home: The name of the device.
+    """
+
+    _handle: Tensor
+    home: str
+
+    @staticmethod
+    def __new__(cls, handle: Tensor, home: str) -> "DeviceTensor":
+        """See the class."""
+        made: DeviceTensor = private.make_wrapper(cls, handle)
+        return made
+
+    def __init__(self, handle: Tensor, home: str):
+        self._handle = handle
+        self.home = home
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """What AOT Autograd gives to compiled graphs, and what it guards."""
+        return ["_handle"], self.home
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, Tensor], home: str, outer_size: Any, outer_stride: Any
+    ) -> "DeviceTensor":
+        """The reverse of `__tensor_flatten__`."""
+        return wrapped(inner["_handle"], home)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs an operator on the handles."""
+        kwargs = kwargs or {}
+        leaves = pytree.tree_leaves((args, kwargs))
+        home = next(x.home for x in leaves if isinstance(x, DeviceTensor))
+        handles = [handle_of(x) for x in leaves if isinstance(x, Tensor)]
+        given, named = pytree.tree_map_only(Tensor, handle_of, (args, kwargs))
+        if any(map(private.is_traced, handles)):
+            if not _thread.takes_handles and any(map(private.is_functionalized, handles)):
+                raise DeviceError(_NOT_OURS.format(home))
+            results = func(*given, **named)
+        else:
+            results = run_operator(func, given, named, home_named(home))
+        results = pytree.tree_map_only(Tensor, lambda t: wrapped(t, home), results)
+        if func.is_view:
+            pytree.tree_map_only(Tensor, private.mark_static, results)
+        return private.return_and_correct_aliasing(func, args, kwargs, results)
+
+    def host(self) -> Tensor:
+        """The handle, with its contents on the host; writing to it is not noticed."""
+        return on_host(self._handle)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """As of a tensor on the CPU."""
+        plain = self.host().detach()
+        text = repr(plain.requires_grad_() if self.requires_grad and self.is_leaf else plain)
+        if self.grad_fn is not None:
+            text = f"{text[:-1]}, grad_fn=<{type(self.grad_fn).__name__}>)"
+        return f"Parameter containing:\n{text}" if private.is_parameter(self) else text
+
+    def __format__(self, spec: str) -> str:
+        """As of a tensor on the CPU."""
+        return format(self.host(), spec)
+
+    def _expose(self) -> DeviceValue | None:
+        """Gives others the handle's memory, to which they may write."""
+        value = value_of(self._handle)
+        if value is not None:
+            value.expose(self._handle)
+        return value
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """As of a tensor on the CPU: while the array lives, its memory is what counts."""
+        if force:
+            return self.host().detach().numpy(force=True)
+        if self.requires_grad and torch.is_grad_enabled():
+            return self._handle.detach().requires_grad_().numpy()  # which says what is wrong
+        value = self._expose()
+        array = self._handle.detach().numpy()
+        if value is not None:
+            value.conceal_after(array if array.base is None else array.base)
+        return array
+
+    def __array__(self, dtype: Any = None) -> Any:
+        """See `numpy`."""
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """As of a tensor on the CPU, whose memory is what counts from now on."""
+        self._expose()
+        return self._handle.detach().__dlpack__(**options)
+
+    def tolist(self) -> Any:
+        """As of a tensor on the CPU."""
+        return self.host().tolist()
+
+    def data_ptr(self) -> int:
+        """The address on the host, where others may write from now on."""
+        self._expose()
+        return self._handle.data_ptr()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What is saved is an ordinary tensor, which can be loaded anywhere."""
+        plain = self.host().detach()
+        if private.is_parameter(self):
+            plain = torch.nn.Parameter(plain, requires_grad=self.requires_grad)
+        elif self.requires_grad and self.is_leaf:
+            plain.requires_grad_()
+        return plain.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
+        """A copy on the device; copies of views of one tensor are views of one."""
+        if id(self) in memo:
+            found: DeviceTensor = memo[id(self)]
+            return found
+        if not self.is_leaf:
+            _refuse_copy(self)
+        handle = _copied(self._handle, memo)
+        made: Any = wrapped(handle, self.home)
+        if private.is_parameter(self):
+            made = torch.nn.Parameter(made, self.requires_grad)
+        else:
+            made.requires_grad_(self.requires_grad)
+        made.__dict__.update(
+            (k, copy.deepcopy(v, memo))
+            for k, v in self.__dict__.items()
+            if k not in ("_handle", "home", "_is_param")
+        )
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = made
+        copied: DeviceTensor = made
+        return copied
+
+    @property
+    def data(self) -> Tensor:
+        """As of any tensor; what is set may be an ordinary tensor."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        given = value if isinstance(value, DeviceTensor) else to_home(value, home_named(self.home))
+        private.set_data(self, given)
+        self._handle, self.home = given._handle, given.home
+
+
+def _refuse_copy(tensor: Tensor) -> NoReturn:
+    copy.deepcopy(torch.empty(0, requires_grad=True) + 1)  # torch's own error
+    raise AssertionError(tensor)
+
+
+def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
+    """A handle on a copy of the storage; one copy for all handles on it."""
+    value = value_of(handle)
+    if value is None:
+        copied: Tensor = copy.deepcopy(handle, memo)
+        return copied
+    storage = memo.get(id(value))
+    if storage is None:
+        storage = torch.UntypedStorage(handle.untyped_storage().nbytes())
+        twin = DeviceValue(value.home, value.dtype, value.array, value.origin)
+        twin.is_shared = value.is_shared = value.array is not None
+        if value.array is None:
+            storage.copy_(handle.untyped_storage())
+        memo[id(value)] = storage
+        keep(torch.empty(0).set_(storage), twin)
+    return torch.empty(0, dtype=handle.dtype).set_(
+        storage, handle.storage_offset(), handle.shape, handle.stride()
+    )
+
+
+def wrapped(handle: Tensor, home: str) -> DeviceTensor:
+    """The tensor with a handle; an ordinary tensor becomes one."""
+    if not private.is_traced(handle) and value_of(handle) is None:
+        keep(handle, DeviceValue(home_named(home), handle.dtype, None))
+    return DeviceTensor(handle, home)
+
+
+def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
+    """A copy of a tensor that lives on a device; the contents go there when they are needed."""
+    if isinstance(tensor, DeviceTensor):
+        if tensor.home == home.name:
+            return tensor
+        tensor = tensor.host()
+    plain = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+    ).copy_(tensor.detach())
+    return wrapped(plain, home.name)
+
+
+def handle_of(value: Any) -> Any:
+    """What a compiled graph returns for a value: of a `DeviceTensor` its handle."""
+    return value._handle if isinstance(value, DeviceTensor) else value
+
+
+def as_device_tensor(value: Any) -> Any:
+    """A handle as the tensor that it is of; anything else as it is."""
+    if type(value) is not Tensor:
+        return value
+    found = value_of(value)
+    return value if found is None else DeviceTensor(value, found.home.name)
+
+
+def contents_of(tensor: Tensor) -> DeviceValue | None:
+    """Where the contents of a tensor live, if it is a `DeviceTensor`."""
+    return value_of(tensor._handle) if isinstance(tensor, DeviceTensor) else None
+
+
+def moved(tensor: Tensor, home: Home | None) -> Tensor:
+    """A leaf that lives on a device, its contents on the way there; on the host for None.
+
+    Args:
+        tensor: From anywhere; returned as it is if it is there.
+        home: The device.
+    """
+    if home is None:
+        made = tensor.host().clone() if isinstance(tensor, DeviceTensor) else tensor.detach()
+    else:
+        made = to_home(tensor, home)
+        value = contents_of(made)
+        assert value is not None
+        value.send(handle_of(made), tuple(made.shape))
+    if made is tensor:
+        return tensor
+    if private.is_parameter(tensor):
+        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def move_in_place(tensor: Tensor, home: Home | None) -> None:
+    """Moves a tensor that others refer to.
+
+    Args:
+        tensor: A leaf.
+        home: The device; None: the host.
+
+    Raises:
+        DeviceError: torch cannot exchange it.
+    """
+    current = tensor.home if isinstance(tensor, DeviceTensor) else None
+    if current == (None if home is None else home.name):
+        return
+    try:
+        torch.utils.swap_tensors(tensor, moved(tensor, home))
+    except RuntimeError as error:
+        raise DeviceError(
+            f"a tensor of shape {list(tensor.shape)} cannot be moved, because something refers to "
+            f"it as it is ({first_line(error)}). Move the model before it is compiled or trained."
+        ) from error

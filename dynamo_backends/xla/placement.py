@@ -1,0 +1,81 @@
+"""Moves models and tensors to a device whose memory torch does not share."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.runtime.device_tensor import move_in_place, moved
+from dynamo_backends.runtime.device_values import (
+    Home,
+    computer_of,
+    home_named,
+    register_computer,
+)
+from dynamo_backends.xla.platforms import parts_of
+from dynamo_backends.xla.runtime import Device, open_device
+from dynamo_backends.xla.single_calls import SingleCalls
+
+T = TypeVar("T")
+
+
+def to_device(values: T, device: str) -> T:
+    """Moves a model, a tensor, or tensors in lists and dicts, to a device.
+
+    To torch they stay tensors of the CPU, whose contents come to the host when they are read.
+    Graphs that `openxla` compiles of them run on the device, and what these return stays there.
+
+    Example:
+        >>> model = to_device(model, "tpu:0")
+        >>> batch = to_device(batch, "tpu:0")
+        >>> loss = torch.compile(model, backend="openxla")(batch)
+
+    Args:
+        values: A model is changed in place, its parameters stay the same objects. Of tensors a copy
+            is returned, of a tensor with `requires_grad` a leaf.
+        device: "tpu", or one of several, "tpu:1". "cpu" brings values back.
+
+    Raises:
+        DeviceError: There is no such device, or torch shares its memory and has a name for it.
+    """
+    home = _home(device)
+    if isinstance(values, nn.Module):
+        for tensor in _tensors_of(values):
+            move_in_place(tensor, home)
+        return values
+    result: T = pytree.tree_map_only(Tensor, lambda t: moved(t, home), values)
+    return result
+
+
+def _home(device: str) -> Home | None:
+    parts = parts_of(device)
+    if parts is None or parts[0] == "cuda":
+        raise DeviceError(
+            f"to_device takes 'cpu', 'tpu', or one of several such as 'tpu:1', not {device!r}. For "
+            "devices that torch knows use tensor.to(device)."
+        )
+    opened = open_device(*parts)
+    return home_named(settle(opened)) if opened.is_remote else None
+
+
+def settle(device: Device) -> str:
+    """The name of a device, on which values can live from now on."""
+    if computer_of(device.name) is None:
+        import dynamo_backends.xla.lowering  # noqa: F401 - fills the table
+        from dynamo_backends.xla.lowering.registry import lookup, overloads
+
+        table = decompositions(keep=frozenset(overloads()))
+        register_computer(device.name, SingleCalls(device, lookup, table))
+    return device.name
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters, their gradients, and buffers."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()

@@ -1,0 +1,134 @@
+"""Training steps whose parameters and state live on a device that shares no memory with torch.
+
+What a step updates is donated: the device writes the new contents over the old ones. It is moved
+there before the first step, and stays there until somebody reads it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.aot.step.atomic import signals_held
+from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.forks import check_process
+from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
+from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.residents import duplicated, hand_out
+from dynamo_backends.xla.runtime import Device
+
+ORIGIN = "a training step"
+
+
+class ResidentStep(StepProgram):
+    """A step on a device that shares no memory with torch.
+
+    Args:
+        device: Where it runs.
+        graph: The graph.
+        executable: Compiled from it; it donates the inputs that are updated.
+    """
+
+    def __init__(self, device: Device, graph: Graph, executable: Any):
+        self.executable = executable
+        self._device = device
+        values = [p.meta["val"] for p in graph.placeholders]
+        self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
+        self._others = [i for i, x in enumerate(graph.inputs) if x.updated_by is None]
+        self._importers = [Importer(v) for v in values]
+        promised = [n.meta["val"] for n in graph.outputs[len(self._updated) :]]
+        self._exporters = [Exporter(v) for v in promised]
+        self._dtypes = [v.dtype for v in promised]
+        self._execute = _jaxlib.caller(executable, device.handle)
+        # Learning rates and the like, which seldom change, and constants.
+        self._few = {0, *(i for i, x in enumerate(graph.inputs) if x.role is Role.CONSTANT)}
+        self._known: dict[int, DeviceTensor] = {}
+        self._residents: dict[int, tuple[Tensor, DeviceValue]] = {}
+
+    def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
+        """See `StepProgram.__call__`."""
+        check_process(self._device.pid, "XLA")
+        residents = [self._resident(inputs[i], i) for i in self._updated]
+        buffers: list[Any] = [None] * len(inputs)
+        for place, (handle, value) in zip(self._updated, residents, strict=True):
+            buffers[place] = self._array(place, inputs[place], value)
+            if value.is_shared:
+                buffers[place] = duplicated(self._device, buffers[place], handle.dtype)
+        others = [self._same(i, inputs[i]) for i in self._others]
+        arrays = self._device.take_in([self._importers[i] for i in self._others], others)
+        for place, array in zip(self._others, arrays, strict=True):
+            buffers[place] = array
+        given_away = [buffers[i] for i in self._updated]
+        self._keep_apart(buffers)
+        self.launches += 1
+        with signals_held():
+            try:
+                results = self._device.execute(self._execute, buffers)
+            except Exception as error:
+                if not any(array.is_deleted() for array in given_away):
+                    raise
+                raise StepCaptureError(
+                    f"XLA failed in the middle of a step ({error}) and parameters and states are "
+                    "lost. Load the last checkpoint."
+                ) from error
+            for (handle, value), array in zip(residents, results, strict=False):
+                value.replace(handle, array, ORIGIN)
+            torch.autograd.graph.increment_version([inputs[i] for i in self._updated])
+            taken.append(results[len(residents) :])
+
+    def _same(self, place: int, tensor: Tensor) -> Tensor:
+        """What is on the device already in the place of an equal tensor: numbers, constants."""
+        if place not in self._few or isinstance(tensor, DeviceTensor):
+            return tensor
+        known = self._known.get(place)
+        if known is None or not torch.equal(known.host(), tensor):
+            known = self._known[place] = to_home(tensor, self._device)
+        return known
+
+    def _array(self, place: int, tensor: Tensor, value: DeviceValue) -> Any:
+        importer, array = self._importers[place], value.array
+        if array is not None and not value.is_exposed and array.shape == importer.dense_shape:
+            return array
+        return self._device.take_in([importer], [tensor])[0]
+
+    def _resident(self, tensor: Tensor, place: int) -> tuple[Tensor, DeviceValue]:
+        """The handle of an input that is updated, and its contents."""
+        found = self._residents.get(place)
+        if found is not None and found[0] is getattr(tensor, "_handle", None):
+            return found
+        if not isinstance(tensor, DeviceTensor) or tensor.home != self._device.name:
+            raise StepCaptureError(
+                f"input {place} of the step, which it updates, is not on {self._device.name}. Move "
+                "models there with dynamo_backends.xla.to_device before they are trained."
+            )
+        handle = tensor._handle
+        if not fills_storage(handle):
+            raise StepCaptureError(
+                f"input {place} of the step, which it updates, is a view of a larger tensor"
+            )
+        value = value_of(handle)
+        assert value is not None
+        self._residents[place] = handle, value
+        return handle, value
+
+    def _keep_apart(self, buffers: list[Any]) -> None:
+        """Nothing is given away and read under another name."""
+        updated = {id(buffers[i]) for i in self._updated}
+        for i in self._others:
+            if id(buffers[i]) in updated:
+                buffers[i] = duplicated(self._device, buffers[i], self._importers[i].dtype)
+
+    def outputs(self, taken: list[Any]) -> list[Tensor]:
+        """See `StepProgram.outputs`."""
+        return hand_out(self._device, self._exporters, taken[0], self._dtypes, ORIGIN)
+
+    def dump(self) -> dict[str, bytes]:
+        """See `StepProgram.dump`."""
+        code = _jaxlib.serialize(self._device.client, self.executable)
+        return {"main": code, "updates": b"resident"}

@@ -45,6 +45,11 @@ class RowWrite:
         return partial(Tensor.index_put_, target.movedim(self.dim, 0), (results[self.index],), rows)
 
 
+def without_updates(graph: Graph) -> Graph:
+    """A copy of a graph whose results are new, none the contents of an input."""
+    return replace(graph.copy(), inputs=tuple(replace(x, updated_by=None) for x in graph.inputs))
+
+
 def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
     """A graph that returns rows, and what is to be done with them.
 
@@ -56,7 +61,7 @@ def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
         follow the others.
     """
     found = {i: at for i, at in graph.updates.items() if _writes_rows(graph, i, graph.outputs[at])}
-    result = replace(graph.copy(), inputs=tuple(replace(x, updated_by=None) for x in graph.inputs))
+    result = without_updates(graph)
     if not found:
         return result, ()
     outputs = list(result.outputs)

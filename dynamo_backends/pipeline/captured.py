@@ -20,7 +20,7 @@ from dynamo_backends.aot.inputs import (
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes
+from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -156,9 +156,12 @@ class _GraphCompiler:
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         updates = normalized.graph.updates
         rows: tuple[RowWrite, ...] = ()
-        if not backend.donates(normalized.graph, options):
-            graph, rows = separate_row_writes(normalized.graph)
-            normalized = dataclasses.replace(normalized, graph=graph)
+        graph = normalized.graph
+        if self.residency is not None:  # rows would be written by torch, on the host
+            graph = without_updates(graph)
+        elif not backend.donates(graph, options):
+            graph, rows = separate_row_writes(graph)
+        normalized = dataclasses.replace(normalized, graph=graph)
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
         run = background.going_first(compiled) if compiled.compiles_beside else compiled
         return writing_rows(run, updates, rows)

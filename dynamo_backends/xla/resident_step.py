@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.atomic import signals_held
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.forks import check_process
+from dynamo_backends.runtime.atomic import signals_held
 from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
 from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
 from dynamo_backends.xla import _jaxlib

@@ -330,3 +330,30 @@ def test_a_model_comes_back(device: RemoteDouble):
     to_device(model, "cpu")
     assert type(weight) is nn.Parameter
     assert torch.equal(weight, before)
+
+
+def _writes_rows(cache: Tensor, x: Tensor, at: Tensor) -> Tensor:
+    cache.index_copy_(1, at, x)
+    return cache.sum(0) * 2
+
+
+def _writes_all(cache: Tensor, x: Tensor, at: Tensor) -> Tensor:
+    cache.mul_(2).add_(x.sum() + at)
+    return cache + 1
+
+
+@pytest.mark.parametrize("function", [_writes_rows, _writes_all])
+@pytest.mark.parametrize("moved", ["", "cache", "x at", "cache x at"])
+def test_updates_of_inputs_wherever_they_are(
+    device: RemoteDouble, function: Callable[..., Tensor], moved: str
+):
+    run = compiled(function, device="remote")
+    cache = torch.randn(2, 4, 3)
+    held = there(cache) if "cache" in moved else cache.clone()
+    with torch.no_grad():
+        for k in range(3):
+            given = x, at = torch.randn(2, 1, 3), torch.tensor([k])
+            expected = function(cache, x, at)
+            result = run(held, *(map(there, given) if "x at" in moved else given))
+            torch.testing.assert_close(torch.as_tensor(result.tolist()), expected)
+            torch.testing.assert_close(torch.as_tensor(held.tolist()), cache)

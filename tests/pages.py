@@ -27,7 +27,13 @@ HERE = {
     f"python{sys.version_info.major}.{sys.version_info.minor}",
     "torch" + ".".join(torch.__version__.split(".")[:2]),
 }
-NOT_RUN = {"needs an NVIDIA GPU", "needs two processes"}
+NOT_RUN = {
+    "needs an NVIDIA GPU",
+    "needs a TPU",
+    "needs two processes",
+    "needs a package that is not installed",
+    "needs a model and its tokenizer",
+}
 BLOCK = re.compile(
     r"^(?:<!-- ([\w ]+): ([^\n]+) -->\n)?```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )

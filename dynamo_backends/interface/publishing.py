@@ -9,6 +9,7 @@
 The first two are `GraphReport.to_dict()`. Nothing is said of graphs that are compiled on trial.
 """
 
+import json
 from typing import Any, Literal
 
 from dynamo_backends import _torch_private as private
@@ -35,7 +36,9 @@ def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) 
         return
 
     def payload() -> Any:
-        return _decision(report) if document == "autotune" else report.to_dict()
+        made = _decision(report) if document == "autotune" else report.to_dict()
+        # An error may be infinite or NaN, for which JSON, as tlparse reads it, has no number.
+        return json.loads(json.dumps(made), parse_constant=str)
 
     with done_without(report, "writing torch's structured logs"):
         private.trace_artifact(f"dynamo_backends_{document}", payload, report.compile_id)

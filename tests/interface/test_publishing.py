@@ -1,16 +1,18 @@
 """What torch's structured logs (`TORCH_TRACE`) get, under which compilation of Dynamo's."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynamo_backends.interface.publishing import trace
-from dynamo_backends.interface.report import GraphReport, apart
+from dynamo_backends.interface.report import CandidateReport, GraphReport, apart
 from tests.bench.programs import ROOT
 
 PROGRAM = """
@@ -80,6 +82,18 @@ def test_a_decision_of_autotune_is_told(told: list[tuple[str, str, Any]]):
     (decision,) = [told for number, name, told in told if (number, name) == ("2/0", "autotune")]
     assert {c["name"] for c in decision["candidates"]} == {"eager", "openxla"}
     assert decision["chosen"] in ("eager", "openxla")
+
+
+def test_errors_that_are_no_numbers_are_told_as_words(monkeypatch: pytest.MonkeyPatch):
+    payloads: list[Callable[[], Any]] = []
+    monkeypatch.setattr(
+        "dynamo_backends._torch_private.trace_artifact",
+        lambda _name, payload, _id: payloads.append(payload),
+    )
+    wrong = CandidateReport("openxla", "wrong", error=math.inf), CandidateReport("ov", error=0.5)
+    trace(GraphReport("autotune", "inference", candidates=wrong), "autotune")
+    told = json.loads(json.dumps(payloads[0](), allow_nan=False))
+    assert [c["error"] for c in told["candidates"]] == ["Infinity", 0.5]
 
 
 def test_nothing_is_told_of_graphs_on_trial(monkeypatch: pytest.MonkeyPatch):

@@ -101,14 +101,16 @@ def test_narrower_programs_are_compiled_elsewhere():
 
 
 @torch.no_grad()
-def test_a_later_process_needs_none_to_load(fresh: CompilerProcess):
-    model = Net().eval()
+@pytest.mark.parametrize("backend", ["onnxrt", "openxla"])
+def test_a_later_process_needs_none_to_load(fresh: CompilerProcess, backend: str):
+    model, x = Net().eval(), torch.randn(4, 6)
     for hits in (0, 1):
         torch._dynamo.reset()
-        run = compiled(model, "onnxrt")
+        run = compiled(model, backend, fallback="error")
         with dynamo_backends.record() as reports:
-            run(torch.randn(4, 6))
+            run(x)
             assert background.wait(120)
+            torch.testing.assert_close(run(x), model(x))
         assert reports[0].cache_hits == hits
         assert fresh.running == (hits == 0)
         fresh.end()

@@ -227,14 +227,17 @@ class ProgramBuilder:
         if ranged:  # what is compiled may turn out to be of these sizes alone
             mark = f"{kept} {planned_fingerprint(graph, self._plan)}"
         if mark not in self._compiled:
+            # As it came: what XLA serializes of a loaded program lacks functions.
+            came: dict[str, bytes] = {}
             executable = load_or_compile(
                 self._backend,
                 self._options,
                 f"{kept} {ranges_of(graph)}",
-                functools.partial(self._load, graph.copy()),
-                lambda: self._made(graph),
+                lambda parts: self._load(graph.copy(), parts),
+                lambda: self._made(graph, came),
                 self._report,
                 keep=lambda made: made.serves_range >= ranged,  # else it is of one size
+                dump=lambda made: came or made.dump(),
             )
             self._compiled[mark] = self._options.wrapped(executable, graph, self._report.backend)
             self._compiled[mark].report_to(self._report)
@@ -242,11 +245,11 @@ class ProgramBuilder:
             keep_count_of(self._compiled[mark])
         return self._compiled[mark]
 
-    def _made(self, graph: Graph) -> Executable:
+    def _made(self, graph: Graph, came: dict[str, bytes]) -> Executable:
         backend, options, plan = self._backend, self._options, self._plan
         make = functools.partial(_compile, backend, options, plan, graph)
         if background.is_beside():
-            return compiler_process.compiled(backend, options, plan, graph, make)
+            return compiler_process.compiled(backend, options, plan, graph, make, came)
         return make()
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:

@@ -156,6 +156,7 @@ def compiled(
     plan: Plan,
     graph: Graph,
     make: Callable[[], Executable],
+    came: dict[str, bytes],
 ) -> Executable:
     """An executable of a block, compiled elsewhere if that is possible.
 
@@ -165,6 +166,7 @@ def compiled(
         plan: Of a graph that the block is a part of.
         graph: The block; not changed.
         make: Compiles it in this process.
+        came: Gets what the other process has dumped.
 
     Raises:
         DynamoBackendsError: It cannot be compiled, or the compiler crashed.
@@ -172,8 +174,8 @@ def compiled(
     answer = _done("compile", backend, options, plan, graph)
     if answer is None:
         return make()
-    parts = {name: base64.b64decode(text) for name, text in answer["parts"].items()}
-    return backend.load(parts, graph.copy(), options)
+    came.update({name: base64.b64decode(text) for name, text in answer["parts"].items()})
+    return backend.load(dict(came), graph.copy(), options)
 
 
 def _done(

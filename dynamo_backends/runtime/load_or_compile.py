@@ -39,6 +39,7 @@ def load_or_compile(
     make: Callable[[], T],
     report: GraphReport | None = None,
     keep: Callable[[T], bool] = lambda made: True,
+    dump: Callable[[T], Mapping[str, bytes] | None] = lambda made: made.dump(),
 ) -> T:
     """What was compiled before, from disk if it is there.
 
@@ -50,6 +51,7 @@ def load_or_compile(
         make: Compiles it.
         report: Gets what failed and was done without.
         keep: Whether what was compiled is what `mark` says.
+        dump: What is kept of it.
     """
     cache = DiskCache(cache_folder())
     key: str | None = None
@@ -61,7 +63,7 @@ def load_or_compile(
     made = make()
     if key is not None and keep(made):
         with done_without(report, "writing to the disk cache"):
-            dumped = made.dump()
+            dumped = dump(made)
             if dumped is not None:
                 cache.put(key, dumped)
     return made

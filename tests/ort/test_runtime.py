@@ -33,9 +33,9 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
     made: list[SessionSettings] = []
     original = make_session
 
-    def watch(model: bytes, weights: Any, settings: SessionSettings) -> Any:
+    def watch(model: bytes, weights: Any, settings: SessionSettings, ranged: bool) -> Any:
         made.append(settings)
-        return original(model, weights, settings)
+        return original(model, weights, settings, ranged)
 
     monkeypatch.setattr(runtime, "make_session", watch)
     config = {"session.intra_op.allow_spinning": "1"}

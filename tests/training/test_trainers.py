@@ -1,5 +1,6 @@
 """Other people's training loops around our backends: the Trainer of Hugging Face, and Lightning."""
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,20 @@ def huggingface(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")
         monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}")
     return load("examples/train_huggingface.py")
+
+
+@pytest.fixture
+def accelerate_anew() -> Iterator[None]:
+    """The first `Accelerator` of a process decides for all: a Trainer's, too."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    def forget() -> None:
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +66,18 @@ def test_accelerate_gets_a_name_that_it_knows(huggingface: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "backend"), [("onnxrt", "onnxrt"), ("aot_torchxla_trace_once", "openxla")]
 )
-def test_accelerate_compiles_with_the_backend_of_a_name(name: str, backend: str) -> None:
+def test_accelerate_compiles_with_the_backend_of_a_name(
+    accelerate_anew: None, name: str, backend: str
+) -> None:
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
 
-    try:
-        model = Accelerator(cpu=True, dynamo_backend=name).prepare(nn.Linear(4, 4))
-    finally:
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
+    model = Accelerator(cpu=True, dynamo_backend=name).prepare(nn.Linear(4, 4))
     with dynamo_backends.record() as reports:
         model(torch.randn(2, 4)).sum().backward()
     assert [(r.backend, r.kind) for r in reports] == [(backend, "forward"), (backend, "backward")]
 
 
-def test_accelerate_takes_a_model_that_is_compiled() -> None:
+def test_accelerate_takes_a_model_that_is_compiled(accelerate_anew: None) -> None:
     from accelerate import Accelerator
 
     model = Accelerator(cpu=True).prepare(torch.compile(nn.Linear(4, 4), backend="ov"))

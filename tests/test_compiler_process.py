@@ -281,7 +281,18 @@ def test_it_ends_after_a_while_without_work(
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
-def test_it_ends_with_its_parent_and_is_polite():
+def test_calls_go_before_its_imports():
+    process = compiler_process._Process()
+    try:
+        pid = process._start().pid
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == mine + compiler_process.NICE)
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    finally:
+        process.end()
+
+
+def test_it_ends_with_its_parent():
     code = """
 import os
 from dynamo_backends.pipeline.compiler_process import process

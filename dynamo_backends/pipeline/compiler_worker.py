@@ -1,12 +1,9 @@
 """The other process of `compiler_process`: compiles one graph after the other.
 
-python -m dynamo_backends.pipeline.compiler_worker
-
 Requests and answers are JSON, one per line, on standard input and output.
 """
 
 import base64
-import contextlib
 import json
 import os
 import pickle
@@ -30,9 +27,6 @@ from dynamo_backends.pipeline.compiler_process import (
     answered_parts,
     answered_plan,
 )
-
-NICE = 10
-"""By how much calls go before compiling."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +86,6 @@ def main() -> None:
     # What libraries print must not come between the answers.
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    with contextlib.suppress(AttributeError, OSError):
-        os.nice(NICE)
     for line in _lines():
         channel.write(json.dumps(answer(json.loads(line))) + "\n")
         channel.flush()

@@ -70,12 +70,12 @@ def test_a_run_writes_rows_and_page(
     monkeypatch.setattr(matrix, "_version", {"python3.12": "3.12"}.get)
     tried: list[Any] = []
 
-    def tested(cell: Any, interpreter: str, tests: Any, name: str) -> Any:
+    def pretend(cell: Any, interpreter: str, tests: Any, name: str) -> Any:
         tried.append((cell.python, cell.torch, interpreter, tests, name))
         made = (cell.python, cell.torch, cell.jax, "2026-01-02", name)
         return matrix.Row(*made, *result) if result else matrix.Row(*made, reason="no")
 
-    monkeypatch.setattr(matrix, "_tested", tested)
+    monkeypatch.setattr(matrix, "_tested", pretend)
     asked = ["--python", "python3.12", "--python", "python3.99", "--torch", "2.15.0", "tests"]
     assert matrix.main(asked) == (result is None)
     assert tried == [("3.12", "2.15.0", "python3.12", ["tests"], "all")]

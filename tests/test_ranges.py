@@ -163,15 +163,21 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     assert len(programs._proofs["graph"]._examples) == 798, "each is noted once"
 
 
-def test_the_first_call_of_other_sizes_is_compared_with_eager(monkeypatch: pytest.MonkeyPatch):
-    compared = []
+def rows_compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the rows of the first input of each call that is compared with eager."""
+    rows: list[int] = []
     original = first.Comparison.__call__
 
     def compare(self: Any, run: Any, inputs: Sequence[Any]) -> Any:
-        compared.append(inputs[0].shape[0])
+        rows.append(inputs[0].shape[0])
         return original(self, run, inputs)
 
     monkeypatch.setattr(first.Comparison, "__call__", compare)
+    return rows
+
+
+def test_the_first_call_of_other_sizes_is_compared_with_eager(monkeypatch: pytest.MonkeyPatch):
+    compared = rows_compared(monkeypatch)
     run = compiled(lambda x: x * 2 + 1, Counting())
     for size in (4, 4, 6, 6, 9, 20):
         run(torch.randn(size))

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.pipeline.succession import Successor
-from dynamo_backends.verify import first
-from tests.test_ranges import Counting
+from tests.test_ranges import Counting, rows_compared
 
 
 class Succeeding(Counting):
@@ -72,14 +71,7 @@ def test_all_its_calls_are_those_of_the_range():
 def test_the_first_call_of_the_first_sizes_is_compared_with_eager(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    compared = []
-    original = first.Comparison.__call__
-
-    def compare(self: Any, run: Any, inputs: Sequence[Any]) -> Any:
-        compared.append(inputs[0].shape[0])
-        return original(self, run, inputs)
-
-    monkeypatch.setattr(first.Comparison, "__call__", compare)
+    compared = rows_compared(monkeypatch)
     with dynamo_backends.record() as reports:
         run = compiled(lambda x: x * 2 + 1, Succeeding())
         for size in (4, 6, 9):

@@ -23,7 +23,7 @@ def switch_of_chosen(
     """The way back from what autotune had chosen, whose decision on disk, if any, is dropped."""
 
     def forget() -> None:
-        COUNTS.replaced += 1
+        COUNTS.add(replaced=1)
         for report in reports:
             report.chosen = EAGER
         if key is not None:

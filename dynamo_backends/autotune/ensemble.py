@@ -101,7 +101,7 @@ class Ensemble:
             return True
         (candidate,) = [c for c in competing if c.name == decision.winner]
         try:
-            COUNTS.compiled += 1
+            COUNTS.add(compiled=1)
             self._build(candidate)
         except Exception as error:
             text = brief_error(error)

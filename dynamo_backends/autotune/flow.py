@@ -120,7 +120,7 @@ class DecisionFlow:
             decision = Decisions().get(self.key)
         if decision is None or not decision.holds(self._names, self._options.budget_s):
             return None
-        COUNTS.remembered += 1
+        COUNTS.add(remembered=1)
         self._short_of_s = decision.short_of_s
         return decision
 

@@ -137,7 +137,7 @@ class GraphEnsemble(Executable):
         flow, competing = self._flow, self._competing
         decision = flow.recall()
         if decision is not None:
-            COUNTS.compiled += decision.winner not in NOT_COMPILED
+            COUNTS.add(compiled=decision.winner not in NOT_COMPILED)
             return Choice(decision.winner, decision.candidates)
         return flow.tune(
             f"{self._graph.kind} graph with {len(self._graph.calls)} operators",

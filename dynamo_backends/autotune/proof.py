@@ -47,7 +47,7 @@ class Proof:
 
     def wrong(self, program: StepProgram) -> str:
         """What is wrong with the steps of a program, in words; empty if nothing is."""
-        COUNTS.verified += 1
+        COUNTS.add(verified=1)
         rng = snapshot_rng()
         try:
             return judge(self._trials, _run(program)).wrong

@@ -162,7 +162,7 @@ class TuningSession:
         Raises:
             Exception: What eager raises for these inputs.
         """
-        COUNTS.sessions += 1
+        COUNTS.add(sessions=1)
         rng = snapshot_rng()
         try:
             trials = self._subject.trials()
@@ -191,11 +191,11 @@ class TuningSession:
             if prepared.rehearse is not None and (problem := prepared.rehearse()):
                 raise Unsuitable(problem)
             start = time.perf_counter()
-            COUNTS.compiled += 1
+            COUNTS.add(compiled=1)
             run = prepared.build()
             compiled = time.perf_counter() - start
             self._say(f"verifying {prepared.name}")
-            COUNTS.verified += 1
+            COUNTS.add(verified=1)
             verdict = judge(trials, run, prepared.reduced)
             compiled += verdict.first_s
             problem = prepared.failed()

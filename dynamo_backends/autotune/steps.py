@@ -184,7 +184,7 @@ class StepEnsemble(StepProgram):
         """Notes who was fastest on real steps, also on disk."""
         assert self._choice is not None
         assert self.comparison is not None
-        COUNTS.samples += sum(map(len, (*self.comparison.compiled, self.comparison.eager)))
+        COUNTS.add(samples=sum(map(len, (*self.comparison.compiled, self.comparison.eager))))
         seconds = dict(zip(self._rivals, compiled, strict=True))
         winner = min(seconds, key=seconds.__getitem__)
         self.comparison, self.prefers_eager = None, eager_wins(seconds[winner], eager)

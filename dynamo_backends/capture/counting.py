@@ -1,7 +1,5 @@
 """Counters for whoever watches a service."""
 
-from dataclasses import fields
-
 from dynamo_backends.interface.counters import kept, total
 from dynamo_backends.tuning.counts import COUNTS
 
@@ -17,6 +15,4 @@ def counters() -> dict[str, float]:
         >>> dynamo_backends.counters()["failed"]
         0
     """
-    counted = {f.name: getattr(total, f.name) for f in fields(total) if f.name[0] != "_"}
-    counted |= {f"autotune_{f.name}": getattr(COUNTS, f.name) for f in fields(COUNTS)}
-    return {**counted, "executables_kept": kept()}
+    return {**total.named(), **COUNTS.named("autotune_"), "executables_kept": kept()}

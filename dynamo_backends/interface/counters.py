@@ -2,13 +2,29 @@
 
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+_lock = threading.Lock()
+
+
+class Counted:
+    """Counts of a process, which only grow; a base of dataclasses of numbers."""
+
+    def add(self, **more: float) -> None:
+        """Adds to counts, from any thread."""
+        with _lock:
+            for name, value in more.items():
+                setattr(self, name, getattr(self, name) + value)
+
+    def named(self, prefix: str = "") -> dict[str, float]:
+        """All counts, by names with a prefix."""
+        return {prefix + name: value for name, value in vars(self).items()}
 
 
 @dataclass
-class Counters:
-    """Counts since the process began; they only grow.
+class Counters(Counted):
+    """What a process compiled and ran.
 
     Attributes:
         compilations: Graphs that were compiled or loaded, each time for concrete sizes or for all
@@ -35,13 +51,6 @@ class Counters:
     wrong: int = 0
     compared: int = 0
     rebinds: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, **more: float) -> None:
-        """Adds to counts, from any thread."""
-        with self._lock:
-            for name, value in more.items():
-                setattr(self, name, getattr(self, name) + value)
 
 
 total = Counters()

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from dynamo_backends.interface.counters import Counted
+
 
 @dataclass
-class Counts:
-    """Counts since the process began.
+class Counts(Counted):
+    """What autotune did in this process.
 
     Attributes:
         sessions: Graphs for which candidates were compared.

@@ -143,7 +143,7 @@ class Race:
 
     def _sample(self, run: Run, repeat: int) -> float:
         sets = [list(next(self._next)) for _ in range(repeat)]
-        COUNTS.samples += 1
+        COUNTS.add(samples=1)
         self._synchronize()
         start = time.perf_counter()
         for args in sets:

@@ -1,7 +1,6 @@
 """Compiled graphs have names in the traces of torch's profilers."""
 
 import re
-import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -96,10 +95,7 @@ def test_names_say_who_runs_what():
     assert part_names("g", [True, False]) == ["g block 1", "g eager 2"]
 
 
-def test_nobody_waits_where_no_profiler_listens():
-    def nothing() -> None:
-        with profiled_as("x"):
-            pass
-
-    best = min(timeit.repeat(nothing, number=10_000, repeat=20)) / 10_000
-    assert best < 1e-6
+def test_nothing_is_recorded_where_no_profiler_listens():
+    assert profiled_as("x") is profiled_as("y"), "nothing is made"
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert isinstance(profiled_as("x"), record_function)

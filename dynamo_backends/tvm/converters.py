@@ -73,7 +73,27 @@ class Importer(ExportedProgramImporter):
         elementwise = {
             name: functools.partial(convert, self) for name, convert in ELEMENTWISE.items()
         }
-        return {**table, **own, **elementwise}
+        table = {**table, **own, **elementwise}
+        wrapping = {name: functools.partial(self._wrapping, table[name]) for name in WRAPPING}
+        return {**table, **wrapping}
+
+    def _wrapping(self, convert: Convert, node: fx.Node) -> Any:
+        """Computes int32 in int64, and keeps the lower half.
+
+        TVM promises LLVM that nothing overflows, so LLVM leaves out the cut to 32 bits where the
+        next operator of the loop is wider.
+        """
+        if node.meta["val"].dtype != torch.int32:
+            return convert(node)
+        given = {n: self.env[n] for n in node.all_input_nodes}
+        for source, value in given.items():
+            if isinstance(value, relax.Expr):
+                self.env[source] = self.emit(relax.op.astype(value, "int64"))
+        try:
+            wide = convert(node)
+        finally:
+            self.env.update(given)
+        return self.emit(relax.op.astype(wide, "int32"))
 
     def emit(self, expression: Any) -> Any:
         """Adds an expression to the function that is being built."""
@@ -201,6 +221,23 @@ INDEXED: dict[str, tuple[int, bool]] = {
     "scatter.src": (2, False),
     "scatter.value": (2, False),
 }
+
+
+WRAPPING = (
+    "abs.default",
+    "add.Scalar",
+    "add.Tensor",
+    "mul.Scalar",
+    "mul.Tensor",
+    "neg.default",
+    "pow.Tensor_Scalar",
+    "rsub.Scalar",
+    "rsub.Tensor",
+    "square.default",
+    "sub.Scalar",
+    "sub.Tensor",
+)
+"""Operators whose results leave int32, and begin again at the other end."""
 
 
 @functools.cache

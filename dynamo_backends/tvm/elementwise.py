@@ -61,7 +61,8 @@ def _power(importer: Any, node: fx.Node) -> Any:
     """Small powers are products: TVM's own are a function call for each element."""
     x, exponent = importer.retrieve_args(node)
     dtype = str(x.ty.dtype)
-    if dtype != DTYPES[node.meta["val"].dtype]:
+    (base, *_) = node.all_input_nodes
+    if base.meta["val"].dtype != node.meta["val"].dtype:
         raise ValueError("torch promotes its type")
     if exponent in (2, 3, 4):
         square = importer.emit(op.multiply(x, x))

@@ -145,7 +145,13 @@ DECLARED: tuple[Difference, ...] = (
         "iree",
         ZERO_SIGNS,
         _ZEROS,
-        ("log1p", "nn.functional.elu", "nn.functional.selu", "nn.functional.softshrink"),
+        (
+            "log1p",
+            "nn.functional.elu",
+            "nn.functional.selu",
+            "nn.functional.softshrink",
+            "special.log_ndtr",
+        ),
     ),
 )
 

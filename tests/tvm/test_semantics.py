@@ -80,3 +80,28 @@ def test_threads_can_share_a_compiled_function():
     with torch.no_grad():
         compiled(torch.randn(4, 8))
     threads_agree(compiled, module, 4, 8)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: x + y,
+        lambda x, y: x - y,
+        lambda x, y: x * y,
+        lambda x, y: -x,
+        lambda x, y: x.abs(),
+        lambda x, y: x * 7,
+        lambda x, y: 5 - x,
+        lambda x, y: x**2,
+        lambda x, y: x.square(),
+    ],
+)
+def test_int32_begins_again_at_the_other_end_in_wider_loops(fn):
+    most = 2**31 - 1
+    x = torch.tensor([most, most, 3, -most - 1, 5, 100_000], dtype=torch.int32)
+    y = torch.tensor([most, -2, 3, -1, 1, 100_000], dtype=torch.int32)
+
+    def wider(x, y):
+        return fn(x, y).long() * 3 + 1
+
+    check(wider, x, y, backend="tvm", min_block_size=1, verify="off")

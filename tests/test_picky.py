@@ -118,7 +118,7 @@ def test_blocks_that_are_worth_it_are_kept(fn: Callable[..., Any], x: Tensor):
 
 
 def test_each_shape_is_judged_by_itself():
-    compiler = dynamo_backends.compiler("openxla", keep_in_eager=("erf",))
+    compiler = dynamo_backends.compiler("openxla", keep_in_eager=("erf",), bucket_growth=1)
     fn = fragments(4)
     compiled = torch.compile(fn, backend=compiler, dynamic=True)
     with dynamo_backends.record() as reports:

@@ -80,7 +80,7 @@ def test_eager_is_pristine_though_the_backend_destroyed_its_graph():
 
 
 def test_the_size_used_least_recently_leaves():
-    compiler = dynamo_backends.compiler("openxla", max_executables=2)
+    compiler = dynamo_backends.compiler("openxla", bucket_growth=1, max_executables=2)
     compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend=compiler, dynamic=True)
     with dynamo_backends.record() as reports:
         for size in (2, 3, 2, 5, 2, 5):

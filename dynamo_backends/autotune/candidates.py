@@ -68,6 +68,8 @@ class Candidate:
             return options
         settings = options.common()
         kind = get_backend(self.backend).Options
+        if "bucket_growth" in kind.__dataclass_fields__:
+            settings["bucket_growth"] = 1  # races are run at the sizes themselves
         if self.reduced and "precision" in kind.__dataclass_fields__:
             settings["precision"] = "bf16"
         return kind.parse(settings, self.backend)

@@ -51,9 +51,10 @@ class XlaOptions(Options):
     precision: Literal["float32", "bf16"] = "float32"
     matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
     reserve: bool = True
-    bucket_growth: float | int = 1
+    bucket_growth: float | int = 1.1
     buckets: tuple | list | dict = ()  # see `check_buckets`
     exact_after: int = 3
+    max_executables: int = 24
 
     LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
 

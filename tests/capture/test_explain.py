@@ -217,7 +217,8 @@ def test_training_gives_forward_and_backward():
 
 
 def test_executables_and_the_shapes_that_made_them():
-    with Explainer(lambda x: x.sin() * 2, dynamic=True) as call:
+    options = {"bucket_growth": 1}
+    with Explainer(lambda x: x.sin() * 2, dynamic=True, options=options) as call:
         for n in (3, 5, 3):
             call(torch.ones(n))
     (report,) = call.explanation().reports

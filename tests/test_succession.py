@@ -151,3 +151,14 @@ def test_vendors_keep_one_executable(name: str):
             gc.enable()
     assert [isinstance(r.executable._static, Successor) for r in reports] == [True, False]
     assert [r.runtime_fallbacks for r in reports] == [[], []]
+
+
+def test_gradients_of_the_first_sizes_once_they_are_those_of_the_range():
+    backend = Succeeding()
+    weight = torch.randn(3, 2, requires_grad=True)
+    run = compiled(lambda x: (x @ weight).tanh().sum(0), backend, verify="always")
+    for rows in (4, 7, 4, 9, 4):
+        x = torch.randn(rows, 3, requires_grad=True)
+        found = torch.autograd.grad(run(x).sum(), (x, weight))
+        expected = torch.autograd.grad((x @ weight).tanh().sum(), (x, weight))
+        torch.testing.assert_close(found, expected)

@@ -147,6 +147,7 @@ DECLARED: tuple[Difference, ...] = (
         _ZEROS,
         (
             "log1p",
+            "nn.functional.celu",
             "nn.functional.elu",
             "nn.functional.selu",
             "nn.functional.softshrink",

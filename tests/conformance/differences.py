@@ -146,6 +146,7 @@ DECLARED: tuple[Difference, ...] = (
         ZERO_SIGNS,
         _ZEROS,
         (
+            "expm1",
             "log1p",
             "nn.functional.celu",
             "nn.functional.elu",

@@ -112,6 +112,32 @@ def _compile_captured(
     return without_subclasses(compiled, places) if places else compiled
 
 
+def compile_exported(
+    backend: Backend,
+    exported: fx.GraphModule,
+    facts: CaptureFacts,
+    options: Options,
+    static: frozenset[int],
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compiles a functional inference graph that was neither captured nor traced here.
+
+    Args:
+        backend: What compiles it.
+        exported: The graph; it updates none of its inputs.
+        facts: What is known of its inputs.
+        options: An instance of `backend.Options`.
+        static: Which inputs are weights.
+
+    Returns:
+        A function from the list of inputs, which it clears, to the outputs.
+
+    Raises:
+        BackendUnavailableError: The backend cannot run here.
+    """
+    require_available(backend)
+    return _GraphCompiler(backend, options, facts, next(_captures))(exported, "inference", static)
+
+
 @dataclasses.dataclass(frozen=True)
 class _GraphCompiler:
     """Compiles the functional graphs of one captured graph.

@@ -1,0 +1,191 @@
+"""`save`: compiles a model and writes it into one file."""
+
+import dataclasses
+import inspect
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.graph import lstm
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.interface.availability import require_available
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.package import archive
+from dynamo_backends.package import weights as stored
+from dynamo_backends.package.assembling import Contents, assembled, backend_of
+from dynamo_backends.package.backend import Kept, PackageBackend
+from dynamo_backends.package.choosing import chosen_backend
+from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
+from dynamo_backends.package.machine import described
+from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
+from dynamo_backends.package.sizes import calls_in_range
+from dynamo_backends.package.structure import encoded, numbered
+
+log = logging.getLogger("dynamo_backends")
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    backend: str = "openxla",
+    options: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> None:
+    """Compiles a model and writes it into one file, from which `load` makes a callable module.
+
+    The model is called with the arguments, and at a few other sizes of the ranges, which are made
+    by repeating or cutting them.
+
+    Example:
+        >>> batch = torch.export.Dim("batch", min=2, max=64)
+        >>> dynamo_backends.save(
+        ...     "model.dbp", model, (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"
+        ... )
+
+    Args:
+        path: Of the file; it is replaced if it exists.
+        model: For inference; it is exported with `torch.export.export`, as it is.
+        args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
+        kwargs: Keyword arguments of it.
+        dynamic_shapes: As for `torch.export.export`.
+        backend: What compiles it. "autotune" chooses now among those whose executables can be
+            saved; "eager" saves the portable form alone.
+        options: Of the backend, in types that JSON has.
+        checkpoint: A safetensors file with the model's weights. Those of the same name and contents
+            are not written into the package, which then needs the file beside it.
+
+    Raises:
+        SaveError: The model cannot be exported, updates its state, or has arguments, results or
+            weights that a package cannot hold.
+        OptionError: An option is unknown or wrong.
+        BackendUnavailableError: The backend cannot run here.
+    """
+    call = (tuple(args), dict(kwargs or {}))
+    asked, given = backend, dict(options or {})
+    if backend == "autotune":
+        backend, given = chosen_backend(model, *call, given)
+    inner = backend_of(backend)
+    if inner is not None:
+        require_available(inner)
+        inner.Options.parse(given, backend)
+    made = exported(model, *call, dynamic_shapes, _rules(inner, given))
+    program = to_dict(made)
+    tensors = {**made.state_dict, **made.constants}
+    contents = _contents(model, call, backend, given, made)
+    portable = from_dict(json.loads(json.dumps(program)))
+    known = {name: tensors[name] for name in portable.weights}
+    packaged = None if inner is None else PackageBackend(inner, Kept(), {})
+    module = _compiled(contents, portable, known, packaged, call)
+    notes = _notes(asked, contents, packaged)
+    parts, listed = _executables(packaged)
+    text, weights = _weights(known, checkpoint)
+    examples = stored.dumped(_examples(call))[0]
+    manifest = {
+        **dataclasses.asdict(contents),
+        "asked": asked,
+        "calls": str(module._arguments),
+        "machine": described(inner, None if inner is None else contents.parsed(inner)),
+        "executables": listed,
+        "plans": {} if packaged is None or not listed else packaged.plans,
+        "weights": weights,
+        "notes": notes,
+    }
+    content = {GRAPH: json.dumps(program).encode(), WEIGHTS: text, EXAMPLES: examples, **parts}
+    archive.write(path, manifest, content)
+
+
+def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
+    keep = inner.keeps(inner.Options.parse(given, inner.name)) if inner is not None else ()
+    return {**decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
+
+
+def _contents(
+    model: nn.Module, call: Any, backend: str, given: Mapping[str, Any], made: Any
+) -> Contents:
+    names = list(inspect.signature(model.forward).parameters)
+    spec = made.call_spec
+    return Contents(
+        type(model).__name__,
+        backend,
+        encoded(given, "options"),
+        names[: len(call[0])],
+        numbered(spec.in_spec, "arguments"),
+        numbered(spec.out_spec, "a result"),
+    )
+
+
+def _compiled(
+    contents: Contents,
+    portable: Portable,
+    known: Mapping[str, Tensor],
+    backend: Backend | None,
+    call: tuple[Any, Any],
+) -> PackagedModule:
+    """The module as it will be loaded, after its first calls."""
+    values = [
+        stored.placed(tensor.detach(), place.meta["val"])
+        for tensor, place in zip(known.values(), portable.places, strict=False)
+    ]
+    module = assembled(contents, portable, values, backend)
+    for args, kwargs in calls_in_range(call, portable):
+        module(*args, **kwargs)
+    for report in module.reports:
+        for event in report.events:
+            raise SaveError(f"the compiled model does not run: {event}")
+    return module
+
+
+def _notes(asked: str, contents: Contents, backend: PackageBackend | None) -> list[str]:
+    notes = []
+    if asked != contents.backend:
+        notes.append(f"{asked} chose {contents.backend} when it was saved")
+    if backend is not None and not backend.kept.parts:
+        text = (
+            f"no executables: those of {contents.backend} cannot be saved, and it compiles the "
+            "portable form when it is loaded"
+        )
+        warnings.warn(f"the package has {text}", UserWarning, stacklevel=3)
+        notes.append(text)
+    return notes
+
+
+def _executables(backend: PackageBackend | None) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    parts: dict[str, bytes] = {}
+    listed = []
+    for i, (mark, content) in enumerate(() if backend is None else backend.kept.parts.items()):
+        names = {}
+        for j, (name, part) in enumerate(content.items()):
+            names[name] = f"executables/{i}/{j}.bin"
+            parts[names[name]] = part
+        listed.append({"mark": mark, "parts": names})
+    return parts, listed
+
+
+def _weights(
+    known: Mapping[str, Tensor], checkpoint: str | os.PathLike[str] | None
+) -> tuple[bytes, dict[str, Any]]:
+    shared = None if checkpoint is None else stored.shared_with(Path(checkpoint), known)
+    there = set() if shared is None else set(shared.tensors)
+    own = {name: tensor for name, tensor in known.items() if name not in there}
+    content, names = stored.dumped(own)
+    entry = None if shared is None else dataclasses.asdict(shared)
+    return content, {"names": {**names, **{n: n for n in there}}, "checkpoint": entry}
+
+
+def _examples(call: Any) -> dict[str, Tensor]:
+    leaves: Iterator[Any] = iter(pytree.tree_flatten(call)[0])
+    return {str(i): x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}

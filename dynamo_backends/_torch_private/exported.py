@@ -5,7 +5,7 @@ Imported apart: it loads torch.export.
 | what | checked |
 |---|---|
 | `torch._export.serde.serialize`: `serialize`, `GraphModuleDeserializer`, `_dict_to_dataclass` | 2.13 |
-| `torch._export.serde.schema.ExportedProgram` | 2.13 |
+| `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13 |
 | `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.12+ |
 | `torch.export.default_decompositions` | 2.12+ |
 """
@@ -51,6 +51,11 @@ def export_functional(
         return exported.run_decompositions({**composite, **rules})
 
 
+def guards_of(exported: ExportedProgram) -> list[str]:
+    """What was assumed of sizes besides their ranges, as Python code."""
+    return list(exported._guards_code)
+
+
 def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
     """The graph, its signature and the ranges of its symbols in types that JSON has.
 
@@ -87,7 +92,7 @@ def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
         for name, each in known.range_constraints.items()
     }
     reader = serialize.GraphModuleDeserializer()
-    found = reader.deserialize(known.graph_module, {}, {}, None, ranges)  # type: ignore[arg-type]
+    found = reader.deserialize(known.graph_module, {}, {}, None, ranges)
     return found.graph_module, found.signature
 
 

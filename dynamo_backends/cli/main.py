@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dynamo_backends.cli import cache, doctor, explain, listing
+from dynamo_backends.cli import cache, doctor, explain, inspecting, listing, verifying
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _COMMANDS: dict[str, ModuleType] = {
@@ -13,6 +13,8 @@ _COMMANDS: dict[str, ModuleType] = {
     "doctor": doctor,
     "explain": explain,
     "cache": cache,
+    "inspect": inspecting,
+    "verify": verifying,
 }
 
 
@@ -23,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if `doctor` found something broken; 2 if the command cannot be
+        The exit status: 0; 1 if `doctor` or `verify` found something broken; 2 if the command cannot be
         carried out as given.
     """
     args = _parser().parse_args(argv)

@@ -1,6 +1,7 @@
 """A backend whose compiled blocks are parts of a package."""
 
 import hashlib
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,7 +12,10 @@ from dynamo_backends.graph.sizes import is_ranged
 from dynamo_backends.interface.backend import Availability, Backend, Buckets, Executable
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.pipeline import background
+
+
+WIDE = 2
+"""Each bound of sizes is about so many times the one before it."""
 
 
 class Kept:
@@ -79,7 +83,7 @@ class PackageBackend(Backend):
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`: what the package does not have."""
-        if self._is_sealed or background.is_beside():
+        if self._is_sealed:
             raise CompileError("the package has no executable for these sizes")
         return self._inner.compile(graph, options)
 
@@ -88,8 +92,15 @@ class PackageBackend(Backend):
         return self._inner.load(parts, graph, options)
 
     def buckets(self, options: Any) -> Buckets | None:
-        """See `Backend.buckets`."""
-        return self._inner.buckets(options)
+        """See `Backend.buckets`: wide ones alone, and none for single sizes.
+
+        So that the bounds are those that were compiled when the package was saved.
+        """
+        rule = self._inner.buckets(options)
+        if rule is None:
+            return None
+        growth = rule.growth if rule.growth == 1 else max(rule.growth, WIDE)
+        return Buckets(growth, sys.maxsize, rule.named)
 
     def placed(self, options: Any, home: str) -> Any:
         """See `Backend.placed`."""

@@ -16,21 +16,19 @@ import torch
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.interface.errors import PackageError
 
-_ARITHMETIC = frozenset(
-    ("add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lt", "mod", "mul", "ne", "neg")
-    + ("or_", "pos", "pow", "sub", "truediv")
+_ARITHMETIC = re.compile(
+    "add|and_|eq|floordiv|ge|getitem|gt|le|lt|mod|mul|ne|neg|or_|pos|pow|sub|truediv"
 )
-_MATH = frozenset(("ceil", "floor", "sqrt", "trunc"))
+_MATH = re.compile("ceil|floor|sqrt|trunc")
 _SYMBOLIC = re.compile(r"sym_[a-z_]+")
 _SYMBOL = re.compile(r"[a-z]+[0-9]*")
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?")
 
-_FUNCTIONS = frozenset(
-    ("Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "Equality", "FloatTrueDiv", "Float")
-    + ("FloorDiv", "FloorToInt", "GreaterThan", "IntTrueDiv", "Integer", "LessThan", "Max", "Min")
-    + ("Mod", "ModularIndexing", "Mul", "Ne", "Not", "Or", "Pow", "PowByNatural", "PythonMod")
-    + ("Rational", "RoundToInt", "StrictGreaterThan", "StrictLessThan", "Symbol", "ToFloat")
-    + ("TruncToInt", "Unequality", "Where")
+_FUNCTIONS = re.compile(
+    "Add|And|CeilDiv|CeilToInt|CleanDiv|Eq|Equality|FloatTrueDiv|FloorDiv|FloorToInt|GreaterThan"
+    "|IntTrueDiv|Integer|LessThan|Max|Min|Mod|ModularIndexing|Mul|Ne|Not|Or|Pow|PowByNatural"
+    "|PythonMod|Rational|RoundToInt|StrictGreaterThan|StrictLessThan|ToFloat|TruncToInt"
+    "|Unequality|Where"
 )
 _REFUSED = frozenset(("as_custom_obj", "as_graph", "as_operator"))
 
@@ -62,9 +60,9 @@ def check_target(target: str) -> None:
         PackageError: It is no operator of torch's, or none that is registered here.
     """
     module, _, name = target.partition(".")
-    if module == "_operator" and name in _ARITHMETIC and hasattr(operator, name):
+    if module == "_operator" and _ARITHMETIC.fullmatch(name) and hasattr(operator, name):
         return
-    if module == "math" and name in _MATH and hasattr(math, name):
+    if module == "math" and _MATH.fullmatch(name) and hasattr(math, name):
         return
     if module == "torch" and _SYMBOLIC.fullmatch(name) and hasattr(torch, name):
         return
@@ -105,7 +103,8 @@ def _is_allowed(node: ast.AST) -> bool:
     if node.func.id in ("Symbol", "Float"):
         pattern = _SYMBOL if node.func.id == "Symbol" else _NUMBER
         return len(node.args) == 1 and _is_text(node.args[0], pattern)
-    return node.func.id in _FUNCTIONS and all(map(_is_allowed, node.args))
+    known = _FUNCTIONS.fullmatch(node.func.id) is not None
+    return known and all(map(_is_allowed, node.args))
 
 
 def _is_text(node: ast.AST, pattern: re.Pattern[str]) -> bool:

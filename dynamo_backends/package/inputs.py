@@ -39,7 +39,11 @@ class Arguments:
         self._given = tuple(given)
         if self._spec.num_leaves != len(self._leaves):
             raise PackageError("the graph and the structure of its arguments differ")
-        self._checks = [_check(leaf, f"argument {i}") for i, leaf in enumerate(self._leaves)]
+        paths, _ = pytree.tree_flatten_with_path((args, kwargs))
+        self._checks = [
+            _Check(leaf, self._name(path))
+            for leaf, (path, _) in zip(self._leaves, paths, strict=True)
+        ]
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs that are not weights.
@@ -59,9 +63,14 @@ class Arguments:
         """How the model is called: "x: float32[s0, 8], mask=None"."""
         texts = list(map(_text, self._leaves))
         args, kwargs = pytree.tree_unflatten(list(map(_Shown, texts)), self._spec)
-        names = [*self._names, *(f"argument {i}" for i in range(self._count))]
-        shown = [f"{name}: {value}" for name, value in zip(names, args, strict=False)]
+        shown = [f"{name}: {value}" for name, value in zip(self._names, args, strict=True)]
         return ", ".join([*shown, *(f"{name}={value}" for name, value in kwargs.items())])
+
+    def _name(self, path: Any) -> str:
+        """What a leaf is called: "x", "states[0]"."""
+        is_keyword, place = path[0].idx == 1, path[1]
+        name = place.key if is_keyword else self._names[place.idx]
+        return f"{name}{pytree.keystr(path[2:])}"
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         named = dict(kwargs)
@@ -85,7 +94,7 @@ def _text(leaf: Any) -> str:
     return str(leaf)
 
 
-class _check:
+class _Check:
     """Compares one leaf with what it was when the model was saved."""
 
     def __init__(self, leaf: Any, name: str):

@@ -36,7 +36,9 @@ class PackagedModule(nn.Module):
         notes: What else one should know of it, in sentences.
 
     Attributes:
+        backend: The same.
         notes: The same.
+        portable: The same.
         reports: The same.
     """
 
@@ -55,9 +57,9 @@ class PackagedModule(nn.Module):
         super().__init__()
         self.notes = tuple(notes)
         self.reports = tuple(reports)
+        self.backend = backend
+        self.portable = portable
         self._name = name
-        self._backend = backend
-        self._portable = portable
         self._weights = tuple(weights)
         self._arguments = arguments
         self._results = pytree.tree_structure(decoded(results))
@@ -76,26 +78,39 @@ class PackagedModule(nn.Module):
 
     def in_eager(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`, by the portable form, call by call."""
-        return self._called(self._portable.in_eager, args, kwargs)
+        return self._called(self.portable.in_eager, args, kwargs)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of the graph in a call: the weights, and tensors of the arguments.
+
+        Raises:
+            PackageError: The arguments are others than the model was saved for.
+        """
+        return [*self._weights, *self._arguments(args, kwargs)]
 
     def explain(self) -> "Explanation":
         """What became of the model, as `dynamo_backends.explain` says it."""
         from dynamo_backends.capture.explanation import Explanation, GraphExplanation
         from dynamo_backends.capture.guards import Guards
 
-        calls = self._portable.module.graph.nodes
+        calls = self.portable.module.graph.nodes
         targets = (str(node.target) for node in calls if node.op == "call_function")
         seconds = sum(report.compile_seconds for report in self.reports)
         graph = GraphExplanation(
             self._name, None, dict(Counter(targets).most_common()), seconds, False, self.reports
         )
         return Explanation(
-            self._name, self._backend, 0, seconds, (graph,), (), Guards(0, {}, ()), (), self.notes
+            self._name, self.backend, 0, seconds, (graph,), (), Guards(0, {}, ()), (), self.notes
         )
+
+    @property
+    def calls(self) -> str:
+        """How it is called: "x: float32[s0, 8], mask=None"."""
+        return str(self._arguments)
 
     def extra_repr(self) -> str:
         """For `print`."""
-        return f"{self._name}({self._arguments}), backend={self._backend!r}"
+        return f"{self._name}({self.calls}), backend={self.backend!r}"
 
     def _called(
         self,
@@ -103,7 +118,7 @@ class PackagedModule(nn.Module):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        given = [*self._weights, *self._arguments(args, kwargs)]
+        given = self.values(args, kwargs)
         with torch.no_grad():
             if is_autocast_on():
                 with without_autocast():

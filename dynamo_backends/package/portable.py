@@ -63,15 +63,20 @@ def exported(
     Raises:
         SaveError: It cannot be exported, or updates its buffers or inputs.
     """
-    from dynamo_backends._torch_private.exported import export_functional
+    from dynamo_backends._torch_private.exported import export_functional, guards_of
 
     try:
         made = export_functional(model, args, kwargs, dynamic_shapes, rules)
     except Exception as error:
         raise SaveError(
-            f"torch.export cannot capture {type(model).__name__} as one graph: "
-            f"{brief_error(error)}"
+            f"torch.export cannot capture {type(model).__name__} as one graph: {brief_error(error)}"
         ) from error
+    guards = guards_of(made)
+    if guards:
+        raise SaveError(
+            f"the graph is right only where {'; '.join(guards[:3])}. Give dynamic_shapes as "
+            "torch.export.Dim with the least and largest size, so that torch can prove this."
+        )
     updated = sorted(
         str(spec.target or getattr(spec.arg, "name", ""))
         for spec in made.graph_signature.output_specs
@@ -168,7 +173,9 @@ def _renumber(place: fx.Node, index: int) -> None:
 
 
 def _drop_unused(module: fx.GraphModule) -> None:
-    for node in reversed(list(module.graph.find_nodes(op="call_function", target=operator.getitem))):
+    for node in reversed(
+        list(module.graph.find_nodes(op="call_function", target=operator.getitem))
+    ):
         if not node.users:
             module.graph.erase_node(node)
     module.recompile()

@@ -6,11 +6,10 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -84,27 +83,28 @@ def save(
         inner.Options.parse(given, backend)
     made = exported(model, *call, dynamic_shapes, _rules(inner, given))
     program = to_dict(made)
-    tensors = {**made.state_dict, **made.constants}
+    every = {**made.state_dict, **made.constants}
     contents = _contents(model, call, backend, given, made)
     portable = from_dict(json.loads(json.dumps(program)))
-    known = {name: tensors[name] for name in portable.weights}
+    known = {name: every[name] for name in portable.weights}
     packaged = None if inner is None else PackageBackend(inner, Kept(), {})
     module = _compiled(contents, portable, known, packaged, call)
-    notes = _notes(asked, contents, packaged)
+    notes = _notes(asked, contents, packaged, module)
     parts, listed = _executables(packaged)
     text, weights = _weights(known, checkpoint)
-    examples = stored.dumped(_examples(call))[0]
+    tensors, constants = _examples(call)
     manifest = {
         **dataclasses.asdict(contents),
         "asked": asked,
-        "calls": str(module._arguments),
+        "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "executables": listed,
         "plans": {} if packaged is None or not listed else packaged.plans,
         "weights": weights,
+        "constants": constants,
         "notes": notes,
     }
-    content = {GRAPH: json.dumps(program).encode(), WEIGHTS: text, EXAMPLES: examples, **parts}
+    content = {GRAPH: json.dumps(program).encode(), WEIGHTS: text, EXAMPLES: tensors, **parts}
     archive.write(path, manifest, content)
 
 
@@ -116,16 +116,24 @@ def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
 def _contents(
     model: nn.Module, call: Any, backend: str, given: Mapping[str, Any], made: Any
 ) -> Contents:
-    names = list(inspect.signature(model.forward).parameters)
+    names = _positional(model, len(call[0]))
     spec = made.call_spec
     return Contents(
         type(model).__name__,
         backend,
         encoded(given, "options"),
-        names[: len(call[0])],
+        names,
         numbered(spec.in_spec, "arguments"),
         numbered(spec.out_spec, "a result"),
     )
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    """The names of the first arguments; "args[0]", ... of those that have none of their own."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds][:count]
+    return names + [f"args[{i}]" for i in range(count - len(names))]
 
 
 def _compiled(
@@ -141,7 +149,11 @@ def _compiled(
         for tensor, place in zip(known.values(), portable.places, strict=False)
     ]
     module = assembled(contents, portable, values, backend)
-    for args, kwargs in calls_in_range(call, portable):
+    rule, most = None, 1
+    if backend is not None:
+        options = contents.parsed(backend)
+        rule, most = backend.buckets(options) if options.ranges else None, options.max_executables
+    for args, kwargs in calls_in_range(call, portable, rule, most):
         module(*args, **kwargs)
     for report in module.reports:
         for event in report.events:
@@ -149,15 +161,17 @@ def _compiled(
     return module
 
 
-def _notes(asked: str, contents: Contents, backend: PackageBackend | None) -> list[str]:
+def _notes(
+    asked: str, contents: Contents, backend: PackageBackend | None, module: PackagedModule
+) -> list[str]:
     notes = []
     if asked != contents.backend:
         notes.append(f"{asked} chose {contents.backend} when it was saved")
     if backend is not None and not backend.kept.parts:
-        text = (
-            f"no executables: those of {contents.backend} cannot be saved, and it compiles the "
-            "portable form when it is loaded"
-        )
+        why = f"those of {contents.backend} cannot be saved"
+        if not any(report.executables for report in module.reports):
+            why = f"{contents.backend} takes nothing of this model"
+        text = f"no executables: {why}; loading it compiles the portable form"
         warnings.warn(f"the package has {text}", UserWarning, stacklevel=3)
         notes.append(text)
     return notes
@@ -186,6 +200,9 @@ def _weights(
     return content, {"names": {**names, **{n: n for n in there}}, "checkpoint": entry}
 
 
-def _examples(call: Any) -> dict[str, Tensor]:
-    leaves: Iterator[Any] = iter(pytree.tree_flatten(call)[0])
-    return {str(i): x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+def _examples(call: Any) -> tuple[bytes, dict[str, Any]]:
+    """The leaves of the arguments by number: tensors as a safetensors file, and the others."""
+    leaves = {str(i): leaf for i, leaf in enumerate(pytree.tree_leaves(call))}
+    tensors = {i: leaf.clone() for i, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    others = {i: encoded(x, "arguments") for i, x in leaves.items() if i not in tensors}
+    return stored.dumped(tensors)[0], others

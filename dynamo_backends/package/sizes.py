@@ -1,5 +1,7 @@
 """Other calls of the same model: the example's at other sizes of the ranges."""
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.capture.precompile import resized
+from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.package.portable import Portable
+from dynamo_backends.pipeline.bounds import named_bounds, round_up
 
 _CALLS = 4
 """Sets of sizes that are called with: three tell the sizes of most graphs apart."""
@@ -19,28 +23,72 @@ _OPEN = 64
 """Without an upper bound sizes are taken from so many above the example's."""
 
 
-def calls_in_range(call: Any, portable: Portable) -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
-    """The example's arguments, then those of other sizes.
+_Ranges = dict[Any, tuple[int, int, int]]
+"""The example's size, the least and the largest one of each symbol."""
+
+
+def calls_in_range(
+    call: Any, portable: Portable, rule: Buckets | None, most: int
+) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
+    """The example's arguments, and those of other sizes.
+
+    Where inputs are padded, smaller sizes come first: each gets a program of its own then.
 
     Args:
         call: `(args, kwargs)`.
         portable: Says which sizes there are.
+        rule: How a backend that pads inputs rounds up sizes: there is a call for each bound.
+        most: So many programs may be kept.
     """
-    yield call
     leaves, spec = pytree.tree_flatten(call)
-    bounds = _symbols(portable.leaves, leaves)
-    for number in range(1, _CALLS if bounds else 0):
-        sizes = {
-            symbol: least + (size - least + number * (i + 1)) % (most - least + 1)
-            for i, (symbol, (size, least, most)) in enumerate(bounds.items())
-        }
+    ranges = _ranges(portable.leaves, leaves)
+    if rule is None:
+        yield call
+        wanted = [_varied(ranges, number) for number in range(1, _CALLS if ranges else 0)]
+    else:
+        wanted = _at_bounds(ranges, rule, named_bounds(rule.named, portable.facts.symbols), most)
+    for sizes in wanted:
         made = [_made(x, like, sizes) for x, like in zip(leaves, portable.leaves, strict=True)]
         yield pytree.tree_unflatten(made, spec)
+    if rule is not None:
+        yield call
 
 
-def _symbols(known: Sequence[Any], leaves: Sequence[Any]) -> dict[Any, tuple[int, int, int]]:
-    """The example's size, the least and the largest one of each symbol."""
-    found: dict[Any, tuple[int, int, int]] = {}
+def _varied(ranges: _Ranges, number: int) -> dict[Any, int]:
+    """Sizes of the ranges; their steps differ, so that no two are always equal."""
+    return {
+        symbol: least + (size - least + number * (i + 1)) % (top - least + 1)
+        for i, (symbol, (size, least, top)) in enumerate(ranges.items())
+    }
+
+
+def _at_bounds(
+    ranges: _Ranges, rule: Buckets, named: Mapping[str, Sequence[int]], most: int
+) -> list[dict[Any, int]]:
+    """Sizes at all bounds, or, where these are too many programs, at bounds of all symbols."""
+    ladders = [
+        _bounds(least, top, rule.growth, named.get(str(symbol), ()))
+        for symbol, (_, least, top) in ranges.items()
+    ]
+    if math.prod(map(len, ladders)) <= most:
+        chosen: Any = itertools.product(*ladders) if ladders else ()
+    else:
+        longest = max(map(len, ladders))
+        chosen = zip(*([*x, *[x[-1]] * (longest - len(x))] for x in ladders), strict=True)
+    return [dict(zip(ranges, sizes, strict=True)) for sizes in chosen]
+
+
+def _bounds(least: int, top: int, growth: float, named: Sequence[int]) -> list[int]:
+    found = sorted({min(max(n, least), top) for n in named})
+    size = found[-1] + 1 if found else least
+    while size <= top and growth > 1:
+        found.append(round_up(size, growth, top))
+        size = found[-1] + 1
+    return found or [top]
+
+
+def _ranges(known: Sequence[Any], leaves: Sequence[Any]) -> _Ranges:
+    found: _Ranges = {}
     for like, value in zip(known, leaves, strict=True):
         sizes = like.shape if isinstance(like, Tensor) else (like,)
         shown = value.shape if isinstance(like, Tensor) else (value,)

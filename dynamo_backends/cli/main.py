@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if `doctor` or `verify` found something broken; 2 if the command cannot be
-        carried out as given.
+        The exit status: 0; 1 if `doctor` or `verify` found something broken; 2 if the command
+        cannot be carried out as given.
     """
     args = _parser().parse_args(argv)
     try:

@@ -13,9 +13,14 @@ from dynamo_backends.interface.backend import Availability, Backend, Buckets, Ex
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.plan import Plan
 
-
 WIDE = 2
 """Each bound of sizes is about so many times the one before it."""
+
+
+_SAME = (
+    *("name", "summary", "Options", "trains", "dynamic_shapes", "serves_ranges", "is_verified"),
+    *("packages", "optional_packages", "install", "same_as"),
+)
 
 
 class Kept:
@@ -58,8 +63,7 @@ class PackageBackend(Backend):
         plans: dict[str, dict[str, Any]],
         is_sealed: bool = False,
     ):
-        for name in ("name", "summary", "Options", "trains", "dynamic_shapes", "serves_ranges",
-                     "is_verified", "packages", "optional_packages", "install", "same_as"):  # fmt: skip
+        for name in _SAME:
             setattr(self, name, getattr(inner, name))
         self._inner = inner
         self.kept: Kept = kept

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.interface.errors import PackageError
+from dynamo_backends.package.layout import Layout
 from dynamo_backends.package.structure import decoded
 
 
@@ -44,6 +45,8 @@ class Arguments:
             _Check(leaf, self._name(path))
             for leaf, (path, _) in zip(self._leaves, paths, strict=True)
         ]
+        for check in self._checks:
+            check.require_known_strides()
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs that are not weights.
@@ -54,10 +57,10 @@ class Arguments:
         leaves, spec = pytree.tree_flatten(self._bound(args, kwargs))
         if spec != self._spec:
             raise PackageError(f"the arguments are nested otherwise than when saved: {self}")
-        sizes: dict[sympy.Expr, int] = {}
+        sizes: dict[sympy.Expr, Any] = {}
         for check, leaf in zip(self._checks, leaves, strict=True):
             check(leaf, sizes)
-        return [leaves[i] for i in self._given]
+        return [self._checks[i].laid_out(leaves[i], sizes) for i in self._given]
 
     def __str__(self) -> str:
         """How the model is called: "x: float32[s0, 8], mask=None"."""
@@ -101,9 +104,10 @@ class _Check:
         self._leaf = leaf
         self._name = name
         is_tensor = isinstance(leaf, Tensor)
+        self._layout = Layout(leaf) if is_tensor else None
         self._sizes = [_size(n) for n in leaf.shape] if is_tensor else [_size(leaf)]
 
-    def __call__(self, value: Any, sizes: dict[sympy.Expr, int]) -> None:
+    def __call__(self, value: Any, sizes: dict[sympy.Expr, Any]) -> None:
         if not isinstance(self._leaf, Tensor):
             if isinstance(self._leaf, torch.SymInt):
                 self._compare(self._sizes[0], value, sizes)
@@ -122,8 +126,21 @@ class _Check:
         for known, size in zip(self._sizes, value.shape, strict=True):
             self._compare(known, size, sizes, value)
 
+    def require_known_strides(self) -> None:
+        """Raises `PackageError` if the layout does not follow from sizes."""
+        known = {k[0] for k in self._sizes if isinstance(k, tuple)}
+        if self._layout is not None and not self._layout.symbols <= known:
+            raise PackageError(
+                f"{self._name} has strides that do not follow from its sizes; call contiguous() "
+                "on the arguments that the model is saved with."
+            )
+
+    def laid_out(self, value: Any, sizes: Mapping[sympy.Expr, Any]) -> Any:
+        """The leaf in the layout that the graph is for."""
+        return value if self._layout is None else self._layout(value, sizes)
+
     def _compare(
-        self, known: Any, size: int, sizes: dict[sympy.Expr, int], value: Any = None
+        self, known: Any, size: int, sizes: dict[sympy.Expr, Any], value: Any = None
     ) -> None:
         if isinstance(known, int):
             fits = known == size

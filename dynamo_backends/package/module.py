@@ -118,8 +118,8 @@ class PackagedModule(nn.Module):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        given = self.values(args, kwargs)
         with torch.no_grad():
+            given = self.values(args, kwargs)
             if is_autocast_on():
                 with without_autocast():
                     results = run(given)

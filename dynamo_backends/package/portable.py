@@ -12,6 +12,7 @@ from dynamo_backends.aot.inputs import CapturedInput, CaptureFacts
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import PackageError, SaveError, brief_error
 from dynamo_backends.package.checks import check_program
+from dynamo_backends.package.guards import unproven
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def exported(
         raise SaveError(
             f"torch.export cannot capture {type(model).__name__} as one graph: {brief_error(error)}"
         ) from error
-    guards = guards_of(made)
+    guards = unproven(model, made, guards_of(made))
     if guards:
         raise SaveError(
             f"the graph is right only where {'; '.join(guards[:3])}. Give dynamic_shapes as "

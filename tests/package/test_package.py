@@ -1,0 +1,231 @@
+"""What comes out of a package is what went in."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends import OptionError, PackageError, SaveError
+from tests.package.conftest import LENGTHS, Small
+
+
+def counted() -> dict[str, float]:
+    found = dynamo_backends.counters()
+    return {key: found[key] for key in ("executables", "cache_hits", "failed", "wrong")}
+
+
+def expected(model: nn.Module, call: Any) -> Any:
+    with torch.no_grad():
+        return model(*call[0], **call[1])
+
+
+@pytest.mark.parametrize("backend", ["onnxrt", "openxla", "ov"])
+def test_results_are_the_saving_processs(backend: str, packages: Any, model: Small, call: Any):
+    module = dynamo_backends.load(packages(backend), strict=True)
+    before = counted()
+    result = module(*call[0], **call[1])
+    torch.testing.assert_close(result, expected(model, call))
+    assert counted() == before, "nothing is compiled when it is called"
+    (report,) = module.reports
+    assert (report.executables, report.cache_hits) == (1, 1)
+    assert report.ops_in_eager == 0
+    assert not report.events
+
+
+def sized(call: Any, length: int) -> Any:
+    (x,), kwargs = call
+    mask = kwargs["mask"]
+    return (x.repeat(1, 8, 1)[:, :length] + length,), {"mask": mask.repeat(1, 8)[:, :length]}
+
+
+@pytest.mark.parametrize(("backend", "programs"), [("onnxrt", 1), ("ov", 1), ("openxla", 4)])
+def test_one_file_serves_a_range(
+    backend: str, programs: int, packages: Any, model: Small, call: Any
+):
+    module = dynamo_backends.load(packages(backend, dynamic=True), strict=True)
+    for length in LENGTHS:
+        other = sized(call, length)
+        torch.testing.assert_close(module(*other[0], **other[1]), expected(model, other))
+    (report,) = module.reports
+    assert report.executables == report.cache_hits == programs
+    assert not report.events
+    assert report.ops_in_eager == 0
+    too_long = (torch.rand(2, 33, 8),), {"mask": torch.zeros(2, 33, dtype=torch.bool)}
+    with pytest.raises(PackageError, match=r"x is float32\[2, 33, 8\], .* s\d+ 2 to 32"):
+        module(*too_long[0], **too_long[1])
+    with pytest.raises(PackageError, match=r"mask is bool\[2, 5\]"):
+        module(torch.rand(2, 4, 8), mask=torch.zeros(2, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((), {}, r"saved for calls with x: float32\[2, 4, 8\], mask=bool\[2, 4\]"),
+        ((torch.rand(2, 4, 8),), {}, "saved for calls with"),
+        ((torch.rand(2, 4, 8), None, 3.0), {}, "saved for calls with"),
+        ((torch.rand(2, 4, 9),), {"mask": torch.ones(2, 4) > 0}, r"x is float32\[2, 4, 9\]"),
+        ((torch.rand(2, 4, 8).double(),), {"mask": torch.ones(2, 4) > 0}, "x is float64"),
+        ((torch.rand(2, 4, 8),), {"mask": None}, "mask is None"),
+        ((torch.rand(2, 4, 8),), {"mask": [torch.ones(2, 4) > 0]}, "nested otherwise"),
+    ],
+)
+def test_other_arguments_are_refused(packages: Any, args: Any, kwargs: Any, text: str):
+    module = dynamo_backends.load(packages("onnxrt"))
+    with pytest.raises(PackageError, match=text):
+        module(*args, **kwargs)
+
+
+def test_arguments_may_be_named(packages: Any, call: Any):
+    module = dynamo_backends.load(packages("onnxrt"))
+    named = module(mask=call[1]["mask"], x=call[0][0])
+    torch.testing.assert_close(named, module(*call[0], **call[1]), rtol=0, atol=0)
+
+
+def test_layouts_gradients_and_autocast_of_the_caller(packages: Any, model: Small, call: Any):
+    module = dynamo_backends.load(packages("onnxrt"))
+    x = call[0][0].transpose(0, 2).contiguous().transpose(0, 2).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = module(x, **call[1])
+    assert result["states"].dtype == torch.float32
+    assert not result["states"].requires_grad
+    torch.testing.assert_close(result, expected(model, call))
+
+
+def test_threads_get_their_own_results(packages: Any, model: Small, call: Any):
+    module = dynamo_backends.load(packages("openxla", dynamic=True))
+    wrong: list[int] = []
+
+    def run(first: int) -> None:
+        for i in range(10):
+            other = sized(call, LENGTHS[(first + i) % len(LENGTHS)])
+            result, right = module(*other[0], **other[1]), expected(model, other)
+            if not torch.allclose(result["states"], right["states"], rtol=1e-4, atol=1e-5):
+                wrong.append(first)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert all(report.executables == report.cache_hits for report in module.reports)
+
+
+def test_explain_says_what_runs_where(packages: Any):
+    module = dynamo_backends.load(packages("onnxrt"))
+    said = module.explain()
+    assert said.backend == "onnxrt"
+    assert len(said.graphs) == 1
+    assert said.reports[0].cache_hits == 1
+    assert "aten.native_layer_norm.default" in said.graphs[0].operators
+    assert "onnxrt" in str(said)
+    assert "onnxrt" in repr(module)
+
+
+def test_the_portable_form_computes_the_same(packages: Any, model: Small, call: Any):
+    module = dynamo_backends.load(packages("openxla"))
+    torch.testing.assert_close(module.in_eager(*call[0], **call[1]), expected(model, call))
+
+
+def test_executables_that_cannot_be_saved_are_said_so(model: Small, call: Any, tmp_path: Path):
+    path = tmp_path / "m.dbp"
+    with pytest.warns(UserWarning, match="those of ofi cannot be saved"):
+        dynamo_backends.save(path, model, *call, backend="ofi")
+    module = dynamo_backends.load(path)
+    torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
+    assert module.backend == "ofi"
+    assert "no executables" in module.notes[0]
+    with pytest.raises(PackageError, match=r"it has no executables of ofi\. strict=True refuses"):
+        dynamo_backends.load(path, strict=True)
+
+
+def test_eager_has_the_portable_form_alone(model: Small, call: Any, tmp_path: Path):
+    dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="eager")
+    module = dynamo_backends.load(tmp_path / "m.dbp", strict=True)
+    torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
+    assert module.backend == "eager"
+    assert module.reports == ()
+
+
+def test_autotune_chooses_when_it_saves(model: Small, call: Any, tmp_path: Path):
+    path, options = tmp_path / "m.dbp", {"candidates": ["onnxrt"], "budget_s": 20}
+    dynamo_backends.save(path, model, *call, backend="autotune", options=options)
+    module = dynamo_backends.load(path, strict=True)
+    assert module.backend in ("onnxrt", "eager")
+    assert module.notes == (f"autotune chose {module.backend} when it was saved",)
+    torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
+
+
+def test_options_are_kept(model: Small, call: Any, tmp_path: Path):
+    path = tmp_path / "m.dbp"
+    options = {"verify": "off", "keep_in_eager": ("aten.relu",)}
+    dynamo_backends.save(path, model, *call, backend="onnxrt", options=options)
+    module = dynamo_backends.load(path, strict=True)
+    torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
+    (report,) = module.reports
+    assert [f.op for f in report.fallbacks] == ["aten.relu.default"]
+    assert report.verified == 0
+    assert report.executables == report.cache_hits == 2
+    with pytest.raises(OptionError, match="no option 'speed'"):
+        dynamo_backends.save(path, model, *call, backend="onnxrt", options={"speed": 1})
+
+
+def test_weights_may_be_a_checkpoints(model: Small, call: Any, tmp_path: Path):
+    from safetensors.torch import save_file
+
+    checkpoint, path = tmp_path / "small.safetensors", tmp_path / "m.dbp"
+    state = {name: t.clone() for name, t in model.state_dict().items() if name != "scale"}
+    save_file(state, checkpoint)
+    dynamo_backends.save(path, model, *call, backend="onnxrt", checkpoint=checkpoint)
+    module = dynamo_backends.load(path, strict=True)
+    torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
+    moved = checkpoint.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(PackageError, match=r"takes weights from small\.safetensors"):
+        dynamo_backends.load(path)
+    dynamo_backends.load(path, checkpoint=moved)
+    state["norm.bias"] += 1
+    save_file(state, checkpoint)
+    with pytest.raises(PackageError, match="not the checkpoint that the package was saved with"):
+        dynamo_backends.load(path)
+    with pytest.raises(SaveError, match="has none of the model's weights"):
+        dynamo_backends.save(path, nn.Linear(8, 8), (call[0][0],), checkpoint=checkpoint)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(2, x.shape[0] // 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "text"),
+    [
+        (Counting(), None, "updates calls in each call"),
+        (nn.BatchNorm1d(8), None, r"updates num_batches_tracked.*model.eval\(\)"),
+        (Branching(), None, "torch.export cannot capture Branching"),
+        (Halves(), ({0: torch.export.Dim.AUTO},), "the graph is right only where"),
+    ],
+)
+def test_what_cannot_be_saved_says_why(model: Any, shapes: Any, text: str, tmp_path: Path):
+    path = tmp_path / "m.dbp"
+    with pytest.raises(SaveError, match=text):
+        dynamo_backends.save(path, model, (torch.rand(4, 8),), dynamic_shapes=shapes)
+    assert list(tmp_path.iterdir()) == []

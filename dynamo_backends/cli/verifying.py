@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         outcome = compared(args.file, strict=args.strict, checkpoint=args.checkpoint)
     for each in told:
         print(f"warning: {each.message}")
-    print(f"run on {outcome.backend}: {outcome.executables} executables from the file, "
-          f"{outcome.compiled} compiled")  # fmt: skip
+    counts = f"{outcome.executables} from the file, {outcome.compiled} compiled here"
+    print(f"run on {outcome.backend}, executables: {counts}")
     if outcome.difference is not None:
         print(f"it differs from its portable form: {outcome.difference}")
         return 1

@@ -106,6 +106,8 @@ class _Check:
         is_tensor = isinstance(leaf, Tensor)
         self._layout = Layout(leaf) if is_tensor else None
         self._sizes = [_size(n) for n in leaf.shape] if is_tensor else [_size(leaf)]
+        # Now: a fake tensor's device is another one while some thread computes with its mode.
+        self._kind = _kind(leaf) if is_tensor else None
 
     def __call__(self, value: Any, sizes: dict[sympy.Expr, Any]) -> None:
         if not isinstance(self._leaf, Tensor):
@@ -116,12 +118,7 @@ class _Check:
                     f"{self._name} is {value!r}, and the model was saved for {self._leaf!r}"
                 )
             return
-        expected = self._leaf.dtype, self._leaf.device.type, self._leaf.ndim
-        if not isinstance(value, Tensor) or expected != (
-            value.dtype,
-            value.device.type,
-            value.ndim,
-        ):
+        if not isinstance(value, Tensor) or self._kind != _kind(value):
             raise PackageError(f"{self._name} is {_given(value)}, {self._wanted()}")
         for known, size in zip(self._sizes, value.shape, strict=True):
             self._compare(known, size, sizes, value)
@@ -160,9 +157,13 @@ class _Check:
             for expression, lower, upper in (k for k in self._sizes if not isinstance(k, int))
         ]
         text = f"and the model was saved for {_text(self._leaf)}"
-        if isinstance(self._leaf, Tensor) and self._leaf.device.type != "cpu":
-            text += f" on {self._leaf.device.type}"
+        if self._kind is not None and self._kind[1] != "cpu":
+            text += f" on {self._kind[1]}"
         return text + (f" with {', '.join(ranges)}" if ranges else "")
+
+
+def _kind(value: Tensor) -> tuple[torch.dtype, str, int]:
+    return value.dtype, value.device.type, value.ndim
 
 
 def _size(value: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.registry import get_backend, is_backend
@@ -31,7 +32,7 @@ def chosen_backend(
     """
     given = dict(options)
     if not given.get("candidates"):
-        given["candidates"] = tuple(n for n in SHIPPED if get_backend(n).availability().usable)
+        given["candidates"] = tuple(n for n in SHIPPED if availability_of(get_backend(n)).usable)
     tuned = torch.compile(model, backend=compiler("autotune", **given), dynamic=False)
     with record() as reports, torch.no_grad():
         tuned(*args, **kwargs)

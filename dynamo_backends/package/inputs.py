@@ -111,7 +111,7 @@ class _Check:
 
     def __call__(self, value: Any, sizes: dict[sympy.Expr, Any]) -> None:
         if not isinstance(self._leaf, Tensor):
-            if isinstance(self._leaf, torch.SymInt):
+            if isinstance(self._leaf, torch.SymInt) and type(value) is int:
                 self._compare(self._sizes[0], value, sizes)
             elif type(value) is not type(self._leaf) or value != self._leaf:
                 raise PackageError(

@@ -1,7 +1,6 @@
 """`load`: a callable module from a package."""
 
 import json
-import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -20,8 +19,6 @@ from dynamo_backends.package.backend import Kept, PackageBackend
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable, from_dict
-
-log = logging.getLogger("dynamo_backends")
 
 GRAPH, WEIGHTS, EXAMPLES = "graph.json", "weights.safetensors", "examples.safetensors"
 
@@ -78,7 +75,7 @@ def _loaded(
         text = f"{archive.path} {what}: {reason}"
         if strict:
             raise PackageError(f"{text}. strict=True refuses that; save it on this machine.")
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=3)
     return module
 
 

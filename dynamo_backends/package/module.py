@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import is_autocast_on, without_autocast
+from dynamo_backends.graph.sizes import Size
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.portable import Portable
@@ -64,6 +65,7 @@ class PackagedModule(nn.Module):
         self._arguments = arguments
         self._results = pytree.tree_structure(decoded(results))
         self._run = run
+        self._apart = torch.compiler.disable(self._called, reason="it is compiled already")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model.
@@ -74,7 +76,7 @@ class PackagedModule(nn.Module):
         Raises:
             PackageError: The arguments are others than it was saved for.
         """
-        return self._called(self._run, args, kwargs)
+        return self._apart(self._run, args, kwargs)
 
     def in_eager(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`, by the portable form, call by call."""
@@ -125,4 +127,5 @@ class PackagedModule(nn.Module):
                     results = run(given)
             else:
                 results = run(given)
-        return pytree.tree_unflatten(results, self._results)
+        plain = [int(x) if isinstance(x, Size) else x for x in results]
+        return pytree.tree_unflatten(plain, self._results)

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from dynamo_backends.package.portable import Portable, exported, from_dict, to_d
 from dynamo_backends.package.sizes import calls_in_range
 from dynamo_backends.package.structure import encoded, numbered
 
-log = logging.getLogger("dynamo_backends")
+_NOTHING = "no executables"
 
 
 def save(
@@ -73,6 +72,8 @@ def save(
         OptionError: An option is unknown or wrong.
         BackendUnavailableError: The backend cannot run here.
     """
+    if not Path(path).parent.is_dir():
+        raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
     call = (tuple(args), dict(kwargs or {}))
     asked, given = backend, dict(options or {})
     if backend == "autotune":
@@ -82,30 +83,47 @@ def save(
         require_available(inner)
         inner.Options.parse(given, backend)
     made = exported(model, *call, dynamic_shapes, _rules(inner, given))
-    program = to_dict(made)
-    every = {**made.state_dict, **made.constants}
     contents = _contents(model, call, backend, given, made)
-    portable = from_dict(json.loads(json.dumps(program)))
+    graph = json.dumps(to_dict(made)).encode()
+    portable = from_dict(json.loads(graph))  # as it will be read
+    every = {**made.state_dict, **made.constants}
     known = {name: every[name] for name in portable.weights}
     packaged = None if inner is None else PackageBackend(inner, Kept(), {})
     module = _compiled(contents, portable, known, packaged, call)
     notes = _notes(asked, contents, packaged, module)
-    parts, listed = _executables(packaged)
-    text, weights = _weights(known, checkpoint)
-    tensors, constants = _examples(call)
+    for note in notes:
+        if note.startswith(_NOTHING):
+            warnings.warn(f"the package has {note}", UserWarning, stacklevel=2)
     manifest = {
         **dataclasses.asdict(contents),
         "asked": asked,
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
-        "executables": listed,
-        "plans": {} if packaged is None or not listed else packaged.plans,
-        "weights": weights,
-        "constants": constants,
         "notes": notes,
     }
-    content = {GRAPH: json.dumps(program).encode(), WEIGHTS: text, EXAMPLES: tensors, **parts}
-    archive.write(path, manifest, content)
+    _write(path, manifest, graph, packaged, known, checkpoint, call)
+
+
+def _write(
+    path: str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+    graph: bytes,
+    backend: PackageBackend | None,
+    known: Mapping[str, Tensor],
+    checkpoint: str | os.PathLike[str] | None,
+    call: Any,
+) -> None:
+    parts, executables = _executables(backend)
+    content, weights = _weights(known, checkpoint)
+    tensors, constants = _examples(call)
+    rest = {
+        "executables": executables,
+        "plans": backend.plans if backend is not None and executables else {},
+        "weights": weights,
+        "constants": constants,
+    }
+    own = {GRAPH: graph, WEIGHTS: content, EXAMPLES: tensors}
+    archive.write(path, {**manifest, **rest}, {**own, **parts})
 
 
 def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
@@ -157,7 +175,7 @@ def _compiled(
         module(*args, **kwargs)
     for report in module.reports:
         for event in report.events:
-            raise SaveError(f"the compiled model does not run: {event}")
+            raise SaveError(f"compiled by {contents.backend}, it is wrong or fails: {event.reason}")
     return module
 
 
@@ -171,9 +189,7 @@ def _notes(
         why = f"those of {contents.backend} cannot be saved"
         if not any(report.executables for report in module.reports):
             why = f"{contents.backend} takes nothing of this model"
-        text = f"no executables: {why}; loading it compiles the portable form"
-        warnings.warn(f"the package has {text}", UserWarning, stacklevel=3)
-        notes.append(text)
+        notes.append(f"{_NOTHING}: {why}; loading it compiles the portable form")
     return notes
 
 

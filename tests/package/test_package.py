@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 import dynamo_backends
 from dynamo_backends import OptionError, PackageError, SaveError
@@ -229,3 +230,44 @@ def test_what_cannot_be_saved_says_why(model: Any, shapes: Any, text: str, tmp_p
     with pytest.raises(SaveError, match=text):
         dynamo_backends.save(path, model, (torch.rand(4, 8),), dynamic_shapes=shapes)
     assert list(tmp_path.iterdir()) == []
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, times: int = 2, mode: str = "sum") -> Any:
+        y = (x + 1).relu() * times
+        return y.sum(-1) if mode == "sum" else y, times
+
+
+def test_numbers_and_texts_are_what_they_were(tmp_path: Path):
+    x, path = torch.rand(3, 4), tmp_path / "m.dbp"
+    dynamo_backends.save(path, Scaled(), (x, 3, "sum"), backend="onnxrt")
+    module = dynamo_backends.load(path)
+    torch.testing.assert_close(module(x, 3, mode="sum"), Scaled()(x, 3))
+    with pytest.raises(PackageError, match="times is 4, and the model was saved for 3"):
+        module(x, 4, "sum")
+
+
+def test_a_number_may_vary(tmp_path: Path):
+    x, path = torch.rand(3, 4), tmp_path / "m.dbp"
+    shapes = (None, torch.export.Dim.DYNAMIC)
+    dynamo_backends.save(path, Scaled(), (x, 3), dynamic_shapes=shapes, backend="onnxrt")
+    module = dynamo_backends.load(path)
+    for times in (5, 8):
+        result = module(x, times)
+        torch.testing.assert_close(result, Scaled()(x, times))
+        assert type(result[1]) is int
+
+
+def test_dynamo_does_not_look_into_it(packages: Any, call: Any):
+    module = dynamo_backends.load(packages("onnxrt"))
+    frames = CompileCounter()
+    compiled = torch.compile(lambda x, mask: module(x * 2, mask=mask)["states"] + 1, backend=frames)
+    (x,), kwargs = call
+    right = module(x * 2, **kwargs)["states"] + 1
+    torch.testing.assert_close(compiled(x, kwargs["mask"]), right, rtol=0, atol=0)
+    assert (frames.frame_count, frames.op_count) == (2, 2)  # before and after the call
+
+
+def test_a_folder_that_is_missing_is_said_before_anything_is_compiled(model: Small, tmp_path: Path):
+    with pytest.raises(SaveError, match="there is no folder"):
+        dynamo_backends.save(tmp_path / "none" / "m.dbp", model, ())

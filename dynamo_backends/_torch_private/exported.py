@@ -4,17 +4,22 @@ Imported apart: it loads torch.export.
 
 | what | checked |
 |---|---|
-| `torch._export.serde.serialize`: `serialize`, `_dict_to_dataclass` | 2.13 |
+| `torch._export.serde.serialize`: `serialize`, `_Union` | 2.13 |
 | `torch._export.serde.serialize`: `GraphModuleDeserializer`, `_int_to_sympy_int` | 2.13 |
 | `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13 |
 | `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.12+ |
 | `torch.export.default_decompositions` | 2.12+ |
 """
 
+import dataclasses
+import functools
 import json
+import threading
+import types
+import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import fx, nn
@@ -24,6 +29,9 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.symbolic_shapes import ValueRanges
 
 from dynamo_backends._torch_private.operators import is_composite
+
+_lock = threading.Lock()
+"""torch reads one graph at a time, in the whole process."""
 
 
 def export_functional(
@@ -84,7 +92,7 @@ def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
 
     What is executed of it is looked up by name: the caller checks the names before.
     """
-    known: Any = serialize._dict_to_dataclass(schema.ExportedProgram, program)
+    known: Any = _typed(schema.ExportedProgram, program)
     ranges = {
         name: ValueRanges(
             serialize._int_to_sympy_int(each.min_val, -serialize.int_oo),
@@ -92,9 +100,40 @@ def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
         )
         for name, each in known.range_constraints.items()
     }
-    reader = serialize.GraphModuleDeserializer()
-    found = reader.deserialize(known.graph_module, {}, {}, None, ranges)
+    with _lock:
+        reader = serialize.GraphModuleDeserializer()
+        found = reader.deserialize(known.graph_module, {}, {}, None, ranges)
     return found.graph_module, found.signature
+
+
+def _typed(hint: Any, data: Any) -> Any:
+    """JSON as the dataclasses of torch's schema.
+
+    As torch's `_dict_to_dataclass`, which evaluates the hints of a class for each of its objects:
+    most of the time that loading a graph takes.
+    """
+    if typing.get_origin(hint) is Annotated:
+        return _typed(hint.__origin__, data)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return None if data is None else _typed(typing.get_args(hint)[0], data)
+    if isinstance(hint, type) and issubclass(hint, serialize._Union):
+        ((name, value),) = data.items()
+        return hint.create(**{name: _typed(_hints(hint)[name], value)})
+    if dataclasses.is_dataclass(hint):
+        known = _hints(hint)
+        fields = {n: _typed(known[n], value) for n, value in data.items() if n in known}
+        made: Any = hint
+        return made(**fields)
+    if isinstance(data, list):
+        return [_typed(typing.get_args(hint)[0], each) for each in data]
+    if isinstance(data, dict):
+        return {name: _typed(typing.get_args(hint)[1], each) for name, each in data.items()}
+    return float(data) if hint is float else data
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, globalns=vars(schema))
 
 
 def describe_input(place: fx.Node, index: int) -> None:

@@ -271,3 +271,19 @@ def test_dynamo_does_not_look_into_it(packages: Any, call: Any):
 def test_a_folder_that_is_missing_is_said_before_anything_is_compiled(model: Small, tmp_path: Path):
     with pytest.raises(SaveError, match="there is no folder"):
         dynamo_backends.save(tmp_path / "none" / "m.dbp", model, ())
+
+
+def test_threads_may_load_at_once(packages: Any, model: Small, call: Any):
+    path, results = packages("onnxrt", dynamic=True), []
+
+    def load() -> None:
+        results.append(dynamo_backends.load(path, strict=True)(*call[0], **call[1]))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for result in results:
+        torch.testing.assert_close(result, expected(model, call))

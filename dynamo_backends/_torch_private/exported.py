@@ -12,7 +12,6 @@ Imported apart: it loads torch.export.
 """
 
 import dataclasses
-import functools
 import json
 import threading
 import types
@@ -131,9 +130,13 @@ def _typed(hint: Any, data: Any) -> Any:
     return float(data) if hint is float else data
 
 
-@functools.cache
 def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, globalns=vars(schema))
+    if cls not in _known_hints:
+        _known_hints[cls] = typing.get_type_hints(cls, globalns=vars(schema))
+    return _known_hints[cls]
+
+
+_known_hints: dict[Any, dict[str, Any]] = {}
 
 
 def describe_input(place: fx.Node, index: int) -> None:

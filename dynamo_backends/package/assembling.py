@@ -10,7 +10,6 @@ from torch import Tensor
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import record
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable
@@ -73,10 +72,10 @@ def assembled(
     reports: list[Any] = []
     if backend is not None:
         static = frozenset(range(len(portable.weights)))
-        with record() as reports:
-            run = compile_exported(
-                backend, portable.module, portable.facts, contents.parsed(backend), static
-            )
+        run, report = compile_exported(
+            backend, portable.module, portable.facts, contents.parsed(backend), static
+        )
+        reports = [report]
     return PackagedModule(
         contents.name,
         contents.backend if backend is not None else EAGER,

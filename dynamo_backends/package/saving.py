@@ -27,7 +27,7 @@ from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
 from dynamo_backends.package.sizes import calls_in_range
-from dynamo_backends.package.structure import encoded, numbered
+from dynamo_backends.package.structure import decoded, encoded, numbered
 
 _NOTHING = "no executables"
 
@@ -166,6 +166,10 @@ def _compiled(
         stored.placed(tensor.detach(), place.meta["val"])
         for tensor, place in zip(known.values(), portable.places, strict=False)
     ]
+    asked = decoded(contents.options)
+    if asked.get("verify") in ("off", False):  # later processes rely on what is found here
+        verified = encoded({**asked, "verify": "first"}, "options")
+        contents = dataclasses.replace(contents, options=verified)
     module = assembled(contents, portable, values, backend)
     rule, most = None, 1
     if backend is not None:
@@ -175,7 +179,10 @@ def _compiled(
         module(*args, **kwargs)
     for report in module.reports:
         for event in report.events:
-            raise SaveError(f"compiled by {contents.backend}, it is wrong or fails: {event.reason}")
+            raise SaveError(
+                f"the compiled model is not right, and not saved: {event.reason}. Take another "
+                "backend, or leave the operators to eager by the option keep_in_eager."
+            )
     return module
 
 

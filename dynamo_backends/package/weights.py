@@ -77,15 +77,18 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """A tensor in memory of torch's, with the strides and on the device of another one.
 
     Raises:
-        PackageError: Shape or dtype differ.
+        PackageError: Shape or dtype differ, or there is no such device.
     """
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
         raise PackageError(
             f"a weight is {tensor.dtype}{list(tensor.shape)}, and the graph reads "
             f"{like.dtype}{list(like.shape)}"
         )
-    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return made.copy_(tensor)
+    try:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return made.copy_(tensor)
+    except RuntimeError as error:
+        raise PackageError(f"weights cannot be placed on {like.device}: {error}") from error
 
 
 def shared_with(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:

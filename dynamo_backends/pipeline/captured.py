@@ -118,7 +118,7 @@ def compile_exported(
     facts: CaptureFacts,
     options: Options,
     static: frozenset[int],
-) -> Callable[[list[Any]], Sequence[Any]]:
+) -> tuple[Callable[[list[Any]], Sequence[Any]], GraphReport]:
     """Compiles a functional inference graph that was neither captured nor traced here.
 
     Args:
@@ -129,13 +129,15 @@ def compile_exported(
         static: Which inputs are weights.
 
     Returns:
-        A function from the list of inputs, which it clears, to the outputs.
+        A function from the list of inputs, which it clears, to the outputs; and its report.
 
     Raises:
         BackendUnavailableError: The backend cannot run here.
     """
     require_available(backend)
-    return _GraphCompiler(backend, options, facts, next(_captures))(exported, "inference", static)
+    compiler = _GraphCompiler(backend, options, facts, next(_captures))
+    report = GraphReport(backend.name, "inference", compiler.number)
+    return compiler.contained(exported, "inference", static, report), report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +156,14 @@ class _GraphCompiler:
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        compiled = self._contained(gm, kind, static)
+        report = GraphReport(self.backend.name, kind, self.number)
+        compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
 
-    def _contained(
-        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    def contained(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        report = GraphReport(self.backend.name, kind, self.number)
+        """What runs a graph: eager, if preparing it fails."""
         try:
             return self._compile(gm, kind, static, report)
         except Exception as error:

@@ -287,3 +287,23 @@ def test_threads_may_load_at_once(packages: Any, model: Small, call: Any):
     assert len(results) == 4
     for result in results:
         torch.testing.assert_close(result, expected(model, call))
+
+
+@pytest.mark.plants_errors
+@pytest.mark.parametrize("verify", ["first", "off"])
+def test_what_is_compiled_wrong_is_not_saved(
+    verify: str, model: Small, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dynamo_backends.ort.runtime import OrtExecutable
+
+    right = OrtExecutable.bind
+
+    def wrong(self: Any, weights: Any) -> Any:
+        bound, copied = right(self, weights)
+        return lambda activations: [x + 1 for x in bound(activations)], copied
+
+    monkeypatch.setattr(OrtExecutable, "bind", wrong)
+    options = {"verify": verify}
+    with pytest.raises(SaveError, match="not right, and not saved: .*output 0 differs"):
+        dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
+    assert list(tmp_path.iterdir()) == []

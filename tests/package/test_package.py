@@ -304,6 +304,6 @@ def test_what_is_compiled_wrong_is_not_saved(
 
     monkeypatch.setattr(OrtExecutable, "bind", wrong)
     options = {"verify": verify}
-    with pytest.raises(SaveError, match="not right, and not saved: .*output 0 differs"):
+    with pytest.raises(SaveError, match=r"not right, and not saved: .*output 0 differs"):
         dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
     assert list(tmp_path.iterdir()) == []

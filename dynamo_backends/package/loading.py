@@ -11,7 +11,12 @@ from torch import Tensor
 
 from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import DynamoBackendsError, PackageError, brief_error
+from dynamo_backends.interface.errors import (
+    DynamoBackendsError,
+    FallbackRefusedError,
+    PackageError,
+    brief_error,
+)
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
@@ -49,6 +54,8 @@ def load(
     Raises:
         PackageError: The file is damaged or no package, its checkpoint is missing or another one,
             this torch cannot read it, or `strict` forbids what would have to be done.
+        FallbackRefusedError: Something would run in eager, and it was saved with
+            `fallback="error"`.
     """
     with Archive(path) as archive:
         try:
@@ -67,6 +74,8 @@ def _loaded(
     backend, reason = _usable(archive, contents, strict)
     try:
         module = assembled(contents, portable, weights, backend, manifest["notes"])
+    except FallbackRefusedError:
+        raise
     except DynamoBackendsError as error:
         backend, reason = None, f"{contents.backend} does not take it here: {error}"
         module = assembled(contents, portable, weights, None, manifest["notes"])

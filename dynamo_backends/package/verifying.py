@@ -1,6 +1,7 @@
 """Compares a package with itself: checksums, and compiled code with the portable form."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def compared(
         PackageError: See `load`.
     """
     module = load(path, strict=strict, checkpoint=checkpoint)
-    args, kwargs = _examples(path)
+    args, kwargs = _examples(path, module.portable.leaves)
     state = snapshot_rng()
     results = pytree.tree_leaves(module(*args, **kwargs))
     restore_rng(state)
@@ -75,10 +76,11 @@ def compared(
     return Outcome(module.backend, hits, made - hits, difference(expected, results, precise))
 
 
-def _examples(path: str | os.PathLike[str]) -> Any:
+def _examples(path: str | os.PathLike[str], known: Sequence[Any]) -> Any:
     """The arguments that the model was saved with."""
     with Archive(path) as archive:
-        leaves: dict[str, Any] = {**stored.loaded(archive.read(EXAMPLES))}
+        tensors = stored.loaded(archive.read(EXAMPLES))
+        leaves: dict[str, Any] = {n: x.to(known[int(n)].device) for n, x in tensors.items()}
         leaves |= {number: decoded(node) for number, node in archive.manifest["constants"].items()}
         call = decoded(archive.manifest["arguments"])
     numbers, spec = pytree.tree_flatten(call)

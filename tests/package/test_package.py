@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import dynamo_backends
-from dynamo_backends import OptionError, PackageError, SaveError
+from dynamo_backends import FallbackRefusedError, OptionError, PackageError, SaveError
 from tests.package.conftest import LENGTHS, Small
 
 
@@ -307,3 +307,42 @@ def test_what_is_compiled_wrong_is_not_saved(
     with pytest.raises(SaveError, match=r"not right, and not saved: .*output 0 differs"):
         dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
     assert list(tmp_path.iterdir()) == []
+
+
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.arange(4.0), persistent=False)
+        self.offset = torch.tensor([0.5, 1.5, 2.5, 3.5])
+        self.weight = nn.Parameter(torch.rand(4, 6).t())  # column-major
+        self.part = nn.Parameter(torch.rand(10)[3:7])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.steps + self.offset - torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return (y + self.part) @ self.weight.t()
+
+
+@pytest.mark.parametrize("backend", ["openxla", "onnxrt"])
+def test_constants_and_odd_weights_are_kept(backend: str, tmp_path: Path):
+    torch.manual_seed(0)
+    model, x, path = Constants(), torch.rand(3, 4), tmp_path / "m.dbp"
+    dynamo_backends.save(path, model, (x,), backend=backend)
+    result = dynamo_backends.load(path, strict=True)(x)
+    torch.testing.assert_close(result, model(x).detach())
+    assert path.stat().st_size < 1 << 18
+
+
+def test_fallback_may_be_refused_elsewhere(
+    model: Small, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dynamo_backends.interface.backend import Support
+    from dynamo_backends.ort.backend import OnnxRuntime
+    from dynamo_backends.package import machine
+
+    path, options = tmp_path / "m.dbp", {"fallback": "error"}
+    dynamo_backends.save(path, model, *call, backend="onnxrt", options=options)
+    dynamo_backends.load(path, strict=True)
+    monkeypatch.setattr(machine, "source_digest", lambda: "another")
+    monkeypatch.setattr(OnnxRuntime, "supports", lambda *_: Support(False, "it is Monday"))
+    with pytest.raises(FallbackRefusedError, match="it is Monday"):
+        dynamo_backends.load(path)

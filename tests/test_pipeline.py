@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -88,6 +89,25 @@ def test_the_size_used_least_recently_leaves():
         assert reports[0].executables == 3, "5 has displaced 3, not 2"
         compiled(torch.randn(3))
     assert reports[0].executables == 4
+
+
+def test_sizes_run_in_eager_once_programs_leave_before_they_have_paid(
+    caplog: pytest.LogCaptureFixture,
+):
+    compiler = dynamo_backends.compiler("openxla", bucket_growth=1, max_executables=2)
+    compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports:
+        for size in (2, 3, 4, 5, 6, 7, 2, 5):
+            x = torch.randn(size)
+            torch.testing.assert_close(compiled(x), (x * 2).sin() + 1)
+    assert reports[0].executables == 4
+    calls = {served.by: 0 for served in reports[0].executable.served}
+    for served in reports[0].executable.served:
+        calls[served.by] += served.calls
+    assert calls == {"exact": 5, "eager": 3}, "5 has a program still"
+    (text,) = reports[0].failures
+    assert "more than twice the 2 that are kept (max_executables)" in text
+    assert text in caplog.text
 
 
 class Decomposing(Careless):

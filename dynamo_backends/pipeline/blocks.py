@@ -17,7 +17,7 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.sizes import Size, is_ranged, opened, ranges_of
+from dynamo_backends.graph.sizes import Size, all_sizes, is_ranged, opened, ranges_of
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
@@ -113,7 +113,8 @@ class ProgramBuilder:
         with done_without(self._report, "describing the parts"):
             self._describe(split)
         self.serves_range = is_ranged(self._graph.module.graph) and all(
-            e is None or e.serves_range for e in executables
+            e is None or e.serves_range or not any(all_sizes(part.graph))
+            for part, e in zip(split.parts, executables, strict=True)
         )
         try:
             return self._assemble(split, executables)

@@ -129,6 +129,7 @@ class CompiledGraph:
         self._ranged = RangedPrograms(options.max_executables)
         self._padded = self._padded_programs(symbols)
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
+        self._displaced = 0  # programs of one set of sizes that made room for others
         self._static: Compiled | None = None
         self._is_ranged = backend.serves_ranges and options.ranges
         self._is_static = not is_dynamic(self._graph)
@@ -191,6 +192,8 @@ class CompiledGraph:
         if program is None and compiles_nothing():
             padded = self._padded and self._padded.existing([*args, *self._constants])
             return padded or self._eager
+        if program is None and self._is_churning:
+            return self._eager
         if program is None and self._options.is_beside:
             self._submit(key, args)
             return self._meanwhile
@@ -226,7 +229,25 @@ class CompiledGraph:
             return
         if self._padded is not None:
             self._padded.replaced(key)
+        if len(self._programs) >= self._options.max_executables and program.served.by == "exact":
+            self._displaced += 1
+            self._note_churning()
         self._programs.put(key, program)
+
+    @property
+    def _is_churning(self) -> bool:
+        """Whether there are so many sizes that programs leave before they have paid."""
+        is_padded = self._padded is not None and not self._padded.reason
+        too_many = self._displaced >= self._options.max_executables
+        return too_many and not is_padded and self._options.fallback == "eager"
+
+    def _note_churning(self) -> None:
+        most = self._options.max_executables
+        if self._displaced == most and self._is_churning:
+            self.report.note_failure(
+                f"each set of sizes is compiled for itself, and there are more than twice the "
+                f"{most} that are kept (max_executables): others run in eager from now on"
+            )
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.bench.accuracy import compare_outputs
+from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.suites import Inputs, ModelCase, Scale, call, find_case
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends
 from dynamo_backends.interface.report import record
-from harness.accuracy import compare_outputs
-from harness.statistics import compare
-from harness.suites import Inputs, ModelCase, Scale, call, find_case
 
 Mode = Literal["inference", "training"]
 

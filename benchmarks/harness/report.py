@@ -13,13 +13,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.interface.packages import versions
 from dynamo_backends.interface.registry import list_backends, package_versions
 from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.runtime.processor import processor_name
 from dynamo_backends.tuning.statistics import Ratio
 from harness.runner import Result
-from harness.statistics import geometric_mean
 
 _PACKAGES = ("torch", "numpy", "torchvision", "transformers")
 """Besides those of the backends."""

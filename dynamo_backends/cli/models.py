@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
+from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.cli.transformers import build as build_transformers
 from dynamo_backends.interface.errors import ModelError, did_you_mean
 

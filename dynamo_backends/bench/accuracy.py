@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import same
-from harness.suites.case import Inputs, call
+from dynamo_backends.bench.suites.case import Inputs, call
 
 TOLERANCE = 1e-4
 """Absolute and relative; PyTorch's runners take 1e-4 for inference in float32."""

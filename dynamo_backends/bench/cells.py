@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 Mode = Literal["inference", "training", "step"]
@@ -47,7 +48,7 @@ class Cell:
     def __str__(self) -> str:
         """As progress shows it."""
         batch = "" if self.batch is None else f" batch {self.batch}"
-        return f"{self.model} {self.backend} {self.mode} {self.dtype}{batch}"
+        return f"{self.model} {short(self.backend)} {self.mode} {self.dtype}{batch}"
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,17 @@ class Outcome:
         return cls(**values)
 
 
+def short(name: str) -> str:
+    """FILE.py:NAME without the folder of the file; other names as they are."""
+    file, _, rest = name.rpartition(":")
+    return f"{Path(file).name}:{rest}" if file.endswith(".py") else name
+
+
+def as_ratio(value: float) -> str:
+    """A speedup as it is shown: two decimals, or two digits if it is small."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 @dataclass
 class Run:
     """A benchmark run, finished or not.
@@ -212,8 +224,3 @@ class Run:
         """What the cells that are left will take, if they are like those before; NaN at first."""
         took = [outcome.seconds for outcome in self.outcomes.values()]
         return sum(took) / len(took) * len(self.left) if took else math.nan
-
-
-def failed(outcome: Outcome, status: Status, reason: str) -> Outcome:
-    """The same outcome, cut short."""
-    return replace(outcome, status=status, reason=reason)

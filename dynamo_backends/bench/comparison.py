@@ -9,7 +9,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynamo_backends.bench.cells import Cell, Outcome, Run
+from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.ledger import differences
 from dynamo_backends.bench.significance import adjusted, p_of_groups
 from dynamo_backends.bench.summary import LEVEL
@@ -53,7 +53,7 @@ class Change:
         first, second = self.before.speedup, self.after.speedup
         assert first is not None and second is not None
         return (
-            f"{first.value:.2f} → {second.value:.2f} × eager: {self.ratio:.2f} "
+            f"{as_ratio(first.value)} → {as_ratio(second.value)} × eager: {self.ratio:.2f} "
             f"[{self.low:.2f}, {self.high:.2f}], p = {self.p:.2g}"
         )
 
@@ -130,7 +130,7 @@ def table(changes: Sequence[Change]) -> Table:
         found.add_row(
             f"[{style}]{change.verdict}[/]",
             cell.model,
-            cell.backend,
+            short(cell.backend),
             f"{cell.mode} {cell.dtype}",
             change.text.replace("[", r"\["),
         )

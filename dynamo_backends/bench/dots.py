@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run
+from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.summary import in_words
 
 WIDTH = 360
@@ -106,11 +106,11 @@ def _ratios(outcome: Outcome) -> list[float]:
 
 def _line(i: int, cell: Cell, outcome: Outcome, ratios: Sequence[float], scale: _Scale) -> Line:
     top = _TOP + _ROW * i
-    name = "eager against eager" if cell.backend == EAGER else cell.backend
+    name = "eager against eager" if cell.backend == EAGER else short(cell.backend)
     speedup = outcome.speedup
     if not ratios or speedup is None:
         return Line(f"{name}: {outcome.status}", top + 24, top + 13, failed=True)
-    text = f"{name}: {speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]"
+    text = f"{name}: {as_ratio(speedup.value)} [{as_ratio(speedup.low)}, {as_ratio(speedup.high)}]"
     y = top + 24
     dots = "".join(f"M{scale(r)} {y}h0" for r in ratios)
     low, high, middle = (scale(v) for v in (speedup.low, speedup.high, speedup.value))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.bench.cells import Outcome, Run
+from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
 from dynamo_backends.bench.dots import panels
 from dynamo_backends.bench.summary import Summary, headline, summaries
@@ -40,7 +40,7 @@ def run_page(run: Run) -> str:
     outcomes = sorted(run.outcomes.items())
     return _render(
         "run.html",
-        title=f"dynamo-backends bench: {run.context['suite']}",
+        title=f"dynamo-backends bench {short(run.context['suite'])}",
         headline=headline(run),
         machine=_machine(run),
         date=run.context.get("date", ""),
@@ -72,12 +72,13 @@ def comparison_page(found: Comparison) -> str:
         changes=found.changes,
         missing=found.missing,
         new=found.new,
+        short=short,
         kinds={"regression": "bad", "improvement": "good", "same": ""},
     )
 
 
 def _render(template: str, **values: Any) -> str:
-    jinja2 = _import_jinja2()
+    jinja2 = import_jinja2()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -87,7 +88,12 @@ def _render(template: str, **values: Any) -> str:
     return page
 
 
-def _import_jinja2() -> Any:
+def import_jinja2() -> Any:
+    """The package that fills in pages.
+
+    Raises:
+        OptionError: It is not installed.
+    """
     try:
         import jinja2
     except ModuleNotFoundError as error:
@@ -121,7 +127,7 @@ def _summary_heads(several: bool) -> list[tuple[str, str, bool]]:
 def _summary_row(s: Summary, several: bool) -> list[tuple[str, Any, bool]]:
     keys = (s.passed, s.pass_rate, s.speedup, s.lowest and s.lowest[1], s.faster, s.slower,
             s.cold_s, s.warm_s, s.memory)  # fmt: skip
-    names = [s.key[0], *([s.kind] if several else [])]
+    names = [short(s.key[0]), *([s.kind] if several else [])]
     return [
         *((name, name, True) for name in names),
         *(

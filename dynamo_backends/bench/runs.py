@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dynamo_backends.bench import ledger
-from dynamo_backends.bench.cells import Cell, How, Outcome, Run
+from dynamo_backends.bench.cells import Cell, How, Outcome, Run, as_ratio
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.processes import measure
 
@@ -77,7 +77,9 @@ def _what(outcome: Outcome) -> str:
     text = f"[{style}]{outcome.status}[/]"
     if outcome.speedup is not None and outcome.passed:
         found = outcome.speedup
-        text += rf" {found.value:.2f} x eager \[{found.low:.2f}, {found.high:.2f}]"
+        text += (
+            rf" {as_ratio(found.value)} x eager \[{as_ratio(found.low)}, {as_ratio(found.high)}]"
+        )
     return text + (f": {outcome.reason}".replace("[", r"\[") if outcome.reason else "")
 
 

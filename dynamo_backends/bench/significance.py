@@ -21,20 +21,25 @@ def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
     differences = np.log(np.asarray(first)) - np.log(np.asarray(second))
     if not differences.any():
         return 1.0
-    return float(_stats().wilcoxon(differences).pvalue)
+    return float(import_stats().wilcoxon(differences).pvalue)
 
 
 def p_of_groups(first: Sequence[float], second: Sequence[float]) -> float:
     """Whether two samples come from one distribution: the two-sided Mann-Whitney test."""
-    return float(_stats().mannwhitneyu(first, second).pvalue)
+    return float(import_stats().mannwhitneyu(first, second).pvalue)
 
 
 def adjusted(ps: Sequence[float]) -> list[float]:
     """P-values that allow for how many there are (Benjamini and Hochberg, 1995)."""
-    return [float(p) for p in _stats().false_discovery_control(list(ps))] if len(ps) else []
+    return [float(p) for p in import_stats().false_discovery_control(list(ps))] if len(ps) else []
 
 
-def _stats() -> Any:
+def import_stats() -> Any:
+    """The tests.
+
+    Raises:
+        OptionError: scipy is not installed.
+    """
     try:
         from scipy import stats
     except ModuleNotFoundError as error:

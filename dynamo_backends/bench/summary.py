@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run
+from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.significance import adjusted
 from dynamo_backends.bench.statistics import geometric_mean
 
@@ -58,10 +58,10 @@ class Summary:
     @property
     def sentence(self) -> str:
         """The result in short."""
-        passed = f"{self.key[0]} passes {self.passed} of {self.of} models"
+        passed = f"{short(self.key[0])} passes {self.passed} of {self.of} models"
         if self.speedup is None:
             return passed
-        return f"{passed} and is {self.speedup:.2f} times as fast as eager"
+        return f"{passed} and is {as_ratio(self.speedup)} times as fast as eager"
 
 
 def in_words(kind: Sequence[str | int | None]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dynamo_backends.bench.cells import Cell, Outcome, Run
+from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.summary import LEVEL, Summary, summaries
 
 Value = float | int | str | None
@@ -39,6 +39,10 @@ def _fixed(digits: int) -> Callable[[Value], str]:
     return lambda value: f"{value:.{digits}f}"
 
 
+def _ratio(value: Value) -> str:
+    return as_ratio(float(value or 0.0))
+
+
 def _short(value: Value) -> str:
     return f"{value:.3g}"
 
@@ -65,17 +69,17 @@ def _times(seconds: float | None, factor: float) -> float | None:
 
 COLUMNS: tuple[Column, ...] = (
     Column("model", "Name in the suite", lambda c, o: c.model),
-    Column("backend", "What compiled it", lambda c, o: c.backend),
+    Column("backend", "What compiled it", lambda c, o: short(c.backend)),
     Column("mode", "Inference, training (forward and backward) or step", lambda c, o: c.mode),
     Column("dtype", "Of weights and inputs", lambda c, o: c.dtype),
     Column("batch", "Examples per call; -: the suite's own", lambda c, o: c.batch),
     Column("status", "As PyTorch's benchmark runners name it", lambda c, o: o.status),
     Column("speedup", "Eager's median time over the backend's, from the same rounds",
-           _of_speedup("value"), _fixed(2)),
+           _of_speedup("value"), _ratio),
     Column("from", "Lower end of its 95% confidence interval",
-           _of_speedup("low"), _fixed(2)),
+           _of_speedup("low"), _ratio),
     Column("to", "Upper end of its 95% confidence interval",
-           _of_speedup("high"), _fixed(2)),
+           _of_speedup("high"), _ratio),
     Column("p", "Wilcoxon's signed-rank test: such a difference by chance",
            _of_speedup("p"), _short),
     Column("eager ms", "Median of a call", lambda c, o: _median_ms(o.eager_s), _short),
@@ -112,7 +116,8 @@ def summary_table(found: list[Summary]) -> Table:
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for s in found:
-        head = [s.key[0], s.kind] if several else [s.key[0]]
+        name = short(s.key[0])
+        head = [name, s.kind] if several else [name]
         table.add_row(*head, *summary_cells(s))
     return table
 
@@ -122,8 +127,8 @@ def summary_cells(s: Summary) -> list[str]:
     return [
         f"{s.passed}/{s.of}",
         "-" if s.pass_rate is None else f"{s.pass_rate:.0%}",
-        _shown(s.speedup),
-        "-" if s.lowest is None else f"{s.lowest[1]:.2f} {s.lowest[0]}",
+        "-" if s.speedup is None else as_ratio(s.speedup),
+        "-" if s.lowest is None else f"{as_ratio(s.lowest[1])} {s.lowest[0]}",
         str(s.faster),
         str(s.slower),
         _shown(s.cold_s, 1),

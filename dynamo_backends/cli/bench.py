@@ -72,8 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, compares or writes a page; returns the exit status."""
-    from dynamo_backends.bench.load import import_psutil
-
     console = _console()
     if args.suite == "compare":
         return _compare(args, console)
@@ -81,14 +79,15 @@ def run(args: argparse.Namespace) -> int:
         return _page(args, console)
     if args.files:
         raise OptionError(f"{args.files[0]!r} is no argument of a suite; --models names models.")
-    import_psutil()
     return _measure(args, console)
 
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import ledger, runs
+    from dynamo_backends.bench import ledger, load, pages, runs, significance
     from dynamo_backends.bench.cells import Run
 
+    for needed in (load.import_psutil, significance.import_stats, pages.import_jinja2):
+        needed()  # now, not after hours
     how, cells = _asked(args)
     path = Path(args.output)
     run = ledger.begin(Run(runs.context(how), cells), path, args.resume)

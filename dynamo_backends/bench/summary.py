@@ -11,6 +11,8 @@ from dynamo_backends.bench.statistics import geometric_mean
 LEVEL = 0.05
 """P-values below are called significant."""
 
+_NAMED = 3  # backends in the headline besides the best
+
 Key = tuple[str, str, str, int | None]
 """Backend, mode, dtype and batch size."""
 
@@ -63,6 +65,12 @@ class Summary:
             return passed
         return f"{passed} and is {as_ratio(self.speedup)} times as fast as eager"
 
+    @property
+    def brief(self) -> str:
+        """The same in fewer words."""
+        speed = "" if self.speedup is None else f", {as_ratio(self.speedup)} times"
+        return f"{short(self.key[0])}: {self.passed} of {self.of}{speed}"
+
 
 def in_words(kind: Sequence[str | int | None]) -> str:
     """Mode, dtype and batch size such as "inference, float32, batch 4"."""
@@ -90,11 +98,11 @@ def headline(run: Run) -> str:
     if not found:
         return "Nothing has been measured yet."
     best, *others = found
-    text = f"{best.sentence} ({best.kind}; geometric mean)"
-    if others:
-        text += f"; {len(others)} more {'is' if len(others) == 1 else 'are'} in the table"
-    done = len(run.outcomes)
-    missing = f" {done} of {len(run.cells)} cells are measured." if run.left else ""
+    shown = [s.brief for s in others[:_NAMED]]
+    if len(others) > _NAMED:
+        shown.append(f"{len(others) - _NAMED} more in the table")
+    text = "; ".join([f"{best.sentence} ({best.kind}; geometric mean)", *shown])
+    missing = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
     return f"{text}.{missing}"
 
 

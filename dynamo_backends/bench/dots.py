@@ -11,7 +11,7 @@ from dynamo_backends.bench.summary import in_words
 WIDTH = 360
 """Of a panel, in units of its own: no more than a phone has points."""
 
-_LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 8, 10, 4, 34, 20
+_LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 14, 14, 4, 34, 20
 _TICKS = (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 

@@ -39,7 +39,7 @@ def test_the_headline_names_the_best_and_what_is_left():
     )
     many = headline(run_of({("a", f"backend_{i}"): passing(2 - 0.1 * i) for i in range(7)}))
     assert many.startswith("backend_0 passes 1 of 1")
-    assert "; backend_1: 1 of 1, 1.9" in many
+    assert "; backend_1: 1 of 1, 1.89 times; " in many
     assert many.endswith("; 3 more in the table.")
     assert headline(run_of({})) == "Nothing has been measured yet."
 

@@ -17,10 +17,12 @@ from dynamo_backends.bench.significance import p_of_pairs
 from dynamo_backends.bench.sources import find
 from dynamo_backends.bench.statistics import PAUSE_S, compare
 from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.memory import peak_rss_bytes
 
 _SAMPLE_S = 0.01  # a sample of shorter calls consists of several
 _MOST_REPEATS = 20
+_LEAST_ROUNDS = 8  # of fewer no difference is significant for many models together
 _SLOW_S = 1.0  # such calls are not warmed up for every sample
 _CALLS = 3  # of a compiled model before its results are looked at: some backends record calls
 
@@ -53,7 +55,7 @@ def cold(cell: Cell, how: How, tell: Tell) -> None:
     tell(stage="compile", note=note)
     run = _compile(work, cell, tell, "compile_cold_s")
     tell(stage="compare")
-    found = results(run, max(0, (work.calls if work.calls > 1 else _CALLS) - 1))
+    found = results(run, max(_CALLS, work.calls) - 1)
     accuracy = compare_outputs(expected, found, precise, allowed)
     tell(max_rel=accuracy.max_rel)
     if not accuracy.passed:
@@ -76,13 +78,19 @@ def warm(cell: Cell, how: How, tell: Tell) -> None:
     tell(peak_backend=peak_rss_bytes())
     if cell.backend == EAGER or cell.mode == "step":
         return
-    tell(stage="coverage")
-    with coverage() as found:
-        run()
-        found.restart()
-        run()
-        ops, seconds = found.ops_in_eager, found.seconds_in_eager
-    tell(ops_outside=ops, seconds_outside=seconds)
+    tell(stage="coverage", **_outside(run))
+
+
+def _outside(run: Runner) -> dict[str, Any]:
+    """What runs outside of graphs; a note if that cannot be said."""
+    try:
+        with coverage() as found:
+            run()
+            found.restart()
+            run()
+    except Exception as error:  # the backend has done its work
+        return {"note": f"what is outside of graphs is unknown: {brief_error(error)}"}
+    return {"ops_outside": found.ops_in_eager, "seconds_outside": found.seconds_in_eager}
 
 
 def _load(cell: Cell, how: How, tell: Tell) -> Work:
@@ -99,8 +107,7 @@ def _precise(work: Work, expected: Any) -> tuple[Any, str]:
     try:
         return work.precise(), ""
     except Exception as error:  # models that name float32 themselves
-        brief = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return expected, f"compared with eager alone: float64 raised {brief}"
+        return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
 
 
 def _compile(work: Work, cell: Cell, tell: Tell, name: str) -> Runner:
@@ -144,6 +151,7 @@ def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:
             lead_in=0 if slow else 1,
             repeat=max(1, min(_MOST_REPEATS, int(_SAMPLE_S / max(call_s, 1e-7)))),
             budget_s=how.patience_s,
+            least_rounds=_LEAST_ROUNDS,
         )
     eager, backend = (timings[name] for name in steps)
     ratio, p = backend.speedup, p_of_pairs(eager.samples, backend.samples)

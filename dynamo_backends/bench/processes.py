@@ -46,7 +46,8 @@ def measure(cell: Cell, how: How) -> Outcome:
             if failure is not None:
                 failure = failure[0], f"in the second process: {failure[1]}"
                 found |= {"stage": "warm"}
-            found |= {k: v for k, v in more.items() if k not in found or k == "peak_backend"}
+            notes = dict.fromkeys(x["note"] for x in (found, more) if x.get("note"))
+            found = {**more, **found, "note": "; ".join(notes)}
     status: Status = found.pop("status", "pass")
     reason = found.pop("reason", "")
     if failure is not None:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=_positive, metavar="N", help="of torch")
     add("--rounds", type=_positive, default=20, metavar="N", help="samples of each (default: 20)")
     add("--patience", type=float, default=60.0, metavar="S",
-        help="no round begins so long after the first, but there are 5 (default: 60)")  # fmt: skip
+        help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
     add("--timeout", type=float, default=900.0, metavar="S",
         help="seconds that a process may take (default: 900)")  # fmt: skip
     add("--memory", type=float, metavar="GB", help="resident memory that a process may have")

@@ -95,7 +95,7 @@ COLUMNS: tuple[Column, ...] = (
            lambda c, o: o.ops_on_backend),
     Column("ops in eager", "ATen calls in eager: left by the backend, or outside graphs",
            lambda c, o: o.ops_in_eager),
-    Column("eager ms outside", "Time of the operators outside of Dynamo's graphs, per call",
+    Column("ms outside", "Time of the operators outside of Dynamo's graphs, per call",
            lambda c, o: _times(o.seconds_outside, 1e3), _short),
     Column("graphs", "That Dynamo captured", lambda c, o: o.graphs),
     Column("breaks", "Graph breaks", lambda c, o: o.breaks),
@@ -126,7 +126,7 @@ def summary_cells(s: Summary) -> list[str]:
     """What the terminal and the page show of a summary."""
     return [
         f"{s.passed}/{s.of}",
-        "-" if s.pass_rate is None else f"{s.pass_rate:.0%}",
+        "-" if s.pass_rate is None else f"{s.pass_rate:.1%}",
         "-" if s.speedup is None else as_ratio(s.speedup),
         "-" if s.lowest is None else f"{as_ratio(s.lowest[1])} {s.lowest[0]}",
         str(s.faster),

@@ -107,8 +107,9 @@ def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
     from dynamo_backends.bench import backends, sources
     from dynamo_backends.bench.cells import Cell, How
 
+    path = str(Path(args.path).resolve()) if args.path else ""
     how = How(
-        _absolute(args.suite), args.path, args.scale, args.rounds, args.patience, args.threads,
+        _absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory,
     )  # fmt: skip
     known = sources.cases(how)

@@ -245,6 +245,26 @@ def test_a_failure_leaves_eager_and_its_reason(
         assert TEXT in (caplog.text if stage == "publishing" else told(reports))
 
 
+RANGED = (
+    *("onnxrt", "ov", "tvm", "iree", "inductor_freezing", "inductor_max_autotune"),
+    *("ts_trace", "ofi", "static_runtime"),
+)
+
+
+@pytest.mark.parametrize("name", RANGED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_program_of_the_first_sizes_stays_if_replacing_it_fails(
+    name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+):
+    backend = dynamo_backends.get_backend(name)
+    stage = at("pipeline.succession.after_compiling", dynamic=dynamic)
+    stage.plant(Planting(monkeypatch, [backend]))
+    reports = agrees(name, stage)
+    assert f"replacing the program of the first sizes failed (ZeroDivisionError: {TEXT}" in told(
+        reports
+    )
+
+
 TRIALS = {
     "onnxrt": "ort.trial._try",
     "ov": "openvino.trial._try",

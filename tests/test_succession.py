@@ -1,6 +1,7 @@
 """A program for a range takes the calls of the graph that the function was at first."""
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import dynamo_backends
 from dynamo_backends import Executable, Options
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.pipeline import succession
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.pipeline.succession import Successor
 from tests.test_ranges import Counting, rows_compared
@@ -129,6 +131,19 @@ def test_constants_are_compared():
             torch.testing.assert_close(run(x), x * torch.tensor([scale, 1.0]))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "are_equal"),
+    [
+        ([0.0, math.nan], [0.0, math.nan], True),
+        ([0.0, 1.0], [-0.0, 1.0], False),
+        ([1.0], [1], False),
+        ([1j], [1j], True),
+    ],
+)
+def test_constants_are_equal_bit_by_bit(first: Any, second: Any, are_equal: bool):
+    assert succession._equal(torch.tensor(first), torch.tensor(second)) == are_equal
+
+
 @pytest.mark.parametrize("name", ["onnxrt", "ov"])
 def test_vendors_keep_one_executable(name: str):
     available = get_backend(name).availability()
@@ -151,3 +166,14 @@ def test_vendors_keep_one_executable(name: str):
             gc.enable()
     assert [isinstance(r.executable._static, Successor) for r in reports] == [True, False]
     assert [r.runtime_fallbacks for r in reports] == [[], []]
+
+
+def test_gradients_of_the_first_sizes_once_they_are_those_of_the_range():
+    backend = Succeeding()
+    weight = torch.randn(3, 2, requires_grad=True)
+    run = compiled(lambda x: (x @ weight).tanh().sum(0), backend, verify="always")
+    for rows in (4, 7, 4, 9, 4):
+        x = torch.randn(rows, 3, requires_grad=True)
+        found = torch.autograd.grad(run(x).sum(), (x, weight))
+        expected = torch.autograd.grad((x @ weight).tanh().sum(), (x, weight))
+        torch.testing.assert_close(found, expected)

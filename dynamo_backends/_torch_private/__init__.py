@@ -42,6 +42,7 @@ from dynamo_backends._torch_private.autograd import (
     state_of_generator,
     static_input_indices,
     tables_of_hooks,
+    without_autocast,
 )
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,

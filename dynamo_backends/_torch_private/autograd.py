@@ -5,7 +5,7 @@
 | `torch._dynamo.backends.common.aot_autograd` | 2.12+ |
 | `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.12+ |
 | `...fw_metadata`: what else AOT Autograd does at a call (see `only_calls_graph`) | 2.12+ |
-| `torch._C._is_any_autocast_enabled` | 2.12+ |
+| `torch._C._is_any_autocast_enabled`, `_DisableAutocast` | 2.12+ |
 | `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.12+ |
 | `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.12+ |
 | `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.12+ |
@@ -166,6 +166,12 @@ def _has_subclasses(metadata: Any) -> bool:
 
     ends = [*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta]
     return any(isinstance(end, SubclassCreationMeta) for end in ends)
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Inside: autocast is off for every kind of device."""
+    off: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return off
 
 
 def is_autocast_on() -> bool:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dynamo_backends.cli import bench, cache, doctor, explain, listing
+from dynamo_backends.cli import bench, cache, doctor, explain, inspecting, listing, verifying
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _COMMANDS: dict[str, ModuleType] = {
@@ -14,6 +14,8 @@ _COMMANDS: dict[str, ModuleType] = {
     "explain": explain,
     "cache": cache,
     "bench": bench,
+    "inspect": inspecting,
+    "verify": verifying,
 }
 
 
@@ -24,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if `doctor` found something broken, a backend failed in `bench`, or
-        `bench compare` found a regression; 2 if the command cannot be carried out as given; 130
-        and 143 if `bench` was interrupted.
+        The exit status: 0; 1 if `doctor` or `verify` found something broken, a backend failed in
+        `bench`, or `bench compare` found a regression; 2 if the command cannot be carried out as
+        given; 130 and 143 if `bench` was interrupted.
     """
     args = _parser().parse_args(argv)
     args.given = list(sys.argv[1:] if argv is None else argv)

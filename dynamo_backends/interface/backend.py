@@ -9,7 +9,7 @@ weights, verification, caching and reports come from the pipeline.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dynamo_backends.interface.options import Options
 
@@ -89,6 +89,19 @@ RANGED = "one executable for all sizes that the symbols allow"
 Bound = Callable[[list["Tensor"]], list["Tensor"]]
 
 
+class Parts(Protocol):
+    """Where the parts of compiled blocks are kept (see `Executable.dump`)."""
+
+    def get(self, key: str) -> Mapping[str, bytes] | None:
+        """The parts stored under a key; None if there are none."""
+
+    def put(self, key: str, parts: Mapping[str, bytes]) -> object:
+        """Stores parts under a key."""
+
+    def drop(self, key: str) -> None:
+        """Forgets a key."""
+
+
 class Executable(ABC):
     """One compiled graph.
 
@@ -150,6 +163,7 @@ class Backend(ABC):
         install: The command that installs `packages`.
         same_as: Name of the backend that runs the same code, of which this is a variant; autotune
             tries one of them.
+        kept: Where its compiled blocks are kept; None: in the disk cache.
     """
 
     name: ClassVar[str]
@@ -163,6 +177,7 @@ class Backend(ABC):
     optional_packages: ClassVar[tuple[str, ...]] = ()
     install: ClassVar[str] = ""
     same_as: ClassVar[str] = ""
+    kept: Parts | None = None
 
     @abstractmethod
     def availability(self) -> Availability:

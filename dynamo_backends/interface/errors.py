@@ -68,6 +68,10 @@ class SaveError(DynamoBackendsError):
     """A compiled graph cannot be saved to a file, or loaded from one of another version."""
 
 
+class PackageError(DynamoBackendsError):
+    """A package is damaged, cannot be used on this machine, or is called with other inputs."""
+
+
 class FallbackRefusedError(DynamoBackendsError):
     """Something would have run in eager, and the option `fallback="error"` forbids that."""
 

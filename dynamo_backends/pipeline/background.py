@@ -75,7 +75,7 @@ class _Worker:
         self._thread: threading.Thread | None = None
         self._resumed = 0.0
 
-    def submit(self, mark: Hashable, job: Callable[..., None], owner: Any) -> None:
+    def submit(self, mark: Hashable, job: Callable[..., None], owner: Any) -> bool:
         asked = None if owner is None else weakref.ref(owner, self._forget)
         mark = (asked, mark)
         context = contextvars.copy_context()  # torch's settings belong to it
@@ -88,7 +88,7 @@ class _Worker:
 
         with self._changed:
             if mark in self.marks or len(self.marks) >= _MOST or self.is_stopping:
-                return
+                return mark in self.marks
             self.marks.add(mark)
             self._jobs.append(_Job(mark, asked, run))
             if self._thread is None:
@@ -97,6 +97,7 @@ class _Worker:
                 )
                 self._thread.start()
             self._changed.notify_all()
+        return True
 
     def _forget(self, owner: "weakref.ref[Any]") -> None:
         """Leaves out what waits for one that is gone."""
@@ -186,7 +187,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> None:
+def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
     """Has something compiled, unless it is being compiled already.
 
     Args:
@@ -194,8 +195,11 @@ def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> None:
         job: Compiles it; must not raise.
         owner: Who asks, and is given to `job`, which must not know it otherwise. It is not kept
             alive: once it is gone, what waits for it is left out. None: it is compiled anyway.
+
+    Returns:
+        Whether it is waiting, or under way.
     """
-    _worker.submit(mark, job, owner)
+    return _worker.submit(mark, job, owner)
 
 
 def is_beside() -> bool:

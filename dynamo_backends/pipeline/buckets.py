@@ -39,6 +39,9 @@ IN_PARTS = "what it is compiled to does not serve smaller sizes"
 WASTE = 4
 """A program serves sizes at once that it computes at most so many times the positions of."""
 
+SPARE = 1.25
+"""Eager is as fast, about, as a program that computes so many times the positions."""
+
 _COUNTED = 1024
 """Of so many sets of sizes it is known how often they were seen."""
 
@@ -96,6 +99,12 @@ class Counted:
         """Whether these sizes were seen so often, and are padded."""
         return self._left <= 0 and self._narrowest().bounds != self._sizes
 
+    @property
+    def is_provisional(self) -> bool:
+        """Whether eager may be faster, and a program that is narrower is being made."""
+        bounds = self._narrowest().bounds
+        return self._programs.is_narrowing and waste(bounds, self._sizes) > SPARE
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
         self._left -= 1
@@ -130,6 +139,7 @@ class PaddedPrograms:
     Attributes:
         reason: Why no program of this graph can be padded; empty if one can, as far as is known.
         counted: What runs sizes that were seen, by the caller's keys.
+        is_narrowing: Whether a narrower program is being made, or is to be.
         version: Changes with the programs that there are.
     """
 
@@ -144,6 +154,7 @@ class PaddedPrograms:
         self.reason = ""
         self.counted: LRU[Hashable, Counted] = LRU(_COUNTED)
         self.version = 0
+        self.is_narrowing = False
         self._symbols = Symbols(graph)
         self._rule = rule
         self._rounding = Rounding(rule, self._symbols.most, named)
@@ -247,16 +258,21 @@ class PaddedPrograms:
 
     def _ask_for_narrower(self, mark: str) -> None:
         if len(self._programs) >= self._most:
+            self.is_narrowing = False
             return
         # The number tells it apart from the job that asks for it when it ends.
         number = len(self._programs) + len(self._refused)
-        background.submit(number, lambda programs: programs._make_narrower(mark), owner=self)
+        job = lambda programs: programs._make_narrower(mark)  # noqa: E731
+        self.is_narrowing = True  # the job may have ended when `submit` returns
+        if not background.submit(number, job, owner=self):
+            self.is_narrowing = False
 
     def _make_narrower(self, mark: str) -> None:
         """Makes the program that spares the calls so far the most, and asks for the next one."""
         there = [p.bounds for p in self._programs if p.mark == mark]
         bounds = self._demand.wanted(there, self._refused)
         if bounds is None or self.reason:
+            self.is_narrowing = False
             return
         try:
             with disable_current_modes():

@@ -112,6 +112,34 @@ def _compile_captured(
     return without_subclasses(compiled, places) if places else compiled
 
 
+def compile_exported(
+    backend: Backend,
+    exported: fx.GraphModule,
+    facts: CaptureFacts,
+    options: Options,
+    static: frozenset[int],
+) -> tuple[Callable[[list[Any]], Sequence[Any]], GraphReport]:
+    """Compiles a functional inference graph that was neither captured nor traced here.
+
+    Args:
+        backend: What compiles it.
+        exported: The graph; it updates none of its inputs.
+        facts: What is known of its inputs.
+        options: An instance of `backend.Options`.
+        static: Which inputs are weights.
+
+    Returns:
+        A function from the list of inputs, which it clears, to the outputs; and its report.
+
+    Raises:
+        BackendUnavailableError: The backend cannot run here.
+    """
+    require_available(backend)
+    compiler = _GraphCompiler(backend, options, facts, next(_captures))
+    report = GraphReport(backend.name, "inference", compiler.number)
+    return compiler.contained(exported, "inference", static, report), report
+
+
 @dataclasses.dataclass(frozen=True)
 class _GraphCompiler:
     """Compiles the functional graphs of one captured graph.
@@ -128,13 +156,14 @@ class _GraphCompiler:
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        compiled = self._contained(gm, kind, static)
+        report = GraphReport(self.backend.name, kind, self.number)
+        compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
 
-    def _contained(
-        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    def contained(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        report = GraphReport(self.backend.name, kind, self.number)
+        """What runs a graph: eager, if preparing it fails."""
         try:
             return self._compile(gm, kind, static, report)
         except Exception as error:

@@ -186,7 +186,8 @@ class CompiledGraph:
         if isinstance(program, Counted):
             if program.is_spent and not compiles_nothing():
                 self._submit(key, args)
-            return program
+            is_eager_better = self._options.is_beside and program.is_provisional
+            return self._meanwhile if is_eager_better else program
         if program is None and compiles_nothing():
             padded = self._padded and self._padded.existing([*args, *self._constants])
             return padded or self._eager

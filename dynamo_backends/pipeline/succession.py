@@ -23,6 +23,7 @@ from dynamo_backends.graph.sizes import is_ranged, without_numbers
 from dynamo_backends.graph.specialize import complete, specialize
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import Served
+from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -59,7 +60,8 @@ class Capture:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    alike = a.dtype == b.dtype and a.device == b.device
+    return alike and torch.equal(bits_of(a), bits_of(b))  # -0.0 is another constant than 0.0
 
 
 class Successor:

@@ -67,7 +67,7 @@ def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
         return frozenset(t.untyped_storage().data_ptr() for t in handles if has_storage(t))
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def bits_of(tensor: Tensor) -> Tensor:
     """The tensor's bits as integers, so that NaN equals itself; strides are kept."""
     tensor = tensor.detach()
     if tensor.is_complex():
@@ -93,7 +93,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
     Scaling a weight does not change its zeros, and pruned weights have many.
     """
-    line = _line(_bits(tensor))
+    line = _line(bits_of(tensor))
     if line.numel() <= _RUN * _RUNS:
         return [line]
     last, size = line.numel() - _RUN, line.element_size()
@@ -151,7 +151,7 @@ class Snapshot:
             if contents_of(weight) is not None:
                 continue  # each write to it is counted
             if self._strict:
-                views.append(_bits(weight))
+                views.append(bits_of(weight))
                 continue
             for run in _samples(weight):
                 if run.device.type == "cpu" and run.is_contiguous() and run.numel():

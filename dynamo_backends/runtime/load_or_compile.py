@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.backend import Backend, Parts
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.options import Options
@@ -53,10 +53,10 @@ def load_or_compile(
         keep: Whether what was compiled is what `mark` says.
         dump: What is kept of it.
     """
-    cache = DiskCache(cache_folder())
+    cache = DiskCache(cache_folder()) if backend.kept is None else backend.kept
     key: str | None = None
     with done_without(report, "reading the disk cache"):
-        key = _key(backend, options, mark)
+        key = _key(backend, options, mark) if backend.kept is None else mark
         found = _loaded(cache, key, load) if key is not None else None
         if found is not None:
             return found
@@ -79,7 +79,7 @@ def _key(backend: Backend, options: Options, mark: str) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _loaded(cache: DiskCache, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
+def _loaded(cache: Parts, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
     """What is under a key, if it is there; an entry that cannot be used is dropped."""
     parts = cache.get(key)
     if parts is None:

@@ -41,6 +41,11 @@ def processor_class() -> str:
     return level and f"{platform.machine()} {level}"
 
 
+def instruction_sets() -> tuple[str, ...]:
+    """The processor's features as the system names them, sorted; empty where it does not say."""
+    return tuple(sorted(_flags().partition(":")[2].split()))
+
+
 def _flags() -> str:
     if not os.path.exists("/proc/cpuinfo"):
         return ""

@@ -23,7 +23,7 @@ log = logging.getLogger("dynamo_backends")
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Numbers of sched_setattr and sched_getattr, which the C library has no functions for."""
 
-_SLICE_NS = 100_000_000  # Linux's limit
+_SLICE_NS = 100_000_000  # the longest
 _ATTRIBUTES = struct.Struct("IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, ...
 
 

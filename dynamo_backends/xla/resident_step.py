@@ -19,6 +19,7 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.atomic import signals_held
 from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
 from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
+from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.residents import duplicated, hand_out
 from dynamo_backends.xla.runtime import Device
@@ -87,7 +88,7 @@ class ResidentStep(StepProgram):
         if place not in self._few or isinstance(tensor, DeviceTensor):
             return tensor
         known = self._known.get(place)
-        if known is None or not torch.equal(known.host(), tensor):
+        if known is None or not torch.equal(bits_of(known.host()), bits_of(tensor)):
             known = self._known[place] = to_home(tensor, self._device)
         return known
 

@@ -64,7 +64,7 @@ class SingleCalls:
         self._lookup = lookup
         self._table = table
         self._programs: LRU[Any, _Program | None] = LRU(_KINDS)
-        self._numbers: LRU[float, Any] = LRU(_NUMBERS)
+        self._numbers: LRU[str, Any] = LRU(_NUMBERS)
 
     def __call__(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator.
@@ -115,10 +115,11 @@ class SingleCalls:
 
     def number(self, value: float) -> Any:
         """A number on the device."""
-        found = self._numbers.get(value)
+        name = repr(value)  # -0.0 is not 0.0
+        found = self._numbers.get(name)
         if found is None:
             found = self._device.upload(torch.tensor(value, dtype=torch.float64))
-            self._numbers.put(value, found)
+            self._numbers.put(name, found)
         return found
 
 
@@ -324,4 +325,5 @@ def _kind(leaf: Any, numbers: bool) -> Any:
         return tuple(leaf.shape), leaf.stride(), leaf.dtype, bits
     if isinstance(leaf, float) and numbers:
         return float
-    return type(leaf), leaf
+    # -0.0 equals 0.0, but is another number.
+    return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf

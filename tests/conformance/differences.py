@@ -146,7 +146,9 @@ DECLARED: tuple[Difference, ...] = (
         ZERO_SIGNS,
         _ZEROS,
         (
+            "expm1",
             "log1p",
+            "nn.functional.celu",
             "nn.functional.elu",
             "nn.functional.selu",
             "nn.functional.softshrink",

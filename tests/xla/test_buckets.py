@@ -28,10 +28,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """What was to be done beside the calls; `done` does it."""
     waiting: list[Job] = []
 
-    def submit(mark: Hashable, job: Callable[[Any], None], owner: Any) -> None:
+    def submit(mark: Hashable, job: Callable[[Any], None], owner: Any) -> bool:
         mark = id(owner), mark
         if all(mark != other for other, _ in waiting):
             waiting.append((mark, lambda: job(owner)))
+        return True
 
     monkeypatch.setattr(background, "submit", submit)
     return waiting
@@ -166,6 +167,23 @@ def test_the_calls_of_a_thread_and_the_compiler_beside_them():
         thread.join()
     assert background.wait(120)
     assert not wrong
+
+
+def test_eager_serves_what_is_wide_where_nobody_is_to_wait(jobs: list[Job]):
+    with record() as reports:
+        run = compiled(fn, bucket_growth=1.1, exact_after=1000, while_compiling="eager")
+        called(run, fn, (8, 64))
+        jobs.pop(0)[1]()  # the program of these sizes
+        called(run, fn, (8, 64), (3, 20))
+        jobs.pop(0)[1]()  # finds that it serves the smaller ones, too, and asks for a narrower one
+        called(run, fn, (3, 20))
+        (wide, eager) = reports[0].executable.served
+        assert (wide.by, wide.calls) == ("padded", 1)
+        assert (eager.by, eager.calls) == ("eager while compiling", 3)
+        assert done(jobs) == 2, "the narrower program; there is to be no other"
+        called(run, fn, (3, 20), (3, 20), (8, 64))
+    wide, narrow, eager = reports[0].executable.served
+    assert (wide.calls, narrow.calls, eager.calls) == (2, 2, 3)
 
 
 def test_after_warm_up_nothing_compiles():

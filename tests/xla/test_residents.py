@@ -301,6 +301,14 @@ def test_other_compilers_refuse_what_they_would_misread(device: RemoteDouble):
         run(made)
 
 
+def test_numbers_that_are_equal_but_not_the_same(device: RemoteDouble):
+    x = there(torch.ones(3))
+    for number in (0.0, -0.0, 0.0):
+        assert torch.signbit((x * number).cpu()).tolist() == [str(number) == "-0.0"] * 3
+        filled = torch.full_like(x, number)
+        assert torch.signbit(filled.cpu()).tolist() == [str(number) == "-0.0"] * 3
+
+
 def test_failures_surface_where_contents_are_read(device: RemoteDouble):
     run = compiled(lambda t: t + 1)
     run(there(torch.zeros(4)))

@@ -1,0 +1,144 @@
+"""Exported programs as JSON, without the parts of torch's own format that are pickled.
+
+Imported apart: it loads torch.export.
+
+| what | checked |
+|---|---|
+| `torch._export.serde.serialize`: `serialize`, `_Union` | 2.13 |
+| `torch._export.serde.serialize`: `GraphModuleDeserializer`, `_int_to_sympy_int` | 2.13 |
+| `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13 |
+| `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.12+ |
+| `torch.export.default_decompositions` | 2.12+ |
+"""
+
+import dataclasses
+import json
+import threading
+import types
+import typing
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import fx, nn
+from torch._export.serde import schema, serialize
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+from torch.export import ExportedProgram, default_decompositions
+from torch.fx.experimental.symbolic_shapes import ValueRanges
+
+from dynamo_backends._torch_private.operators import is_composite
+
+_lock = threading.Lock()
+"""torch reads one graph at a time, in the whole process."""
+
+
+def export_functional(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    rules: Mapping[Any, Callable[..., Any]],
+) -> ExportedProgram:
+    """A model as a functional graph of ATen calls, whose inputs its weights are.
+
+    Args:
+        model: What is traced.
+        args: Arguments of one call.
+        kwargs: Keyword arguments of it.
+        dynamic_shapes: As for `torch.export.export`.
+        rules: How operators are decomposed that are not composite; those always are.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13, of classes of its own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        exported = torch.export.export(
+            model, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+        )
+        composite = {op: rule for op, rule in default_decompositions().items() if is_composite(op)}
+        return exported.run_decompositions({**composite, **rules})
+
+
+def guards_of(exported: ExportedProgram) -> list[str]:
+    """What was assumed of sizes besides their ranges, as Python code."""
+    return list(exported._guards_code)
+
+
+def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
+    """The graph, its signature and the ranges of its symbols in types that JSON has.
+
+    Weights, example inputs, source lines and code of guards are left out.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        artifact = serialize.serialize(
+            exported,
+            serialize_state_dict=False,
+            serialize_constants=False,
+            serialize_example_inputs=False,
+        )
+    made: dict[str, Any] = json.loads(artifact.exported_program)
+    made["guards_code"] = []
+    made["graph_module"]["module_call_graph"] = []
+    made["graph_module"]["treespec_namedtuple_fields"] = {}
+    for node in made["graph_module"]["graph"]["nodes"]:
+        node["metadata"] = {}
+    return made
+
+
+def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
+    """The graph with fake tensors, and its signature, from `program_to_dict`.
+
+    What is executed of it is looked up by name: the caller checks the names before.
+    """
+    known: Any = _typed(schema.ExportedProgram, program)
+    ranges = {
+        name: ValueRanges(
+            serialize._int_to_sympy_int(each.min_val, -serialize.int_oo),
+            serialize._int_to_sympy_int(each.max_val, serialize.int_oo),
+        )
+        for name, each in known.range_constraints.items()
+    }
+    with _lock:
+        reader = serialize.GraphModuleDeserializer()
+        found = reader.deserialize(known.graph_module, {}, {}, None, ranges)
+    return found.graph_module, found.signature
+
+
+def _typed(hint: Any, data: Any) -> Any:
+    """JSON as the dataclasses of torch's schema.
+
+    As torch's `_dict_to_dataclass`, which evaluates the hints of a class for each of its objects:
+    most of the time that loading a graph takes.
+    """
+    if typing.get_origin(hint) is Annotated:
+        return _typed(hint.__origin__, data)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return None if data is None else _typed(typing.get_args(hint)[0], data)
+    if isinstance(hint, type) and issubclass(hint, serialize._Union):
+        ((name, value),) = data.items()
+        return hint.create(**{name: _typed(_hints(hint)[name], value)})
+    if dataclasses.is_dataclass(hint):
+        known = _hints(hint)
+        fields = {n: _typed(known[n], value) for n, value in data.items() if n in known}
+        made: Any = hint
+        return made(**fields)
+    if isinstance(data, list):
+        return [_typed(typing.get_args(hint)[0], each) for each in data]
+    if isinstance(data, dict):
+        return {name: _typed(typing.get_args(hint)[1], each) for name, each in data.items()}
+    return float(data) if hint is float else data
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    if cls not in _known_hints:
+        _known_hints[cls] = typing.get_type_hints(cls, globalns=vars(schema))
+    return _known_hints[cls]
+
+
+_known_hints: dict[Any, dict[str, Any]] = {}
+
+
+def describe_input(place: fx.Node, index: int) -> None:
+    """Notes with a placeholder which input it is, as AOT Autograd does."""
+    place.meta["desc"] = PlainAOTInput(index)

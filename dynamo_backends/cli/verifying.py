@@ -1,0 +1,48 @@
+"""`dynamo-backends verify`: whether a package is whole and computes what its graph says."""
+
+import argparse
+
+SUMMARY = "checksums of a package, and a run of it compared with its portable form"
+
+EXAMPLES = """\
+The model is loaded as on any machine, called with the arguments it was saved with, and compared
+with the graph run call by call, against float64 where they are not close.
+
+examples:
+  dynamo-backends verify model.dbp
+  dynamo-backends verify model.dbp --strict --checkpoint model.safetensors
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument("file", metavar="FILE", help="what dynamo_backends.save has written")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse where it would be compiled, or run in eager"
+    )
+    parser.add_argument("--checkpoint", metavar="FILE", help="the checkpoint with its weights")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verifies a package; returns the exit status, 1 if results differ.
+
+    Raises:
+        PackageError: The file is damaged, or cannot be loaded.
+    """
+    import warnings
+
+    from dynamo_backends.package.verifying import checked_parts, compared
+
+    print(f"{checked_parts(args.file)} parts have their checksums")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        outcome = compared(args.file, strict=args.strict, checkpoint=args.checkpoint)
+    for each in told:
+        print(f"warning: {each.message}")
+    counts = f"{outcome.executables} from the file, {outcome.compiled} compiled here"
+    print(f"run on {outcome.backend}, executables: {counts}")
+    if outcome.difference is not None:
+        print(f"it differs from its portable form: {outcome.difference}")
+        return 1
+    print("results are as accurate as those of its portable form")
+    return 0

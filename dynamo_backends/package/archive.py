@@ -1,0 +1,153 @@
+"""The file: a zip of parts that are stored as they are, each with its SHA-256 in a manifest.
+
+Reading one trusts nothing in it. Parts are not compressed, so that a file has no more content than
+it is long; names are looked up and never become paths; nothing is unpickled.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from dynamo_backends.interface.errors import PackageError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_DIGEST = "manifest.sha256"
+
+_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9]+)?(/[a-z0-9_]+(\.[a-z0-9]+)?)*")
+_MOST = 100_000  # parts
+_LONGEST = 64 << 20  # bytes of the manifest
+_BROKEN = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, struct.error)
+
+Path_ = str | os.PathLike[str]
+
+
+def write(path: Path_, manifest: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+    """Writes a package; who reads the path meanwhile sees all of it, or what was there before.
+
+    Args:
+        path: Of the file; it is replaced if it exists.
+        manifest: What is in it, in types that JSON has; the list of parts is added.
+        parts: Contents by name.
+    """
+    listed = {name: {"size": len(p), "sha256": sha256(p)} for name, p in parts.items()}
+    text = json.dumps({"format": FORMAT, **manifest, "parts": listed}, indent=1).encode()
+    handle, temporary = tempfile.mkstemp(dir=Path(path).parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as made:
+            for name, part in {MANIFEST: text, _DIGEST: sha256(text).encode(), **parts}.items():
+                made.writestr(zipfile.ZipInfo(name), part)  # stored, with a date of no meaning
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+class Archive:
+    """A package that is open for reading.
+
+    Args:
+        path: Of the file.
+
+    Attributes:
+        path: Of the file.
+        manifest: What was written.
+
+    Raises:
+        PackageError: It is no package, is damaged, or is of a format that is not known here.
+    """
+
+    def __init__(self, path: Path_):
+        self.path = Path(path)
+        with self._explained(), contextlib.ExitStack() as opened:
+            self._zip = opened.enter_context(zipfile.ZipFile(self.path))
+            self._entries = self._checked_entries()
+            self.manifest: dict[str, Any] = self._checked_manifest()
+            self._close = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        """For `with`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file."""
+        self._close.close()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each part."""
+        return {name: entry["size"] for name, entry in self.manifest["parts"].items()}
+
+    def read(self, name: str) -> bytes:
+        """A part, whose checksum is right.
+
+        Raises:
+            PackageError: It is missing or damaged.
+        """
+        with self._explained():
+            known = self.manifest["parts"].get(name)
+            if known is None or name not in self._entries:
+                raise PackageError(f"{self.path} lacks {name!r}, which its manifest names")
+            content = self._zip.read(self._entries[name])
+            if len(content) != known["size"] or sha256(content) != known["sha256"]:
+                raise PackageError(f"{self.path} is damaged: {name} is not what was saved")
+            return content
+
+    def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
+        found: dict[str, zipfile.ZipInfo] = {}
+        infos = self._zip.infolist()
+        for info in infos:
+            if not _NAME.fullmatch(info.filename) or info.filename in found:
+                raise PackageError(f"{self.path} has a part that no package has: {info.filename!r}")
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                raise PackageError(f"{self.path} is no package: {info.filename!r} is compressed")
+            found[info.filename] = info
+        content = sum(info.file_size for info in infos)
+        if len(infos) > _MOST or content > self.path.stat().st_size:
+            raise PackageError(f"{self.path} is no package: its parts are more than the file")
+        return found
+
+    def _checked_manifest(self) -> dict[str, Any]:
+        if MANIFEST not in self._entries or _DIGEST not in self._entries:
+            raise PackageError(f"{self.path} is no package: it has no manifest")
+        if self._entries[MANIFEST].file_size > _LONGEST:
+            raise PackageError(f"{self.path} is no package: its manifest is too long")
+        text = self._zip.read(MANIFEST)
+        if self._zip.read(_DIGEST) != sha256(text).encode():
+            raise PackageError(f"{self.path} is damaged: the manifest is not what was saved")
+        manifest: dict[str, Any] = json.loads(text)
+        if manifest["format"] != FORMAT:
+            raise PackageError(
+                f"{self.path} has the format {manifest['format']}, and this version of "
+                f"dynamo_backends reads {FORMAT}; save it with this version."
+            )
+        missing = manifest["parts"].keys() - self._entries.keys()
+        if missing:
+            raise PackageError(f"{self.path} lacks {sorted(missing)}, which its manifest names")
+        return manifest
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except PackageError:
+            raise
+        except FileNotFoundError as error:
+            raise PackageError(f"there is no file {self.path}") from error
+        except (*_BROKEN, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PackageError(f"{self.path} is damaged, or no package: {error}") from error
+
+
+def sha256(content: bytes) -> str:
+    """A checksum as text."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,140 @@
+"""A backend whose compiled blocks are parts of a package."""
+
+import hashlib
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.sizes import is_ranged
+from dynamo_backends.interface.backend import Availability, Backend, Buckets, Executable
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.plan import Plan
+
+WIDE = 2
+"""Each bound of sizes is about so many times the one before it."""
+
+
+_SAME = (
+    *("name", "summary", "Options", "trains", "dynamic_shapes", "serves_ranges", "is_verified"),
+    *("packages", "optional_packages", "install", "same_as"),
+)
+
+
+class Kept:
+    """The parts of executables, in memory; see `interface.backend.Parts`.
+
+    Args:
+        parts: By key.
+    """
+
+    def __init__(self, parts: Mapping[str, Mapping[str, bytes]] | None = None):
+        self.parts = dict(parts or {})
+
+    def get(self, key: str) -> Mapping[str, bytes] | None:
+        """See `Parts.get`."""
+        return self.parts.get(_hashed(key))
+
+    def put(self, key: str, parts: Mapping[str, bytes]) -> None:
+        """See `Parts.put`."""
+        self.parts[_hashed(key)] = parts
+
+    def drop(self, key: str) -> None:
+        """See `Parts.drop`."""
+        self.parts.pop(_hashed(key), None)
+
+
+class PackageBackend(Backend):
+    """Another backend, with decisions and executables that are kept in a package.
+
+    Args:
+        inner: What decides and compiles where the package has nothing.
+        kept: Gets, or has, the executables.
+        plans: Gets, or has, what was decided about calls.
+        is_sealed: Whether nothing is to be compiled that the package does not have.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        kept: Kept,
+        plans: dict[str, dict[str, Any]],
+        is_sealed: bool = False,
+    ):
+        for name in _SAME:
+            setattr(self, name, getattr(inner, name))
+        self._inner = inner
+        self.kept: Kept = kept
+        self.plans = plans
+        self._is_sealed = is_sealed
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        return self._inner.availability()
+
+    def plan(self, graph: Graph, options: Any) -> Plan:
+        """See `Backend.plan`: as it was decided when the package was saved."""
+        key = _mark(graph)
+        known = self.plans.get(key)
+        if known is not None:
+            return Plan(dict(known["eager"]), frozenset(known["decomposed"]))
+        made = self._inner.plan(graph, options)
+        if not self._is_sealed:
+            self.plans[key] = {"eager": dict(made.eager), "decomposed": sorted(made.decomposed)}
+        return made
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`: what the package does not have."""
+        if self._is_sealed:
+            raise CompileError("the package has no executable for these sizes")
+        return self._inner.compile(graph, options)
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
+        """See `Backend.load`."""
+        return self._inner.load(parts, graph, options)
+
+    def buckets(self, options: Any) -> Buckets | None:
+        """See `Backend.buckets`: wide ones alone, and none for single sizes.
+
+        So that the bounds are those that were compiled when the package was saved.
+        """
+        rule = self._inner.buckets(options)
+        if rule is None:
+            return None
+        growth = rule.growth if rule.growth == 1 else max(rule.growth, WIDE)
+        return Buckets(growth, sys.maxsize, rule.named)
+
+    def placed(self, options: Any, home: str) -> Any:
+        """See `Backend.placed`."""
+        return self._inner.placed(options, home)
+
+    def home(self, options: Any) -> str | None:
+        """See `Backend.home`."""
+        return self._inner.home(options)
+
+    def donates(self, graph: Graph, options: Any) -> bool:
+        """See `Backend.donates`."""
+        return self._inner.donates(graph, options)
+
+    def keeps(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.keeps`."""
+        return self._inner.keeps(options)
+
+    def decomposes(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.decomposes`."""
+        return self._inner.decomposes(options)
+
+    def prepare(self, graph: Graph, options: Any) -> None:
+        """See `Backend.prepare`."""
+        self._inner.prepare(graph, options)
+
+
+def _mark(graph: Graph) -> str:
+    names = " ".join(node.name for node in graph.calls)
+    return _hashed(f"{fingerprint(graph, is_ranged(graph.module.graph))} {names}")
+
+
+def _hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

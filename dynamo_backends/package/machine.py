@@ -1,0 +1,65 @@
+"""What executables hold for: versions, processor, settings; and how that differs here."""
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.packages import versions
+from dynamo_backends.runtime import processor
+from dynamo_backends.runtime.cache import source_digest
+
+
+def described(backend: Backend | None, options: Options | None) -> dict[str, Any]:
+    """This machine, as far as executables of a backend depend on it.
+
+    Args:
+        backend: None: torch alone.
+        options: Of the backend.
+    """
+    key = backend.cache_key(options) if backend is not None else None
+    own = versions(("dynamo-backends",)).get("dynamo-backends", "")
+    return {
+        "packages": {"torch": torch.__version__, **(backend.versions() if backend else {})},
+        "dynamo_backends": f"{own} {source_digest()}".strip(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": processor.processor_name(),
+        "instruction_sets": list(processor.instruction_sets()),
+        "threads": torch.get_num_threads(),
+        "key": f"{key} {processor.processor()}",
+    }
+
+
+def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """How a machine differs from the one where executables were saved, in words; none: it fits.
+
+    The number of threads is named where the executables' key differs with it.
+    """
+    found = [
+        f"{name} {saved['packages'].get(name, 'was not there')} and here "
+        f"{here['packages'].get(name, 'is none')}"
+        for name in sorted(saved["packages"].keys() | here["packages"].keys())
+        if saved["packages"].get(name) != here["packages"].get(name)
+    ]
+    names = {"dynamo_backends": "dynamo_backends", "platform": "the platform"}
+    found += [f"{text} {saved[key]} and here {here[key]}" for key, text in names.items()
+              if saved[key] != here[key]]  # fmt: skip
+    there, ours = set(saved["instruction_sets"]), set(here["instruction_sets"])
+    if there != ours:
+        lacks, more = sorted(there - ours), sorted(ours - there)
+        words = [f"lacks {_some(lacks)}" if lacks else "", f"has {_some(more)}" if more else ""]
+        found.append(f"this processor {' and '.join(filter(None, words))}")
+    if saved["key"] != here["key"] and not found:
+        if saved["threads"] != here["threads"]:
+            found.append(f"torch had {saved['threads']} threads and has {here['threads']} here "
+                         f"(torch.set_num_threads({saved['threads']}))")  # fmt: skip
+        else:
+            found.append("settings that code is compiled by, such as the precision of products")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

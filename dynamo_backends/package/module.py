@@ -1,0 +1,131 @@
+"""What `load` returns."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import is_autocast_on, without_autocast
+from dynamo_backends.graph.sizes import Size
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.package.inputs import Arguments
+from dynamo_backends.package.portable import Portable
+from dynamo_backends.package.structure import decoded
+
+if TYPE_CHECKING:
+    from dynamo_backends.capture.explanation import Explanation
+
+
+class PackagedModule(nn.Module):
+    """A model from a package. Call it as the model was called; any thread may.
+
+    It computes without gradients and outside of autocast. Its weights are fixed: it has no
+    parameters, and `train()` and `to()` change nothing.
+
+    Args:
+        name: Of the model's class.
+        backend: Name of the backend that runs it.
+        portable: The graph.
+        weights: Its first inputs.
+        arguments: Makes the others of the arguments of a call.
+        results: Structure of what a call returns.
+        run: From the list of all inputs to the outputs.
+        reports: What became of the graph.
+        notes: What else one should know of it, in sentences.
+
+    Attributes:
+        backend: The same.
+        notes: The same.
+        portable: The same.
+        reports: The same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: str,
+        portable: Portable,
+        weights: Sequence[Tensor],
+        arguments: Arguments,
+        results: Mapping[str, Any],
+        run: Callable[[list[Any]], Sequence[Any]],
+        reports: Sequence[GraphReport],
+        notes: Sequence[str],
+    ):
+        super().__init__()
+        self.notes = tuple(notes)
+        self.reports = tuple(reports)
+        self.backend = backend
+        self.portable = portable
+        self._name = name
+        self._weights = tuple(weights)
+        self._arguments = arguments
+        self._results = pytree.tree_structure(decoded(results))
+        self._run = run
+        self._apart = torch.compiler.disable(self._called, reason="it is compiled already")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model.
+
+        Returns:
+            What the model returned when it was saved; mappings are dicts, named tuples are tuples.
+
+        Raises:
+            PackageError: The arguments are others than it was saved for.
+        """
+        return self._apart(self._run, args, kwargs)
+
+    def in_eager(self, *args: Any, **kwargs: Any) -> Any:
+        """As `forward`, by the portable form, call by call."""
+        return self._called(self.portable.in_eager, args, kwargs)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of the graph in a call: the weights, and tensors of the arguments.
+
+        Raises:
+            PackageError: The arguments are others than the model was saved for.
+        """
+        return [*self._weights, *self._arguments(args, kwargs)]
+
+    def explain(self) -> "Explanation":
+        """What became of the model, as `dynamo_backends.explain` says it."""
+        from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+        from dynamo_backends.capture.guards import Guards
+
+        calls = self.portable.module.graph.nodes
+        targets = (str(node.target) for node in calls if node.op == "call_function")
+        seconds = sum(report.compile_seconds for report in self.reports)
+        graph = GraphExplanation(
+            self._name, None, dict(Counter(targets).most_common()), seconds, False, self.reports
+        )
+        return Explanation(
+            self._name, self.backend, 0, seconds, (graph,), (), Guards(0, {}, ()), (), self.notes
+        )
+
+    @property
+    def calls(self) -> str:
+        """How it is called: "x: float32[s0, 8], mask=None"."""
+        return str(self._arguments)
+
+    def extra_repr(self) -> str:
+        """For `print`."""
+        return f"{self._name}({self.calls}), backend={self.backend!r}"
+
+    def _called(
+        self,
+        run: Callable[[list[Any]], Sequence[Any]],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        with torch.no_grad():
+            given = self.values(args, kwargs)
+            if is_autocast_on():
+                with without_autocast():
+                    results = run(given)
+            else:
+                results = run(given)
+        plain = [int(x) if isinstance(x, Size) else x for x in results]
+        return pytree.tree_unflatten(plain, self._results)

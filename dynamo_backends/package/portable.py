@@ -1,0 +1,189 @@
+"""The portable form: a functional graph of ATen calls with the names of its weights."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends.aot.inputs import CapturedInput, CaptureFacts
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import PackageError, SaveError, brief_error
+from dynamo_backends.package.checks import check_program
+from dynamo_backends.package.guards import unproven
+
+aten = torch.ops.aten
+
+# Checks of what the graph's fake tensors promise: they compute nothing.
+_CHECKS = frozenset((aten._assert_scalar.default, aten._assert_tensor_metadata.default))
+_ROLES = {"PARAMETER": Role.PARAMETER, "BUFFER": Role.BUFFER, "CONSTANT_TENSOR": Role.BUFFER}
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A graph that every machine with torch can run.
+
+    Attributes:
+        module: The graph; its inputs are the weights, then the leaves of the arguments.
+        weights: Names of the weights, in order.
+        facts: What is known of all inputs.
+        leaves: For each leaf of the arguments what it was when the model was exported: a fake
+            tensor, a symbolic number, or the one value that it may have.
+        given: Which leaves are inputs of the graph.
+    """
+
+    module: fx.GraphModule
+    weights: tuple[str, ...]
+    facts: CaptureFacts
+    leaves: tuple[Any, ...]
+    given: tuple[int, ...]
+
+    @property
+    def places(self) -> list[fx.Node]:
+        """The inputs."""
+        return list(self.module.graph.find_nodes(op="placeholder"))
+
+    def in_eager(self, values: list[Any]) -> Sequence[Any]:
+        """Runs the graph call by call; clears the list of inputs."""
+        results: Sequence[Any] = self.module(*values)
+        values.clear()
+        return results
+
+
+def exported(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    rules: Mapping[Any, Any],
+) -> Any:
+    """The model as torch's exported program, functional and decomposed.
+
+    Raises:
+        SaveError: It cannot be exported, or updates its buffers or inputs.
+    """
+    from dynamo_backends._torch_private.exported import export_functional, guards_of
+
+    try:
+        made = export_functional(model, args, kwargs, dynamic_shapes, rules)
+    except Exception as error:
+        raise SaveError(
+            f"torch.export cannot capture {type(model).__name__} as one graph: {brief_error(error)}"
+        ) from error
+    guards = unproven(model, made, guards_of(made))
+    if guards:
+        raise SaveError(
+            f"the graph is right only where {'; '.join(guards[:3])}. Give dynamic_shapes as "
+            "torch.export.Dim with the least and largest size, so that torch can prove this."
+        )
+    updated = sorted(
+        str(spec.target or getattr(spec.arg, "name", ""))
+        for spec in made.graph_signature.output_specs
+        if spec.kind.name != "USER_OUTPUT"
+    )
+    if updated:
+        raise SaveError(
+            f"the model updates {', '.join(updated[:5])} in each call, and packages are for "
+            "inference without updates. Call model.eval() before, or return the new contents."
+        )
+    for node in [n for n in made.graph.nodes if n.target in _CHECKS]:
+        made.graph.erase_node(node)
+    made.graph.eliminate_dead_code()
+    return made
+
+
+def to_dict(made: Any) -> dict[str, Any]:
+    """An exported program in types that JSON has.
+
+    Raises:
+        SaveError: It calls what is no operator, or has shapes that depend on guards.
+    """
+    from dynamo_backends._torch_private.exported import program_to_dict
+
+    try:
+        program = program_to_dict(made)
+        check_program(program)
+    except PackageError as error:
+        raise SaveError(f"the model cannot be packaged: {error}") from error
+    except Exception as error:
+        raise SaveError(f"torch cannot serialize the graph: {brief_error(error)}") from error
+    return program
+
+
+def from_dict(program: Mapping[str, Any]) -> Portable:
+    """The graph from `to_dict`.
+
+    Raises:
+        PackageError: It is damaged, or of a torch whose form this one cannot read.
+    """
+    from dynamo_backends._torch_private.exported import program_from_dict
+
+    try:
+        check_program(program)
+        module, signature = program_from_dict(program)
+        return _portable(module, signature)
+    except PackageError:
+        raise
+    except Exception as error:
+        raise PackageError(
+            f"torch {torch.__version__} cannot read the graph, which torch "
+            f"{program.get('torch_version')} wrote: {brief_error(error)}"
+        ) from error
+
+
+def _portable(module: fx.GraphModule, signature: Any) -> Portable:
+    weights: list[str] = []
+    inputs: list[CapturedInput] = []
+    leaves: list[Any] = []
+    given: list[int] = []
+    places = {place.name: place for place in module.graph.find_nodes(op="placeholder")}
+    for spec in signature.input_specs:
+        if spec.kind.name == "USER_INPUT":
+            place = places.get(spec.arg.name)
+            leaf = spec.arg.value if place is None else _leaf(place, spec.arg)
+            if isinstance(leaf, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+                given.append(len(leaves))
+                inputs.append(CapturedInput(spec.arg.name, None, symbols=_symbols(leaf)))
+            elif place is not None:
+                place.replace_all_uses_with(leaf)
+                module.graph.erase_node(place)
+            leaves.append(leaf)
+        elif spec.kind.name in _ROLES and not leaves:
+            weights.append(spec.target)
+            inputs.append(CapturedInput(f"self.{spec.target}", _ROLES[spec.kind.name]))
+        else:
+            raise PackageError(f"the graph has an input of the kind {spec.kind.name}")
+    for i, place in enumerate(module.graph.find_nodes(op="placeholder")):
+        _renumber(place, i)
+    _drop_unused(module)
+    facts = CaptureFacts(tuple(inputs), ())
+    return Portable(module, tuple(weights), facts, tuple(leaves), tuple(given))
+
+
+def _leaf(place: fx.Node, argument: Any) -> Any:
+    value = place.meta.get("val")
+    return getattr(argument, "value", value) if not isinstance(value, Tensor) else value
+
+
+def _renumber(place: fx.Node, index: int) -> None:
+    from dynamo_backends._torch_private.exported import describe_input
+
+    describe_input(place, index)
+
+
+def _drop_unused(module: fx.GraphModule) -> None:
+    for node in reversed(
+        list(module.graph.find_nodes(op="call_function", target=operator.getitem))
+    ):
+        if not node.users:
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _symbols(value: Any) -> tuple[str, ...]:
+    sizes = value.shape if isinstance(value, Tensor) else ()
+    return tuple(
+        str(n) if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol else "" for n in sizes
+    )

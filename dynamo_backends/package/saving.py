@@ -1,0 +1,231 @@
+"""`save`: compiles a model and writes it into one file."""
+
+import dataclasses
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.graph import lstm
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.interface.availability import require_available
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.package import archive
+from dynamo_backends.package import weights as stored
+from dynamo_backends.package.assembling import Contents, assembled, backend_of
+from dynamo_backends.package.backend import Kept, PackageBackend
+from dynamo_backends.package.choosing import chosen_backend
+from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
+from dynamo_backends.package.machine import described
+from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
+from dynamo_backends.package.sizes import calls_in_range
+from dynamo_backends.package.structure import decoded, encoded, numbered
+
+_NOTHING = "no executables"
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    backend: str = "openxla",
+    options: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> None:
+    """Compiles a model and writes it into one file, from which `load` makes a callable module.
+
+    The model is called with the arguments, and at a few other sizes of the ranges, which are made
+    by repeating or cutting them.
+
+    Example:
+        >>> batch = torch.export.Dim("batch", min=2, max=64)
+        >>> dynamo_backends.save(
+        ...     "model.dbp", model, (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"
+        ... )
+
+    Args:
+        path: Of the file; it is replaced if it exists.
+        model: For inference; it is exported with `torch.export.export`, as it is.
+        args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
+        kwargs: Keyword arguments of it.
+        dynamic_shapes: As for `torch.export.export`.
+        backend: What compiles it. "autotune" chooses now among those whose executables can be
+            saved; "eager" saves the portable form alone.
+        options: Of the backend, in types that JSON has.
+        checkpoint: A safetensors file with the model's weights. Those of the same name and contents
+            are not written into the package, which then needs the file beside it.
+
+    Raises:
+        SaveError: The model cannot be exported, updates its state, or has arguments, results or
+            weights that a package cannot hold.
+        OptionError: An option is unknown or wrong.
+        BackendUnavailableError: The backend cannot run here.
+    """
+    if not Path(path).parent.is_dir():
+        raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
+    call = (tuple(args), dict(kwargs or {}))
+    asked, given = backend, dict(options or {})
+    if backend == "autotune":
+        backend, given = chosen_backend(model, *call, given)
+    inner = backend_of(backend)
+    if inner is not None:
+        require_available(inner)
+        inner.Options.parse(given, backend)
+    made = exported(model, *call, dynamic_shapes, _rules(inner, given))
+    contents = _contents(model, call, backend, given, made)
+    graph = json.dumps(to_dict(made)).encode()
+    portable = from_dict(json.loads(graph))  # as it will be read
+    every = {**made.state_dict, **made.constants}
+    known = {name: every[name] for name in portable.weights}
+    packaged = None if inner is None else PackageBackend(inner, Kept(), {})
+    module = _compiled(contents, portable, known, packaged, call)
+    notes = _notes(asked, contents, packaged, module)
+    for note in notes:
+        if note.startswith(_NOTHING):
+            warnings.warn(f"the package has {note}", UserWarning, stacklevel=2)
+    manifest = {
+        **dataclasses.asdict(contents),
+        "asked": asked,
+        "calls": module.calls,
+        "machine": described(inner, None if inner is None else contents.parsed(inner)),
+        "notes": notes,
+    }
+    _write(path, manifest, graph, packaged, known, checkpoint, call)
+
+
+def _write(
+    path: str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+    graph: bytes,
+    backend: PackageBackend | None,
+    known: Mapping[str, Tensor],
+    checkpoint: str | os.PathLike[str] | None,
+    call: Any,
+) -> None:
+    parts, executables = _executables(backend)
+    content, weights = _weights(known, checkpoint)
+    tensors, constants = _examples(call)
+    rest = {
+        "executables": executables,
+        "plans": backend.plans if backend is not None and executables else {},
+        "weights": weights,
+        "constants": constants,
+    }
+    own = {GRAPH: graph, WEIGHTS: content, EXAMPLES: tensors}
+    archive.write(path, {**manifest, **rest}, {**own, **parts})
+
+
+def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
+    keep = inner.keeps(inner.Options.parse(given, inner.name)) if inner is not None else ()
+    return {**decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
+
+
+def _contents(
+    model: nn.Module, call: Any, backend: str, given: Mapping[str, Any], made: Any
+) -> Contents:
+    names = _positional(model, len(call[0]))
+    spec = made.call_spec
+    return Contents(
+        type(model).__name__,
+        backend,
+        encoded(given, "options"),
+        names,
+        numbered(spec.in_spec, "arguments"),
+        numbered(spec.out_spec, "a result"),
+    )
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    """The names of the first arguments; "args[0]", ... of those that have none of their own."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds][:count]
+    return names + [f"args[{i}]" for i in range(count - len(names))]
+
+
+def _compiled(
+    contents: Contents,
+    portable: Portable,
+    known: Mapping[str, Tensor],
+    backend: Backend | None,
+    call: tuple[Any, Any],
+) -> PackagedModule:
+    """The module as it will be loaded, after its first calls."""
+    values = [
+        stored.placed(tensor.detach(), place.meta["val"])
+        for tensor, place in zip(known.values(), portable.places, strict=False)
+    ]
+    asked = decoded(contents.options)
+    if asked.get("verify") in ("off", False):  # later processes rely on what is found here
+        verified = encoded({**asked, "verify": "first"}, "options")
+        contents = dataclasses.replace(contents, options=verified)
+    module = assembled(contents, portable, values, backend)
+    rule, most = None, 1
+    if backend is not None:
+        options = contents.parsed(backend)
+        rule, most = backend.buckets(options) if options.ranges else None, options.max_executables
+    for args, kwargs in calls_in_range(call, portable, rule, most):
+        module(*args, **kwargs)
+    for report in module.reports:
+        for event in report.events:
+            raise SaveError(
+                f"the compiled model is not right, and not saved: {event.reason}. Take another "
+                "backend, or leave the operators to eager by the option keep_in_eager."
+            )
+    return module
+
+
+def _notes(
+    asked: str, contents: Contents, backend: PackageBackend | None, module: PackagedModule
+) -> list[str]:
+    notes = []
+    if asked != contents.backend:
+        notes.append(f"{asked} chose {contents.backend} when it was saved")
+    if backend is not None and not backend.kept.parts:
+        why = f"those of {contents.backend} cannot be saved"
+        if not any(report.executables for report in module.reports):
+            why = f"{contents.backend} takes nothing of this model"
+        notes.append(f"{_NOTHING}: {why}; loading it compiles the portable form")
+    return notes
+
+
+def _executables(backend: PackageBackend | None) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    parts: dict[str, bytes] = {}
+    listed = []
+    for i, (mark, content) in enumerate(() if backend is None else backend.kept.parts.items()):
+        names = {}
+        for j, (name, part) in enumerate(content.items()):
+            names[name] = f"executables/{i}/{j}.bin"
+            parts[names[name]] = part
+        listed.append({"mark": mark, "parts": names})
+    return parts, listed
+
+
+def _weights(
+    known: Mapping[str, Tensor], checkpoint: str | os.PathLike[str] | None
+) -> tuple[bytes, dict[str, Any]]:
+    shared = None if checkpoint is None else stored.shared_with(Path(checkpoint), known)
+    there = set() if shared is None else set(shared.tensors)
+    own = {name: tensor for name, tensor in known.items() if name not in there}
+    content, names = stored.dumped(own)
+    entry = None if shared is None else dataclasses.asdict(shared)
+    return content, {"names": {**names, **{n: n for n in there}}, "checkpoint": entry}
+
+
+def _examples(call: Any) -> tuple[bytes, dict[str, Any]]:
+    """The leaves of the arguments by number: tensors as a safetensors file, and the others."""
+    leaves = {str(i): leaf for i, leaf in enumerate(pytree.tree_leaves(call))}
+    tensors = {i: leaf.clone() for i, leaf in leaves.items() if isinstance(leaf, Tensor)}
+    others = {i: encoded(x, "arguments") for i, x in leaves.items() if i not in tensors}
+    return stored.dumped(tensors)[0], others

@@ -1,0 +1,87 @@
+"""Compares a package with itself: checksums, and compiled code with the portable form."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.package import weights as stored
+from dynamo_backends.package.archive import Archive
+from dynamo_backends.package.loading import EXAMPLES, load
+from dynamo_backends.package.structure import decoded
+from dynamo_backends.verify.precise import in_float64, widen
+from dynamo_backends.verify.rng import restore_rng, snapshot_rng
+from dynamo_backends.verify.rule import difference
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a comparison.
+
+    Attributes:
+        backend: What ran the model; "eager" where the backend could not.
+        executables: How many came from the file.
+        compiled: How many were compiled.
+        difference: What distinguishes the results, in words; None: nothing that matters.
+    """
+
+    backend: str
+    executables: int
+    compiled: int
+    difference: str | None
+
+
+def checked_parts(path: str | os.PathLike[str]) -> int:
+    """Reads all parts of a package; how many there are.
+
+    Raises:
+        PackageError: One is damaged.
+    """
+    with Archive(path) as archive:
+        for name in archive.sizes:
+            archive.read(name)
+        return len(archive.sizes)
+
+
+def compared(
+    path: str | os.PathLike[str],
+    strict: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Outcome:
+    """Loads a package, and compares a call with the same one by the portable form.
+
+    Args:
+        path: Of the file.
+        strict: See `load`.
+        checkpoint: See `load`.
+
+    Raises:
+        PackageError: See `load`.
+    """
+    module = load(path, strict=strict, checkpoint=checkpoint)
+    args, kwargs = _examples(path, module.portable.leaves)
+    state = snapshot_rng()
+    results = pytree.tree_leaves(module(*args, **kwargs))
+    restore_rng(state)
+    expected = pytree.tree_leaves(module.in_eager(*args, **kwargs))
+    restore_rng(state)
+    wide = in_float64(module.portable.module)
+    with torch.no_grad():
+        precise = wide(*map(widen, module.values(args, kwargs)))
+    made = sum(report.executables for report in module.reports)
+    hits = sum(report.cache_hits for report in module.reports)
+    return Outcome(module.backend, hits, made - hits, difference(expected, results, precise))
+
+
+def _examples(path: str | os.PathLike[str], known: Sequence[Any]) -> Any:
+    """The arguments that the model was saved with."""
+    with Archive(path) as archive:
+        tensors = stored.loaded(archive.read(EXAMPLES))
+        leaves: dict[str, Any] = {n: x.to(known[int(n)].device) for n, x in tensors.items()}
+        leaves |= {number: decoded(node) for number, node in archive.manifest["constants"].items()}
+        call = decoded(archive.manifest["arguments"])
+    numbers, spec = pytree.tree_flatten(call)
+    return pytree.tree_unflatten([leaves[str(number)] for number in numbers], spec)

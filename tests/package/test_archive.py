@@ -1,0 +1,140 @@
+"""Files that are damaged, or made to do harm."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dynamo_backends
+from dynamo_backends import PackageError
+from dynamo_backends.package.verifying import checked_parts
+from tests.package.conftest import entries
+
+
+@pytest.fixture(scope="module")
+def path(packages: Any) -> Path:
+    made: Path = packages("onnxrt")
+    return made
+
+
+def written(path: Path, contents: dict[str, bytes], **options: Any) -> Path:
+    with zipfile.ZipFile(path, "w", **options) as file:
+        for name, content in contents.items():
+            file.writestr(name, content)
+    return path
+
+
+def test_a_flipped_byte_of_any_part_is_found(path: Path, tmp_path: Path):
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as file:
+        infos = file.infolist()
+    for info in infos:
+        start = info.header_offset + 30 + len(info.filename)
+        damaged = bytearray(content)
+        damaged[start + info.file_size // 2] ^= 1
+        copy = tmp_path / "damaged.dbp"
+        copy.write_bytes(damaged)
+        # The arguments that it was saved with are for `verify` alone.
+        read = checked_parts if info.filename == "examples.safetensors" else dynamo_backends.load
+        with pytest.raises(PackageError, match="damaged"):
+            read(copy)
+
+
+def test_a_flipped_byte_anywhere_is_an_error_or_of_no_account(path: Path, tmp_path: Path):
+    content, copy = path.read_bytes(), tmp_path / "damaged.dbp"
+    parts, errors = checked_parts(path), 0
+    for at in range(0, len(content), max(len(content) // 400, 1)):
+        damaged = bytearray(content)
+        damaged[at] ^= 0x10
+        copy.write_bytes(damaged)
+        try:
+            assert checked_parts(copy) == parts
+        except PackageError:
+            errors += 1
+    assert errors > 300
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(path: Path, tmp_path: Path, share: float):
+    content, copy = path.read_bytes(), tmp_path / "short.dbp"
+    copy.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(PackageError, match=r"damaged, or no package"):
+        dynamo_backends.load(copy)
+
+
+def test_a_part_that_is_missing_is_named(path: Path, tmp_path: Path):
+    contents = entries(path)
+    del contents["weights.safetensors"]
+    with pytest.raises(PackageError, match=r"lacks \['weights.safetensors'\]"):
+        dynamo_backends.load(written(tmp_path / "m.dbp", contents))
+
+
+def test_a_zip_bomb_is_refused_before_anything_is_unpacked(path: Path, tmp_path: Path):
+    bomb = written(tmp_path / "bomb.dbp", {"zeros.bin": bytes(1 << 26)},
+                   compression=zipfile.ZIP_DEFLATED)  # fmt: skip
+    assert bomb.stat().st_size < 1 << 18
+    with pytest.raises(PackageError, match=r"'zeros\.bin' is compressed"):
+        dynamo_backends.load(bomb)
+
+
+def test_parts_that_share_their_bytes_are_refused(tmp_path: Path):
+    bomb = written(tmp_path / "bomb.dbp", {f"part_{i}.bin": b"0" for i in range(9)})
+    whole = written(tmp_path / "whole.dbp", {"part_0.bin": bytes(1000)})
+    content = bytearray(bomb.read_bytes())
+    at = content.find(b"PK\x01\x02")
+    while at >= 0:  # each entry claims to be as long as the file
+        content[at + 20 : at + 28] = (len(content) - 100).to_bytes(4, "little") * 2
+        at = content.find(b"PK\x01\x02", at + 4)
+    bomb.write_bytes(content)
+    with pytest.raises(PackageError, match="more than the file"):
+        dynamo_backends.load(bomb)
+    with pytest.raises(PackageError, match="has no manifest"):
+        dynamo_backends.load(whole)
+
+
+@pytest.mark.parametrize("name", ["../evil.bin", "/etc/evil", "a/../../b.bin", "C:\\evil", "a//b"])
+def test_a_path_that_escapes_is_refused(path: Path, tmp_path: Path, name: str):
+    contents = {**entries(path), name: b"evil"}
+    before = set(tmp_path.parent.iterdir())
+    with pytest.raises(PackageError, match="a part that no package has"):
+        dynamo_backends.load(written(tmp_path / "m.dbp", contents))
+    assert set(tmp_path.parent.iterdir()) == before
+
+
+def test_an_unknown_format_says_what_is_read(path: Path, tmp_path: Path):
+    from dynamo_backends.package.archive import sha256
+
+    contents = entries(path)
+    manifest = {**json.loads(contents["manifest.json"]), "format": 99}
+    contents["manifest.json"] = json.dumps(manifest).encode()
+    contents["manifest.sha256"] = sha256(contents["manifest.json"]).encode()
+    with pytest.raises(PackageError, match=r"has the format 99, .* reads 1"):
+        dynamo_backends.load(written(tmp_path / "m.dbp", contents))
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path):
+    with pytest.raises(PackageError, match="there is no file"):
+        dynamo_backends.load(tmp_path / "missing.dbp")
+    (tmp_path / "text").write_text("not a zip")
+    with pytest.raises(PackageError, match="no package"):
+        dynamo_backends.load(tmp_path / "text")
+    torch.save({"x": torch.ones(2)}, tmp_path / "weights.pt")
+    with pytest.raises(PackageError, match="no package"):
+        dynamo_backends.load(tmp_path / "weights.pt")
+
+
+def test_nothing_is_unpickled(path: Path, call: Any, monkeypatch: pytest.MonkeyPatch):
+    dynamo_backends.load(path)  # whatever imports do is not meant
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("something is unpickled")
+
+    for name in ("load", "loads", "Unpickler", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(torch._C, "_pickle_load_obj", refuse)
+    dynamo_backends.load(path)(*call[0], **call[1])

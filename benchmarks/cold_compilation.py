@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 import harness
-from dynamo_backends.cli.torchvision_shim import import_transformers
+from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 
 TRIALS = {"onnxrt": "ort", "ov": "openvino", "tvm": "tvm", "iree": "iree"}

@@ -24,8 +24,8 @@ from rich.table import Table
 
 import dynamo_backends
 import harness
+from dynamo_backends.bench.suites.case import call
 from dynamo_backends.tuning.memory import peak_rss_bytes, rss_bytes
-from harness.suites.case import call
 
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""

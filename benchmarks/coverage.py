@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import harness
+from dynamo_backends.bench.suites.case import Scale, call
 from dynamo_backends.capture.coverage import Coverage, coverage
 from dynamo_backends.capture.metering import CountCalls
 from dynamo_backends.capture.optimize import optimize
-from harness.suites.case import Scale, call
 
 TARGET = 0.99
 OUTPUT = Path(__file__).parents[1] / "docs/coverage.md"

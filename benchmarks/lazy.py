@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Table
 
 import harness
-from harness.suites.case import call
+from dynamo_backends.bench.suites.case import call
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

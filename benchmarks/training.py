@@ -31,8 +31,8 @@ import dynamo_backends
 import harness
 from dynamo_backends.aot.step.online_comparison import STEPS
 from dynamo_backends.autotune.steps import RIVALS
+from dynamo_backends.bench.suites import call
 from dynamo_backends.tuning import budget
-from harness.suites import call
 
 MODELS = {
     "resnet18": "classic", "resnet50": "classic", "mobilenet_v2": "classic", "bert": "classic",

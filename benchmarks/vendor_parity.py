@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 import harness
 from dynamo_backends import GraphReport
-from harness.suites import Inputs
-from harness.suites.case import call
+from dynamo_backends.bench.suites import Inputs
+from dynamo_backends.bench.suites.case import call
 
 Call = Callable[[], Any]
 CALL = "mlp"

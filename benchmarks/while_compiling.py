@@ -24,7 +24,7 @@ from rich.table import Table
 
 import dynamo_backends
 import harness
-from dynamo_backends.cli.torchvision_shim import import_transformers
+from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.pipeline import background
 
 BACKENDS = ("openxla", "onnxrt", "ov", "inductor_freezing")

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from dynamo_backends.cli.torchvision_shim import import_transformers
+from dynamo_backends.bench.torchvision_shim import import_transformers
 
 CONTEXT, BATCH = 32, 8
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.cli.torchvision_shim import import_torchvision
+from dynamo_backends.bench.torchvision_shim import import_torchvision
 
 BATCH = 128
 

@@ -271,7 +271,7 @@ def model_is_right(backend: str, suite_name: str, name: str, may_fail: bool = Fa
 
     Args:
         backend: Its name.
-        suite_name: Of `harness.suites`.
+        suite_name: Of `dynamo_backends.bench.suites`.
         name: Of the model.
         may_fail: Compiled blocks may fail at run time, so that they run in eager.
     """

@@ -1,10 +1,12 @@
 """Models, measuring and reporting: what the benchmarks, the demo and the model tests share."""
 
+from dynamo_backends.bench.accuracy import Accuracy, check, compare_outputs
+from dynamo_backends.bench.statistics import compare, geometric_mean
+from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_case, find_cases, suite
+from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.capture.candidates import candidates_table
-from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.tuning.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
-from harness.accuracy import Accuracy, check, compare_outputs
 from harness.arguments import arguments, chosen_cases, model_arguments, process_arguments
 from harness.processes import ChildError, hand_back, run_child
 from harness.report import (
@@ -26,8 +28,6 @@ from harness.runner import (
     measure,
     measure_case,
 )
-from harness.statistics import compare, geometric_mean
-from harness.suites import SUITES, ModelCase, enliven, find_case, find_cases, suite
 
 __all__ = [
     "SUITES",

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.suites import ModelCase, find_cases, suite
+from dynamo_backends.bench.suites import ModelCase, find_cases, suite
 
 
 def arguments(summary: str, rounds: int) -> argparse.ArgumentParser:

@@ -7,8 +7,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from dynamo_backends.bench.statistics import geometric_mean
 from harness.cells import EAGER, Cell, Row
-from harness.statistics import geometric_mean
 
 Results = Mapping[Cell, Sequence[Row]]
 

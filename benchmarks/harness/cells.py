@@ -15,25 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.bench.accuracy import compare_outputs
+from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.suites import Inputs, ModelCase, Scale, call, find_case
+from dynamo_backends.bench.work import DTYPES, cast, detached, loss, tolerance, without_dropout
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends
 from dynamo_backends.interface.report import record
-from harness.accuracy import compare_outputs
-from harness.statistics import compare
-from harness.suites import Inputs, ModelCase, Scale, call, find_case
 
 Mode = Literal["inference", "training"]
-
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
-
-# As in PyTorch's benchmark runners.
-_TOLERANCE: Mapping[tuple[str, str], float] = {
-    ("float32", "inference"): 1e-4,
-    ("float32", "training"): 1e-3,
-    ("bf16", "inference"): 1e-2,
-    ("bf16", "training"): 1e-2,
-}
 
 EAGER = "eager"
 _SAMPLE_S = 0.01  # a sample of shorter calls consists of several
@@ -198,17 +189,17 @@ class _Work:
         case, dtype = cell.case(how.scale), DTYPES[cell.dtype]
         self.model = case.make().to(how.device, dtype)
         if cell.mode == "training":
-            _without_dropout(self.model.train())
-        self._inputs = _cast(case.inputs(), how.device, dtype)
+            without_dropout(self.model.train())
+        self._inputs = cast(case.inputs(), how.device, dtype)
         self.synchronize = torch.cuda.synchronize if how.device == "cuda" else None
         precise = copy.deepcopy(self.model).double()
-        wide = _cast(self._inputs, how.device, torch.float64)
-        self._precise = _detached(self._run(precise, precise, wide))
+        wide = cast(self._inputs, how.device, torch.float64)
+        self._precise = detached(self._run(precise, precise, wide))
         del precise
-        self._expected = self._allowed = _detached(self.step(self.model)())
+        self._expected = self._allowed = detached(self.step(self.model)())
         if how.autocast:
             with torch.autocast(how.device, dtype=torch.bfloat16):
-                inexact = _detached(self.step(self.model)())
+                inexact = detached(self.step(self.model)())
             self._allowed = pytree.tree_map(_as_precise, self._expected, inexact)
 
     def step(self, function: Callable[..., Any]) -> Step:
@@ -229,9 +220,12 @@ class _Work:
                 seconds = time.perf_counter() - start
                 for _ in range(3):  # backends that record calls do so at a later one
                     result = step()
-            tolerance = _TOLERANCE[self._cell.dtype, self._cell.mode]
             accuracy = compare_outputs(
-                self._expected, _detached(result), self._precise, tolerance, self._allowed
+                self._expected,
+                detached(result),
+                self._precise,
+                tolerance(self._cell.dtype, self._cell.mode),
+                self._allowed,
             )
         except Exception as error:  # a row of the table; the others still have their turn
             return Row(backend, "failed", error=brief_error(error)), None
@@ -250,10 +244,10 @@ class _Work:
             with torch.no_grad():
                 return call(function, inputs)
         model.zero_grad(set_to_none=True)
-        loss = _loss(call(function, inputs))
-        loss.backward()
+        found = loss(call(function, inputs))
+        found.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        return {"loss": loss, **gradients}
+        return {"loss": found, **gradients}
 
 
 def _backend(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,32 +255,6 @@ def _backend(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if name in list_backends():
         return {"backend": compiler(name, **options)}
     return {"backend": name, "options": dict(options) or None}
-
-
-def _loss(outputs: Any) -> Tensor:
-    leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor)]
-    terms = [x.square().mean() for x in leaves if x.is_floating_point()]
-    return torch.stack(terms).sum()
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """So that gradients can be compared; dropout's cost is small."""
-    for module in model.modules():
-        for name in ("p", "dropout", "dropout_prob", "dropout_p"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-
-
-def _cast(inputs: Inputs, device: str, dtype: torch.dtype) -> Inputs:
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-
-    moved: Inputs = pytree.tree_map_only(Tensor, move, inputs)
-    return moved
-
-
-def _detached(outputs: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), outputs)
 
 
 def _as_precise(expected: Any, inexact: Any) -> Any:

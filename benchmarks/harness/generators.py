@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.cli.torchvision_shim import import_transformers
-from harness.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.torchvision_shim import import_transformers
 
 VOCABULARY = 512
 BUCKET = 32

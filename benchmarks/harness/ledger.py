@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dynamo_backends.bench.ledger import differences
 from dynamo_backends.runtime.cache import write_whole
 from harness.cells import Cell, Row
 
@@ -111,11 +112,7 @@ class Ledger:
             self.died.setdefault(_cell(running["cell"]), []).append(running["backend"])
 
     def _check_context(self, found: Mapping[str, Any]) -> None:
-        different = [
-            f"{name} is {self.context.get(name)!r} and was {found.get(name)!r}"
-            for name in sorted({*found, *self.context} - {"date"})
-            if found.get(name) != self.context.get(name)
-        ]
+        different = differences(found, self.context)
         if different:
             raise LedgerError(
                 f"{self.path} holds results that do not belong together with new ones: "

@@ -1,28 +1,20 @@
 """Tables for people and JSON for programs."""
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_backends.interface.packages import versions
-from dynamo_backends.interface.registry import list_backends, package_versions
+from dynamo_backends.bench.environment import environment, environment_line
+from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.runtime.cache import write_whole
-from dynamo_backends.runtime.processor import processor_name
 from dynamo_backends.tuning.statistics import Ratio
 from harness.runner import Result
-from harness.statistics import geometric_mean
-
-_PACKAGES = ("torch", "numpy", "torchvision", "transformers")
-"""Besides those of the backends."""
 
 
 def make_console() -> Console:
@@ -119,30 +111,6 @@ def as_record(result: Result) -> dict[str, Any]:
         "first_call_s": compiled.first_call_s if compiled else None,
         "backend_compile_s": compiled.backend_s if compiled else None,
     }
-
-
-def environment() -> dict[str, Any]:
-    """What a measurement depends on: versions, processor, threads, devices."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(),
-        "cpus": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "versions": versions(_PACKAGES) | package_versions(list_backends()),
-    }
-
-
-def environment_line() -> str:
-    """`environment` in one line, for the head of a table."""
-    facts = environment()
-    device = facts["cuda"] or facts["processor"]
-    torch_and_jax = (f"{n} {v}" for n, v in facts["versions"].items() if n in ("torch", "jax"))
-    return (
-        f"{device}, {facts['torch_threads']} torch threads; Python {facts['python']},"
-        f" {', '.join(torch_and_jax)}"
-    )
 
 
 def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) -> None:

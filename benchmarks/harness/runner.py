@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import Fallback, GraphReport, record
 from dynamo_backends import _torch_private as private
+from dynamo_backends.bench.accuracy import Accuracy, check
+from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.statistics import Timing
-from harness.accuracy import Accuracy, check
-from harness.statistics import compare
-from harness.suites.case import Inputs, ModelCase, call
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
-from harness.suites.case import Scale, call
-from harness.suites.unet import UNet
-from harness.suites.weights import enliven
+from dynamo_backends.bench.suites.case import Scale, call
+from dynamo_backends.bench.suites.unet import UNet
+from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 
 Inputs = tuple[Any, ...]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dynamo_backends.cli import cache, doctor, explain, inspecting, listing, verifying
+from dynamo_backends.cli import bench, cache, doctor, explain, inspecting, listing, verifying
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _COMMANDS: dict[str, ModuleType] = {
@@ -13,6 +13,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "doctor": doctor,
     "explain": explain,
     "cache": cache,
+    "bench": bench,
     "inspect": inspecting,
     "verify": verifying,
 }
@@ -25,10 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; by default those of the process.
 
     Returns:
-        The exit status: 0; 1 if `doctor` or `verify` found something broken; 2 if the command
-        cannot be carried out as given.
+        The exit status: 0; 1 if `doctor` or `verify` found something broken, a backend failed in
+        `bench`, or `bench compare` found a regression; 2 if the command cannot be carried out as
+        given; 130 and 143 if `bench` was interrupted.
     """
     args = _parser().parse_args(argv)
+    args.given = list(sys.argv[1:] if argv is None else argv)
     try:
         status: int = _COMMANDS[args.command].run(args)
     except Exception as error:
@@ -44,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dynamo-backends",
-        description="Backends for torch.compile: what there is, what works on this machine, and "
-        "what becomes of a model.",
+        description="Backends for torch.compile: what there is, what works on this machine, "
+        "what becomes of a model, and how fast and right it is.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in _COMMANDS.items():

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends.bench.factories import Loaded
 from dynamo_backends.capture.precompile import resized
-from dynamo_backends.cli.models import Loaded
 from dynamo_backends.interface.errors import ModelError
 
 FORM = '{"model": "torchvision:resnet18", "calls": [[[1, 3, 224, 224]], [[2, 3, 224, 224]]]}'

@@ -6,21 +6,10 @@ from typing import Any
 
 import torch
 
+from dynamo_backends.bench.suites.smaller import shrink
 from dynamo_backends.interface.errors import ModelError, did_you_mean
 
 _TOKENS = 32
-_SMALL_WORDS = 512
-# What the configurations call the number of layers and of words.
-_LAYERS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-)
-_SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def build(
@@ -46,7 +35,7 @@ def build(
         raise ModelError(f"transformers has no configuration or model class {name!r}.{hint}")
     config = kind() if is_config else kind.config_class()
     if small:
-        _shrink(config)
+        shrink(config)
     try:
         model = transformers.AutoModel.from_config(config) if is_config else kind(config)
     except ValueError as error:
@@ -55,18 +44,6 @@ def build(
             "Name a model class, such as hf:BertForMaskedLM."
         ) from error
     return model, _inputs(model, config, batch)
-
-
-def _shrink(config: Any) -> None:
-    for name in _LAYERS:
-        if isinstance(getattr(config, name, None), int):
-            setattr(config, name, min(2, getattr(config, name)))
-    if isinstance(getattr(config, "vocab_size", None), int):
-        config.vocab_size = min(config.vocab_size, _SMALL_WORDS)
-        for name in _SPECIAL_TOKENS:
-            token = getattr(config, name, None)
-            if isinstance(token, int) and token >= config.vocab_size:
-                setattr(config, name, 0)
 
 
 def _inputs(model: Any, config: Any, batch: int) -> dict[str, Any]:

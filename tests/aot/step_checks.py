@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import Step, compile_step
+from dynamo_backends.bench.suites import call
 from harness import ModelCase
-from harness.suites import call
 from tests.training import judging
 
 TOLERANCE = judging.PRECISION

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from dynamo_backends.bench.suites import call
 from harness import ModelCase, find_cases, suite
-from harness.suites import call
 from tests.aot import step_checks
 from tests.aot.step_checks import batches_of
 from tests.training.stepping import OPTIMIZERS, distance_to_targets

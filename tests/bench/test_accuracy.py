@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dynamo_backends.bench import accuracy
 from harness import check, compare_outputs, enliven
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -103,3 +104,16 @@ def test_inputs_are_not_changed() -> None:
     x = torch.zeros(3)
     assert check(Mutates(), Mutates(), (x,)).passed
     assert torch.equal(x, torch.zeros(3))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_large_outputs_are_compared_in_parts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "_CHUNK", chunk)
+    expected = torch.tensor([[1.0, -4.0, torch.inf], [torch.nan, 2.0, 0.5]])
+    result = expected.clone()
+    assert accuracy.distance(expected, result) == (0.0, 0.0)
+    result[1, 2] = 1.5
+    assert accuracy.distance(expected, result) == (1.0, 0.25)
+    result[1, 1] = torch.nan
+    assert accuracy.distance(expected, result) == (torch.inf, torch.inf)
+    assert accuracy.distance(torch.tensor([]), torch.tensor([])) == (0.0, 0.0)

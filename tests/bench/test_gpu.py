@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from dynamo_backends.bench.suites import ModelCase
+from dynamo_backends.bench.suites.catalogue import SUITES
 from harness import cell_runs, cell_tables
 from harness.cells import Cell, Measuring, Row, cells, measure_cell
 from harness.ledger import Ledger, LedgerError
-from harness.suites import ModelCase
-from harness.suites.catalogue import SUITES
 from tests.bench.programs import load
 
 gpu = load("benchmarks/gpu.py")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from dynamo_backends.bench.suites.case import ModelCase
 from harness import Compiled, Ratio, Result, Timing, find_case
-from harness.suites.case import ModelCase
 from tests.bench.programs import load
 
 coverage = load("benchmarks/coverage.py")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import coverage, disable, optimize
+from dynamo_backends.bench.suites.case import call
 from dynamo_backends.capture import metering
 from dynamo_backends.capture.metering import CountCalls
 from harness import find_case
-from harness.suites.case import call
 from tests.capture.programs import Counting, state, toy, wave
 
 

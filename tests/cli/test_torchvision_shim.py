@@ -2,13 +2,13 @@
 
 import pytest
 
-from dynamo_backends.cli import torchvision_shim as shim
+from dynamo_backends.bench import torchvision_shim as shim
 from harness import run_child
 
 HEAD = """
 import torch
 from harness.processes import hand_back
-from dynamo_backends.cli import torchvision_shim as shim
+from dynamo_backends.bench import torchvision_shim as shim
 """
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dynamo_backends
+from dynamo_backends.bench.suites import call
 from harness import check, find_case
-from harness.suites import call
 from tests.bench.programs import load
 from tests.cudagraphs.conftest import Machine
 

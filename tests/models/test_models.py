@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from dynamo_backends.bench.suites import Inputs
 from harness import SUITES, ModelCase, check, compile_model, suite
-from harness.suites import Inputs
 
 pytestmark = [
     # Said by torch about code of transformers and about eager's own LSTM; nothing of ours.

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dynamo_backends
-from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
+from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 from tests.bench.programs import ROOT
 
 CHILD = """

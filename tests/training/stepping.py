@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 from dynamo_backends import GraphReport
+from dynamo_backends.bench.suites import Inputs, call
 from harness import ModelCase
-from harness.suites import Inputs, call
 from tests.training import judging
 
 STEPS = 10

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.bench.suites import Inputs
 from harness import ModelCase, check, compile_model, suite
-from harness.suites import Inputs
 from tests.trt.conftest import Machine
 
 ALWAYS = ("squeezenet1_1",)

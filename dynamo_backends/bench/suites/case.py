@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from harness.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import enliven
 
 Scale = Literal["test", "bench"]
 """How large the models are: small enough for a test suite, or as published."""

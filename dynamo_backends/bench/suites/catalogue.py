@@ -3,13 +3,13 @@
 import difflib
 from collections.abc import Callable, Iterable
 
-from harness.suites.case import ModelCase, Scale
-from harness.suites.classic import classic
-from harness.suites.control_flow import control_flow
-from harness.suites.full_size import full_size
-from harness.suites.recurrent import recurrent
-from harness.suites.transformers import transformers
-from harness.suites.unet import unet
+from dynamo_backends.bench.suites.case import ModelCase, Scale
+from dynamo_backends.bench.suites.classic import classic
+from dynamo_backends.bench.suites.control_flow import control_flow
+from dynamo_backends.bench.suites.full_size import full_size
+from dynamo_backends.bench.suites.recurrent import recurrent
+from dynamo_backends.bench.suites.transformers import transformers
+from dynamo_backends.bench.suites.unet import unet
 
 SUITES: dict[str, Callable[[Scale, int], list[ModelCase]]] = {
     "classic": classic,

@@ -27,6 +27,7 @@ def compare(
     repeat: int = 1,
     lead_in: int = 1,
     budget_s: float = math.inf,
+    least_rounds: int = LEAST_ROUNDS,
     baseline: str | None = None,
     synchronize: Callable[[], None] | None = None,
     on_round: Callable[[], None] | None = None,
@@ -42,8 +43,8 @@ def compare(
         warmup: Untimed calls of each before the first round.
         repeat: Calls per sample; a sample is their mean. For calls of some microseconds.
         lead_in: Untimed calls after each pause, which wake the threads that slept.
-        budget_s: No round begins later than this many seconds after the first, except that there
-            are always `LEAST_ROUNDS` (or all that were asked for).
+        budget_s: No round begins later than this many seconds after the first.
+        least_rounds: So many there are nevertheless, or all that were asked for.
         baseline: What the speedups refer to; the first candidate unless given.
         synchronize: Called before and after each sample, for asynchronous devices.
         on_round: Called after each round, to show progress.
@@ -67,7 +68,7 @@ def compare(
     shuffler = random.Random(seed)
     start = time.perf_counter()
     for i in range(rounds):
-        if i >= LEAST_ROUNDS and time.perf_counter() - start > budget_s:
+        if i >= least_rounds and time.perf_counter() - start > budget_s:
             break
         shuffler.shuffle(order)
         for name in order:

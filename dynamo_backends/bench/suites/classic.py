@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from dynamo_backends.cli.torchvision_shim import import_torchvision, import_transformers
-from harness.suites.case import ModelCase, Scale, image, tokens
+from dynamo_backends.bench.suites.case import ModelCase, Scale, image, tokens
+from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 
 CONVOLUTIONAL = (
     "resnet18",

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.cli.torchvision_shim import import_transformers
-from harness.suites.case import Inputs, ModelCase, Scale, image, tokens
+from dynamo_backends.bench.suites.case import Inputs, ModelCase, Scale, image, tokens
+from dynamo_backends.bench.torchvision_shim import import_transformers
 
 _VOCABULARY = 512
 _ATTENTION = frozenset({"attention"})

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.suites.case import ModelCase, Scale, image
+from dynamo_backends.bench.suites.case import ModelCase, Scale, image
 
 _TAGS = frozenset({"conv", "transposed"})
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.suites.case import ModelCase, Scale
+from dynamo_backends.bench.suites.case import ModelCase, Scale
 
 _TAGS = frozenset({"recurrent", "rnn"})
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.suites.case import ModelCase, Scale
+from dynamo_backends.bench.suites.case import ModelCase, Scale
 
 _BREAKS = frozenset({"breaks"})
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dynamo_backends.cli.torchvision_shim import import_transformers
-from harness.suites.case import ModelCase, Scale, tokens
+from dynamo_backends.bench.suites.case import ModelCase, Scale, tokens
+from dynamo_backends.bench.torchvision_shim import import_transformers
 
 
 def full_size(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:

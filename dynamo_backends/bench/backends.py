@@ -1,0 +1,65 @@
+"""The backends that a benchmark run names."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dynamo_backends._torch_private.control import torch_backends
+from dynamo_backends.bench.cells import EAGER
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.errors import (
+    BackendUnavailableError,
+    UnknownBackendError,
+    did_you_mean,
+)
+from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
+
+
+def require(name: str) -> None:
+    """Checks that a backend can be used here.
+
+    Args:
+        name: "eager"; a name that `torch.compile` takes; or FILE.py:FUNCTION, a function of a
+            captured graph and its example inputs.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        BackendUnavailableError: It lacks something on this machine.
+    """
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py"):
+        if not Path(file).is_file():
+            raise UnknownBackendError(f"there is no file {file!r} with a backend {function!r}.")
+    elif name in list_backends():
+        available = get_backend(name).availability()
+        if not available.usable:
+            raise BackendUnavailableError(f"{name}: {available.reason} ({available.remedy})")
+    else:
+        others = {EAGER, *torch_backends(debugging=True), *third_party_backends()}
+        if name not in others:
+            known = sorted({*others, *list_backends()})
+            raise UnknownBackendError(
+                f"there is no backend {name!r}.{did_you_mean(name, known)} "
+                "`dynamo-backends list` shows those of this package; FILE.py:FUNCTION names one "
+                "of your own."
+            )
+
+
+def compiling(name: str) -> Any:
+    """What `torch.compile(backend=...)` takes: this package's are found without entry points."""
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py"):
+        found: Callable[..., Any] = getattr(load_file(Path(file)), function)
+        return found
+    return compiler(name) if name in list_backends() else name
+
+
+def load_file(path: Path) -> ModuleType:
+    """Imports a Python file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,176 @@
+"""What the processes of a cell do: measure a backend from cold, and start once more from warm."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends import coverage, record
+from dynamo_backends.bench.accuracy import compare_outputs
+from dynamo_backends.bench.cells import EAGER, Cell, How, Speedup
+from dynamo_backends.bench.load import Load
+from dynamo_backends.bench.significance import p_of_pairs
+from dynamo_backends.bench.sources import find
+from dynamo_backends.bench.statistics import PAUSE_S, compare
+from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.tuning.memory import peak_rss_bytes
+
+_SAMPLE_S = 0.01  # a sample of shorter calls consists of several
+_MOST_REPEATS = 20
+_LEAST_ROUNDS = 8  # of fewer no difference is significant for many models together
+_SLOW_S = 1.0  # such calls are not warmed up for every sample
+_CALLS = 3  # of a compiled model before its results are looked at: some backends record calls
+
+Tell = Callable[..., None]
+"""Notes values that are known, by the names of `Outcome`, and the stage that begins."""
+
+
+def cold(cell: Cell, how: How, tell: Tell) -> None:
+    """Compiles with nothing in a cache, compares with eager and float64, and times both.
+
+    Args:
+        cell: What to measure.
+        how: How.
+        tell: Told what is found as soon as it is known: the process may not live to the end.
+    """
+    work = _load(cell, how, tell)
+    tell(stage="eager")
+    work.eager()()
+    tell(peak_eager=peak_rss_bytes())
+    expected = results(work.eager(), work.calls)
+    again = results(work.eager(), work.calls)
+    allowed = tolerance(cell.dtype, cell.mode)
+    differing = compare_outputs(expected, again, expected, allowed)
+    if not differing.passed:
+        tell(status="eager_two_runs_differ", reason=differing.detail)
+        return
+    del again
+    tell(stage="reference")
+    precise, note = _precise(work, expected)
+    tell(stage="compile", note=note)
+    run = _compile(work, cell, tell, "compile_cold_s")
+    tell(stage="compare")
+    found = results(run, max(_CALLS, work.calls) - 1)
+    accuracy = compare_outputs(expected, found, precise, allowed)
+    tell(max_rel=accuracy.max_rel)
+    if not accuracy.passed:
+        tell(status="fail_accuracy", reason=accuracy.detail)
+        return
+    del expected, found, precise
+    gc.collect()
+    tell(stage="rounds")
+    _rounds(work, run, how, tell)
+
+
+def warm(cell: Cell, how: How, tell: Tell) -> None:
+    """Compiles with what the first process left in caches, and counts what runs in eager."""
+    work = _load(cell, how, tell)
+    tell(stage="compile")
+    run = _compile(work, cell, tell, "compile_warm_s")
+    tell(stage="calls")
+    for _ in range(2):
+        run()
+    tell(peak_backend=peak_rss_bytes())
+    if cell.backend == EAGER or cell.mode == "step":
+        return
+    tell(stage="coverage", **_outside(run))
+
+
+def _outside(run: Runner) -> dict[str, Any]:
+    """What runs outside of graphs; a note if that cannot be said."""
+    try:
+        with coverage() as found:
+            run()
+            found.restart()
+            run()
+    except Exception as error:  # the backend has done its work
+        return {"note": f"what is outside of graphs is unknown: {brief_error(error)}"}
+    return {"ops_outside": found.ops_in_eager, "seconds_outside": found.seconds_in_eager}
+
+
+def _load(cell: Cell, how: How, tell: Tell) -> Work:
+    tell(stage="load")
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    case = find(how, cell.model, cell.batch)
+    if "rnn" in case.tags:
+        torch._dynamo.config.allow_rnn = True
+    return Work(case, cell.mode, DTYPES[cell.dtype])
+
+
+def _precise(work: Work, expected: Any) -> tuple[Any, str]:
+    try:
+        return work.precise(), ""
+    except Exception as error:  # models that name float32 themselves
+        return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
+
+
+def _compile(work: Work, cell: Cell, tell: Tell, name: str) -> Runner:
+    if cell.backend == EAGER:
+        run = work.eager()
+        run()
+        return run
+    counters = private.dynamo_counters()
+    with record() as reports:
+        start = time.perf_counter()
+        torch.manual_seed(0)
+        run = work.compiled(cell.backend)
+        run()
+        seconds = time.perf_counter() - start
+    tell(**{name: seconds})
+    if cell.mode != "step" or counters["stats"]["unique_graphs"]:
+        tell(
+            graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values())
+        )
+    if reports:
+        chosen = ", ".join(dict.fromkeys(r.chosen for r in reports if r.chosen))
+        replaced = [reason for r in reports for reason in r.runtime_fallbacks]
+        tell(
+            ops_on_backend=sum(r.ops_on_backend for r in reports),
+            ops_fallback=sum(r.ops_in_eager for r in reports),
+            note="; ".join([*([f"chose {chosen}"] if chosen else []), *replaced[:1]]),
+        )
+    return run
+
+
+def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:
+    steps = {EAGER: timed(work.eager()), "backend": timed(run)}
+    call_s = _once(steps[EAGER])
+    slow = call_s > _SLOW_S
+    with Load() as load:
+        timings = compare(
+            steps,
+            how.rounds,
+            PAUSE_S,
+            warmup=0 if slow else 2,
+            lead_in=0 if slow else 1,
+            repeat=max(1, min(_MOST_REPEATS, int(_SAMPLE_S / max(call_s, 1e-7)))),
+            budget_s=how.patience_s,
+            least_rounds=_LEAST_ROUNDS,
+        )
+    eager, backend = (timings[name] for name in steps)
+    ratio, p = backend.speedup, p_of_pairs(eager.samples, backend.samples)
+    tell(
+        eager_s=eager.samples,
+        backend_s=backend.samples,
+        speedup=vars(Speedup(ratio.value, ratio.low, ratio.high, p)),
+        load=load.of_others,
+        stage="done",
+    )
+
+
+def _once(step: Runner) -> float:
+    """Seconds of a call that is not the first."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+        if times[-1] > _SLOW_S:
+            break
+    return statistics.median(times)

@@ -1,0 +1,151 @@
+"""One HTML page for a run or a comparison: a single file that asks no network for anything."""
+
+from pathlib import Path
+from typing import Any
+
+from dynamo_backends.bench.cells import Outcome, Run, short
+from dynamo_backends.bench.comparison import Comparison
+from dynamo_backends.bench.dots import panels
+from dynamo_backends.bench.summary import Summary, headline, summaries
+from dynamo_backends.bench.tables import Column, columns, summary_cells
+from dynamo_backends.interface.errors import OptionError
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_WORDS = ("model", "backend", "mode", "dtype", "status")  # columns that are not numbers
+_SUMMARY = (
+    ("pass", "Models with right results"),
+    ("pass rate", "Of the models that eager can run"),
+    ("× eager", "Geometric mean of the models that pass"),
+    ("lowest", "The slowest that passes"),
+    ("faster", "Significantly faster than eager"),
+    ("slower", "Significantly slower than eager"),
+    ("cold s", "Compilation and first call, caches empty: median"),
+    ("warm s", "The same in a second process: median"),
+    ("memory", "Eager's peak over the backend's: geometric mean"),
+)
+
+Shown = tuple[str, Any, str]
+"""Text of a table's cell, what it is sorted by, and its class."""
+
+
+def run_page(run: Run) -> str:
+    """The page of a run.
+
+    Raises:
+        OptionError: jinja2 is not installed.
+    """
+    found = summaries(run)
+    several = len({s.key[1:] for s in found}) > 1
+    listed = columns(run)
+    outcomes = sorted(run.outcomes.items())
+    return _render(
+        "run.html",
+        title=f"dynamo-backends bench {short(run.context['suite'])}",
+        headline=headline(run),
+        machine=_machine(run),
+        date=run.context.get("date", ""),
+        summary_heads=_summary_heads(several),
+        summary_rows=[_summary_row(s, several) for s in found],
+        columns=listed,
+        words=_WORDS,
+        rows=[[_shown(column, c, o) for column in listed] for c, o in outcomes],
+        failures=[(c, o) for c, o in outcomes if not o.passed],
+        notes=[(c, o) for c, o in outcomes if o.note],
+        kind_of=_kind,
+        panels=panels(run),
+        environment=_environment(run),
+        command=run.command,
+    )
+
+
+def comparison_page(found: Comparison) -> str:
+    """The page of a comparison.
+
+    Raises:
+        OptionError: jinja2 is not installed.
+    """
+    return _render(
+        "comparison.html",
+        title="dynamo-backends bench compare",
+        headline=found.headline,
+        contexts=found.contexts,
+        changes=found.changes,
+        missing=found.missing,
+        new=found.new,
+        short=short,
+        kinds={"regression": "bad", "improvement": "good", "same": ""},
+    )
+
+
+def _render(template: str, **values: Any) -> str:
+    jinja2 = import_jinja2()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    page: str = environment.get_template(template).render(values)
+    return page
+
+
+def import_jinja2() -> Any:
+    """The package that fills in pages.
+
+    Raises:
+        OptionError: It is not installed.
+    """
+    try:
+        import jinja2
+    except ModuleNotFoundError as error:
+        if error.name != "jinja2":
+            raise
+        remedy = "pages need jinja2, which is not installed; run: pip install jinja2"
+        raise OptionError(remedy) from error
+    return jinja2
+
+
+def _shown(column: Column, cell: Any, outcome: Outcome) -> Shown:
+    value = column.value(cell, outcome)
+    kinds = ["words"] if column.name in _WORDS else []
+    if column.name == "status":
+        kinds.append(_kind(outcome))
+    return column.show(cell, outcome), "" if value is None else value, " ".join(kinds)
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.passed:
+        return "good"
+    return "odd" if outcome.eager_failed else "bad"
+
+
+def _summary_heads(several: bool) -> list[tuple[str, str, bool]]:
+    first = [("backend", "What compiles", True)]
+    kind = [("mode", "Mode, dtype, batch size", True)] if several else []
+    return [*first, *kind, *((name, about, False) for name, about in _SUMMARY)]
+
+
+def _summary_row(s: Summary, several: bool) -> list[tuple[str, Any, bool]]:
+    keys = (s.passed, s.pass_rate, s.speedup, s.lowest and s.lowest[1], s.faster, s.slower,
+            s.cold_s, s.warm_s, s.memory)  # fmt: skip
+    names = [short(s.key[0]), *([s.kind] if several else [])]
+    return [
+        *((name, name, True) for name in names),
+        *(
+            (text, "" if key is None else key, False)
+            for text, key in zip(summary_cells(s), keys, strict=True)
+        ),
+    ]
+
+
+def _machine(run: Run) -> str:
+    facts = run.context
+    return (
+        f"{facts.get('processor')}, {facts.get('torch_threads')} torch threads, "
+        f"torch {facts.get('versions', {}).get('torch')}"
+    )
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    facts = {name: value for name, value in run.context.items() if value not in ("", None)}
+    facts["versions"] = ", ".join(f"{n} {v}" for n, v in facts.pop("versions", {}).items() if v)
+    return [(name.replace("_", " "), str(value)) for name, value in facts.items()]

@@ -1,0 +1,93 @@
+"""Measures the cells of a run one after the other, and saves each."""
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dynamo_backends.bench import ledger
+from dynamo_backends.bench.cells import Cell, How, Outcome, Run, as_ratio
+from dynamo_backends.bench.environment import environment
+from dynamo_backends.bench.processes import measure
+
+_STYLE = {"pass": "green", "eager_two_runs_differ": "yellow", "eager_fail_to_run": "yellow"}
+
+
+def context(how: How) -> dict[str, Any]:
+    """What the figures of a run depend on."""
+    facts = environment()
+    if how.threads is not None:
+        facts["torch_threads"] = how.threads
+    return {**facts, **asdict(how), "date": time.strftime("%Y-%m-%d")}
+
+
+def measure_all(run: Run, how: How, path: Path, console: Console) -> None:
+    """Measures what is left of a run; each cell is saved as soon as it is measured.
+
+    Args:
+        run: Gets the outcomes.
+        how: How they are measured.
+        path: Where it is saved.
+        console: Gets a line for each, and how long the rest will take.
+    """
+    ledger.save(run, path)
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+    with (
+        _ending_in_order(),
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        task = progress.add_task("", total=len(run.cells), completed=len(run.outcomes))
+        for cell in run.left:
+            progress.update(task, description=f"{cell}, {in_words(run.seconds_left())} left")
+            run.outcomes[cell] = measure(cell, how)
+            ledger.save(run, path)
+            progress.advance(task)
+            console.print(_line(run, cell), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, and the one that measures with it."""
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _line(run: Run, cell: Cell) -> str:
+    outcome = run.outcomes[cell]
+    left = f", {in_words(run.seconds_left())} left" if run.left else ""
+    return (
+        rf"\[{len(run.outcomes)}/{len(run.cells)}] {cell}: {_what(outcome)} "
+        f"[dim]({in_words(outcome.seconds)}{left})[/]"
+    )
+
+
+def _what(outcome: Outcome) -> str:
+    style = _STYLE.get(outcome.status, "bold red")
+    text = f"[{style}]{outcome.status}[/]"
+    if outcome.speedup is not None and outcome.passed:
+        found = outcome.speedup
+        text += (
+            rf" {as_ratio(found.value)} x eager \[{as_ratio(found.low)}, {as_ratio(found.high)}]"
+        )
+    return text + (f": {outcome.reason}".replace("[", r"\[") if outcome.reason else "")
+
+
+def in_words(seconds: float) -> str:
+    """A duration such as "41 s" or "1 h 20 min"."""
+    if math.isnan(seconds):
+        return "unknown time"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,142 @@
+"""What a run says of each backend: pass rate, speedup, compile time, memory."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
+from dynamo_backends.bench.significance import adjusted
+from dynamo_backends.bench.statistics import geometric_mean
+
+LEVEL = 0.05
+"""P-values below are called significant."""
+
+_NAMED = 3  # backends in the headline besides the best
+
+Key = tuple[str, str, str, int | None]
+"""Backend, mode, dtype and batch size."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A backend in one mode, dtype and batch size.
+
+    Attributes:
+        key: Which.
+        passed: How many models it runs and gets right.
+        of: Of how many that eager can run.
+        eager_failed: How many eager cannot run, or not twice alike.
+        speedup: Geometric mean over those that pass; None if none does.
+        lowest: The model with the smallest, and that.
+        faster: How many are significantly faster than eager (see `adjusted`).
+        slower: How many are significantly slower.
+        cold_s: Median seconds of the first call with empty caches.
+        warm_s: Median seconds of the first call in a second process.
+        memory: Geometric mean of `Outcome.memory_ratio`.
+    """
+
+    key: Key
+    passed: int
+    of: int
+    eager_failed: int
+    speedup: float | None
+    lowest: tuple[str, float] | None
+    faster: int
+    slower: int
+    cold_s: float | None
+    warm_s: float | None
+    memory: float | None
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Passed, of what eager can run; None if that is nothing."""
+        return self.passed / self.of if self.of else None
+
+    @property
+    def kind(self) -> str:
+        """Mode, dtype and batch size in words."""
+        return in_words(self.key[1:])
+
+    @property
+    def sentence(self) -> str:
+        """The result in short."""
+        passed = f"{short(self.key[0])} passes {self.passed} of {self.of} models"
+        if self.speedup is None:
+            return passed
+        return f"{passed} and is {as_ratio(self.speedup)} times as fast as eager"
+
+    @property
+    def brief(self) -> str:
+        """The same in fewer words."""
+        speed = "" if self.speedup is None else f", {as_ratio(self.speedup)} times"
+        return f"{short(self.key[0])}: {self.passed} of {self.of}{speed}"
+
+
+def in_words(kind: Sequence[str | int | None]) -> str:
+    """Mode, dtype and batch size such as "inference, float32, batch 4"."""
+    mode, dtype, batch = kind
+    return f"{mode}, {dtype}" + ("" if batch is None else f", batch {batch}")
+
+
+def summaries(run: Run) -> list[Summary]:
+    """Each backend's, those that pass most and then the fastest first within a kind."""
+    groups: dict[Key, dict[Cell, Outcome]] = {}
+    for cell, outcome in run.outcomes.items():
+        key = cell.backend, cell.mode, cell.dtype, cell.batch
+        groups.setdefault(key, {})[cell] = outcome
+    found = [_summary(key, outcomes) for key, outcomes in groups.items()]
+    kinds = list(dict.fromkeys(s.key[1:] for s in found))
+    return sorted(
+        found,
+        key=lambda s: (kinds.index(s.key[1:]), -(s.pass_rate or 0.0), -(s.speedup or 0.0)),
+    )
+
+
+def headline(run: Run) -> str:
+    """What the run says, in one sentence."""
+    found = [s for s in summaries(run) if s.key[0] != EAGER] or summaries(run)
+    if not found:
+        return "Nothing has been measured yet."
+    best, *others = found
+    shown = [s.brief for s in others[:_NAMED]]
+    if len(others) > _NAMED:
+        shown.append(f"{len(others) - _NAMED} more in the table")
+    text = "; ".join([f"{best.sentence} ({best.kind}; geometric mean)", *shown])
+    missing = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
+    return f"{text}.{missing}"
+
+
+def significant(outcomes: Iterable[Outcome]) -> dict[int, float]:
+    """P-values that allow for how many there are, by `id` of the outcome."""
+    timed = [o for o in outcomes if o.passed and o.speedup is not None]
+    ps = adjusted([o.speedup.p for o in timed if o.speedup is not None])
+    return {id(o): p for o, p in zip(timed, ps, strict=True)}
+
+
+def _summary(key: Key, outcomes: dict[Cell, Outcome]) -> Summary:
+    judged = {c: o for c, o in outcomes.items() if not o.eager_failed}
+    passed = {c: o for c, o in judged.items() if o.passed}
+    speedups = {c.model: o.speedup.value for c, o in passed.items() if o.speedup is not None}
+    lowest = min(speedups, key=speedups.__getitem__, default=None)
+    ps = significant(passed.values())
+    clear = [o.speedup.value for o in passed.values() if o.speedup and ps[id(o)] < LEVEL]
+    return Summary(
+        key=key,
+        passed=len(passed),
+        of=len(judged),
+        eager_failed=len(outcomes) - len(judged),
+        speedup=geometric_mean(speedups.values()) if speedups else None,
+        lowest=None if lowest is None else (lowest, speedups[lowest]),
+        faster=sum(value > 1 for value in clear),
+        slower=sum(value < 1 for value in clear),
+        cold_s=_over(statistics.median, (o.compile_cold_s for o in passed.values())),
+        warm_s=_over(statistics.median, (o.compile_warm_s for o in passed.values())),
+        memory=_over(geometric_mean, (o.memory_ratio for o in passed.values())),
+    )
+
+
+def _over(
+    function: Callable[[Sequence[float]], float], values: Iterable[float | None]
+) -> float | None:
+    known = [value for value in values if value is not None]
+    return function(known) if known else None

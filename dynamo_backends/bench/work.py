@@ -1,0 +1,173 @@
+"""A model at work: inference, forward and backward, or whole steps, in eager and compiled."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends import compile_step
+from dynamo_backends.bench.backends import compiling
+from dynamo_backends.bench.cells import Mode
+from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
+from dynamo_backends.interface.registry import list_backends
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+# As in PyTorch's benchmark runners.
+_TOLERANCE: Mapping[tuple[str, bool], float] = {
+    ("float32", False): 1e-4,
+    ("float32", True): 1e-3,
+    ("bf16", False): 1e-2,
+    ("bf16", True): 1e-2,
+}
+_RATE = 1e-3  # of the optimizer: weights stay what they are while steps are timed
+_WHOLE_STEPS = ("inductor", "aot_eager")  # torch's own that `compile_step` takes
+
+Runner = Callable[[], Any]
+"""A call without arguments; gives what is to be checked."""
+
+
+def tolerance(dtype: str, mode: Mode) -> float:
+    """How far results may be from eager's, absolute and relative."""
+    return _TOLERANCE[dtype, mode != "inference"]
+
+
+class Work:
+    """What a cell does again and again.
+
+    Args:
+        case: The model and its inputs.
+        mode: Of the cell.
+        dtype: Of weights and inputs.
+    """
+
+    def __init__(self, case: ModelCase, mode: Mode, dtype: torch.dtype):
+        self._mode = mode
+        self._model = case.make().to(dtype)
+        if mode != "inference":
+            without_dropout(self._model.train())
+        self._inputs = cast(case.inputs(), "cpu", dtype)
+        self.calls = 3 if mode == "step" else 1
+        """Calls after which results are compared: a step after the first has moved weights."""
+
+    def eager(self) -> Runner:
+        """Eager. Of steps each has weights of its own."""
+        return self._runner(self._model, None)
+
+    def compiled(self, backend: str) -> Runner:
+        """The same by a backend; nothing is compiled before the first call."""
+        return self._runner(self._model, backend)
+
+    def precise(self) -> Any:
+        """The results in float64."""
+        model = copy.deepcopy(self._model).double()
+        inputs = cast(self._inputs, "cpu", torch.float64)
+        return results(self._runner(model, None, inputs), self.calls)
+
+    def _runner(
+        self, model: nn.Module, backend: str | None, inputs: Inputs | None = None
+    ) -> Runner:
+        given = self._inputs if inputs is None else inputs
+        if self._mode == "step":
+            return _steps(copy.deepcopy(model), given, backend)
+        function: Any = model
+        if backend is not None:
+            function = torch.compile(model, backend=compiling(backend))
+        if self._mode == "inference":
+            return torch.no_grad()(lambda: call(function, given))
+        return lambda: _gradients(function, model, given)
+
+
+def results(run: Runner, calls: int) -> Any:
+    """What the last of some calls gives, in memory of its own."""
+    torch.manual_seed(0)
+    for _ in range(calls):
+        result = run()
+    return detached(result)
+
+
+def _gradients(function: Callable[..., Any], model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    found = loss(call(function, inputs))
+    found.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {"loss": found, **gradients}
+
+
+def _steps(model: nn.Module, inputs: Inputs, backend: str | None) -> Runner:
+    """Steps of a model's own; they give the loss, and what moved the weights since the first."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    start = [p.detach().clone() for p in model.parameters()]
+    whole = backend in (*_WHOLE_STEPS, *list_backends())
+    function: Any = model
+    if backend is not None and not whole:
+        function = torch.compile(model, backend=compiling(backend))
+
+    def step() -> Tensor:
+        found = loss(call(function, inputs))
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return found.detach()
+
+    taken: Runner = step
+    if backend is not None and whole:
+        taken = compile_step(step, model=model, optimizer=optimizer, backend=backend)
+
+    def moved() -> dict[str, Tensor]:
+        found = {"loss": taken()}
+        for (name, parameter), first in zip(model.named_parameters(), start, strict=True):
+            found[name] = (parameter.detach() - first) / _RATE
+        return found
+
+    moved.timed = taken  # type: ignore[attr-defined]
+    return moved
+
+
+def timed(run: Runner) -> Runner:
+    """The part of a call that is timed: without what only the comparison needs."""
+    return getattr(run, "timed", run)
+
+
+def loss(outputs: Any) -> Tensor:
+    """The model's own loss, or the sum of its outputs' mean squares."""
+    if isinstance(outputs, Mapping) and isinstance(outputs.get("loss"), Tensor):
+        found: Tensor = outputs["loss"]
+        return found
+    leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor)]
+    terms = [x.square().mean() for x in leaves if x.is_floating_point()]
+    return torch.stack(terms).sum()
+
+
+def without_dropout(model: nn.Module) -> None:
+    """So that gradients can be compared; dropout's cost is small."""
+    for module in model.modules():
+        kind = type(module).__name__
+        if "Drop" in kind or "StochasticDepth" in kind:
+            _set_to_zero(module, "p")
+        for holder in (module, getattr(module, "config", None)):
+            for name in [n for n in getattr(holder, "__dict__", {}) if "drop" in n]:
+                _set_to_zero(holder, name)
+
+
+def _set_to_zero(holder: Any, name: str) -> None:
+    if isinstance(getattr(holder, name, None), float):
+        setattr(holder, name, 0.0)
+
+
+def cast(inputs: Inputs, device: str, dtype: torch.dtype) -> Inputs:
+    """Inputs on a device; floating-point tensors in a dtype."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    moved: Inputs = pytree.tree_map_only(Tensor, move, inputs)
+    return moved
+
+
+def detached(outputs: Any) -> Any:
+    """Copies of tensors that no later call changes."""
+    return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), outputs)

@@ -1,0 +1,179 @@
+"""`dynamo-backends bench SUITE`: models on backends, whether right and how fast."""
+
+import argparse
+import itertools
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from dynamo_backends.interface.errors import OptionError
+
+if TYPE_CHECKING:
+    from dynamo_backends.bench.cells import Cell, How, Run
+
+SUMMARY = "suites of models on backends: right? how fast? how long to compile?"
+
+EXAMPLES = """\
+SUITE is one of
+  classic, transformers     models of this package: convolutional nets, BERT, ViT; small transformers
+  huggingface, timm         the CPU lists of PyTorch's own runners, random weights
+  torchbench                with --path CHECKOUT of https://github.com/pytorch/benchmark
+  FILE.py:MODELS            a dict (or a function that returns one) from names to functions; these
+                            return what `explain` takes of a file: (model, args), ...
+  recurrent, unet, control_flow, full_size
+
+BACKEND is a name that torch.compile takes, "eager" (nothing is compiled: what noise does), or
+FILE.py:FUNCTION, a backend of your own.
+
+Each model is measured with each backend in a process of its own; OUTPUT.json has each result as
+soon as it is there, and OUTPUT.html the page. The exit status is 1 if a backend failed.
+
+`bench compare A.json B.json` says what is slower, faster or broken in B; the exit status is 1 if
+something is worse. `bench page A.json` writes the page again.
+
+examples:
+  dynamo-backends bench classic --backends openxla inductor
+  dynamo-backends bench huggingface --backends openxla --timeout 1800 --memory 20 --output hf.json
+  dynamo-backends bench huggingface --backends openxla --timeout 1800 --memory 20 --output hf.json --resume
+  dynamo-backends bench models.py:models --backends backend.py:mine --mode inference training
+  dynamo-backends bench compare before.json after.json
+"""  # noqa: E501 - a command is one line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    add = parser.add_argument
+    add("suite", metavar="SUITE", help='see below; or "compare", "page"')
+    add("files", nargs="*", metavar="FILE.json", help="of compare and page")
+    add("--backends", nargs="+", metavar="BACKEND", default=["openxla"], help="default: openxla")
+    add("--models", nargs="+", metavar="NAME", help="only these models")
+    add("--mode", nargs="+", default=["inference"], choices=["inference", "training", "step"],
+        help="training: forward and backward; step: with the optimizer, as one graph where the "
+        "backend can")  # fmt: skip
+    add("--dtype", nargs="+", default=["float32"], choices=["float32", "bf16"])
+    add("--batch", nargs="+", type=_positive, metavar="N", help="default: the suite's own")
+    add("--threads", type=_positive, metavar="N", help="of torch")
+    add("--rounds", type=_positive, default=20, metavar="N", help="samples of each (default: 20)")
+    add("--patience", type=float, default=60.0, metavar="S",
+        help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
+    add("--timeout", type=float, default=900.0, metavar="S",
+        help="seconds that a process may take (default: 900)")  # fmt: skip
+    add("--memory", type=float, metavar="GB", help="resident memory that a process may have")
+    add("--scale", default="bench", choices=["bench", "test"], help="sizes of the models")
+    add("--path", default="", metavar="CHECKOUT", help="of torchbench")
+    add("--output", default="bench.json", metavar="FILE.json", help="default: bench.json")
+    add("--resume", action="store_true", help="go on with what OUTPUT has")
+    add("--threshold", type=float, default=0.05, metavar="SHARE",
+        help="compare: smaller changes are none (default: 0.05)")  # fmt: skip
+    add("--html", metavar="FILE.html", help="the page; default: OUTPUT.html, none of compare")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, compares or writes a page; returns the exit status."""
+    console = _console()
+    if args.suite == "compare":
+        return _compare(args, console)
+    if args.suite == "page":
+        return _page(args, console)
+    if args.files:
+        raise OptionError(f"{args.files[0]!r} is no argument of a suite; --models names models.")
+    return _measure(args, console)
+
+
+def _measure(args: argparse.Namespace, console: Console) -> int:
+    from dynamo_backends.bench import ledger, load, pages, runs, significance
+    from dynamo_backends.bench.cells import Run
+
+    for needed in (load.import_psutil, significance.import_stats, pages.import_jinja2):
+        needed()  # now, not after hours
+    how, cells = _asked(args)
+    path = Path(args.output)
+    run = ledger.begin(Run(runs.context(how), cells), path, args.resume)
+    run.command = shlex.join(["dynamo-backends", *args.given])
+    try:
+        runs.measure_all(run, how, path, console)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. {path} has {len(run.outcomes)} of {len(run.cells)} results; "
+                      "the same command with --resume goes on.", highlight=False)  # fmt: skip
+        return 130
+    _report(run, path, args.html, console)
+    failed = [o for o in run.outcomes.values() if not o.passed and not o.eager_failed]
+    return int(bool(failed))
+
+
+def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
+    from dynamo_backends.bench import backends, sources
+    from dynamo_backends.bench.cells import Cell, How
+
+    path = str(Path(args.path).resolve()) if args.path else ""
+    how = How(
+        _absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
+        args.timeout, args.memory,
+    )  # fmt: skip
+    known = sources.cases(how)
+    models = [case.name for case in (sources.named(known, args.models) if args.models else known)]
+    for name in args.backends:
+        backends.require(name)
+    every = itertools.product(args.mode, args.dtype, args.batch or [None], models, args.backends)
+    return how, [
+        Cell(model, _absolute(backend), mode, dtype, batch)
+        for mode, dtype, batch, model, backend in every
+    ]
+
+
+def _report(run: "Run", path: Path, html: str | None, console: Console) -> None:
+    from dynamo_backends.bench import pages, summary, tables
+
+    page = Path(html) if html else path.with_suffix(".html")
+    page.write_text(pages.run_page(run), encoding="utf-8")
+    console.print(tables.print_summary(run))
+    console.print(summary.headline(run), highlight=False)
+    console.print(f"saved {path} and {page}", highlight=False, soft_wrap=True)
+
+
+def _compare(args: argparse.Namespace, console: Console) -> int:
+    from dynamo_backends.bench import comparison, ledger, pages
+
+    if len(args.files) != 2:
+        raise OptionError("compare takes two files: bench compare BEFORE.json AFTER.json.")
+    before, after = (ledger.read(Path(file)) for file in args.files)
+    found = comparison.compare_runs(before, after, args.threshold)
+    for text in found.contexts:
+        console.print(f"[yellow]the runs differ:[/] {text}", highlight=False)
+    console.print(comparison.table(found.changes))
+    for name, cells in (("first", found.missing), ("second", found.new)):
+        if cells:
+            console.print(f"{len(cells)} cells only the {name} run has", highlight=False)
+    console.print(found.headline, highlight=False)
+    if args.html:
+        Path(args.html).write_text(pages.comparison_page(found), encoding="utf-8")
+    return int(bool(found.of("regression")))
+
+
+def _page(args: argparse.Namespace, console: Console) -> int:
+    from dynamo_backends.bench import ledger
+
+    if len(args.files) != 1:
+        raise OptionError("page takes one file: bench page RESULT.json.")
+    path = Path(args.files[0])
+    _report(ledger.read(path), path, args.html, console)
+    return 0
+
+
+def _absolute(name: str) -> str:
+    """FILE.py:NAME by the whole path of the file, wherever a later run is begun."""
+    file, _, rest = name.rpartition(":")
+    return f"{Path(file).resolve()}:{rest}" if file.endswith(".py") else name
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+    return int(text)

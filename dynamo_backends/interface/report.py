@@ -162,6 +162,59 @@ class CandidateReport:
 
 
 @dataclass(frozen=True)
+class PlacedParameter:
+    """Where a parameter of a step is on a mesh.
+
+    Attributes:
+        name: As in the user's code: "model.fc.weight".
+        value: Data type and shape, such as "float32[512, 128]".
+        placement: Such as "Shard(0) over data", or "Replicate".
+        bytes: How much of it one device has.
+    """
+
+    name: str
+    value: str
+    placement: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Operations of one kind by which the devices of a mesh talk to each other.
+
+    Attributes:
+        kind: XLA's name, such as "all-reduce".
+        count: How many there are in the compiled program; those in a loop count once.
+        bytes: What one device gets from them in a step.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MeshReport:
+    """A step as it is spread over a mesh.
+
+    Attributes:
+        mesh: Names and sizes of its dimensions, such as "data=4, model=2".
+        parameters: Each with its placement.
+        collectives: In the compiled program, one entry for each kind.
+        argument_bytes: What one device holds of parameters, state and batch.
+        temporary_bytes: What it needs beside these while it runs.
+        output_bytes: What it gets of results; what is updated is not counted twice.
+    """
+
+    mesh: str
+    parameters: tuple[PlacedParameter, ...]
+    collectives: tuple[Collective, ...]
+    argument_bytes: int
+    temporary_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
 class EagerEvent:
     """Compiled code was replaced by eager when it was called.
 
@@ -221,6 +274,7 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
+        mesh: Of a step that is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
 
@@ -255,6 +309,7 @@ class GraphReport:
     chosen: str = ""
     symbols: Mapping[str, str] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
+    mesh: MeshReport | None = None
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from dynamo_backends import compile_step, record
 from dynamo_backends.cli.torchvision_shim import import_transformers
-from dynamo_backends.interface.report import MeshReport
+from dynamo_backends.interface.mesh_report import MeshReport
 from dynamo_backends.verify.rule import difference
 
 STEPS = 10
@@ -56,7 +56,7 @@ def images() -> nn.Module:
 
 
 class Bert(nn.Module):
-    """A classifier on a small BERT, without the biases of keys."""
+    """A classifier on a BERT of one layer, without the biases of keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Bert(nn.Module):
         config = transformers.BertConfig(
             vocab_size=64,
             hidden_size=32,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=4,
             intermediate_size=64,
             max_position_embeddings=16,

@@ -23,6 +23,7 @@ from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_tensor import move_in_place
 from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
@@ -187,6 +188,11 @@ class Step:
     def launches(self) -> int:
         """How many executables were launched: one per step."""
         return self._retired_launches + sum(v.program.launches for v in self._all_variants())
+
+    @property
+    def reports(self) -> list[GraphReport]:
+        """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
+        return [variant.report for variant in self._all_variants()]
 
     @property
     def is_split(self) -> bool:

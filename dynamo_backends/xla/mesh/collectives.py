@@ -3,7 +3,7 @@
 import math
 import re
 
-from dynamo_backends.interface.report import Collective
+from dynamo_backends.interface.mesh_report import Collective
 
 _KINDS = (
     "all-reduce",

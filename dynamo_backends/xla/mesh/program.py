@@ -9,7 +9,8 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.interface.mesh import MeshLayout, Placement
-from dynamo_backends.interface.report import GraphReport, MeshReport, PlacedParameter
+from dynamo_backends.interface.mesh_report import MeshReport, PlacedParameter
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.runtime.device_values import fills_storage, on_host, value_of
 from dynamo_backends.xla import _jaxlib

@@ -112,8 +112,13 @@ class OpenXLA(Backend):
 
     def placed(self, options: XlaOptions, home: str) -> XlaOptions:
         """See `Backend.placed`."""
-        is_one = options.device == "auto" and parts_of(home) is not None  # no mesh
-        return replace(options, device=home) if is_one else options
+        if parts_of(home) is None:
+            raise DeviceError(
+                f"tensors are on the {home}, over which compile_step spreads training steps; other "
+                "graphs are compiled for one device. Give compile_step the mesh, run the model in "
+                "eager, or bring it back with dynamo_backends.xla.to_device(model, 'cpu')."
+            )
+        return replace(options, device=home) if options.device == "auto" else options
 
     def home(self, options: XlaOptions) -> str | None:
         """See `Backend.home`."""

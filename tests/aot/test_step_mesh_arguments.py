@@ -117,8 +117,8 @@ def test_a_mesh_larger_than_the_devices(monkeypatch: pytest.MonkeyPatch):
             {},
             6,
             r"a tensor of the batch of shape \[6, 8\] cannot be split over the mesh \(data=4, "
-            r"model=2\): Shard\(0\) over data and model needs a dimension 0 that 8 divides, not 6\. "
-            r"Use a batch that divides \(DataLoader\(drop_last=True\)\)",
+            r"model=2\): Shard\(0\) over data and model needs a dimension 0 that 8 divides, not "
+            r"6\. Use a batch that divides \(DataLoader\(drop_last=True\)\)",
         ),
         ({"batch_placements": [Shard(2), Replicate()]}, 8, r"has 2 dimensions.*no Shard\(2\)"),
         (

@@ -5,7 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ class MeshDevice(Device):
     Attributes:
         mesh: Names and sizes of its dimensions.
         grid: The same with XLA's devices.
-        lock: Held while a program is launched (see `_threads`).
+        lock: Held while a program is launched: there are threads for one launch (see `_threads`).
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh((), (), ()))
@@ -96,7 +96,7 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
         ForkedProcessError: The client was started before this process was forked off.
     """
     with _lock:
-        device = _open(platform, mesh)
+        device = _open(platform, replace(mesh, kind=""))
     register_home(device)
     check_process(device.pid, "XLA")
     return device

@@ -294,7 +294,7 @@ def test_another_step_of_a_model_on_a_mesh_is_refused_without_the_mesh():
 _MANY = """
 import sys, torch
 from dynamo_backends import compile_step
-model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256))
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3))).double()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
 def train(x):
@@ -308,7 +308,7 @@ step = compile_step(
     train, model=model, optimizer=optimizer, mesh={"data": 8}, parallel="fsdp",
     options={"verify": "off"},
 )
-x = torch.randn(64, 256)
+x = torch.randn(64, 512).double()
 losses = [step(x) for _ in range(300)]
 print(float(losses[-1]) < float(losses[0]))
 """

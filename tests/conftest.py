@@ -97,6 +97,7 @@ SHARES = {
     "xla/test_lowering_recurrent.py": 5,
     "xla/test_lowering_reduction.py": 3,
     "xla/test_lowering_upsampling.py": 3,
+    "xla/test_mesh_steps.py": 3,
     "xla/test_padded.py": 8,
     "xla/test_padded_images.py": 5,
 }

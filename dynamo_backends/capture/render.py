@@ -105,6 +105,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     for text in report.output_aliases:
         yield _line(text, indent=4)
     yield from _compilations(report)
+    if report.mesh is not None:
+        yield from (_line(line, indent=4) for line in str(report.mesh).splitlines())
     if report.candidates:
         yield Padding(candidates_table(report), (0, 0, 0, 4))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.interface.mesh import Mesh, MeshTarget
     from dynamo_backends.interface.plan import Plan
     from dynamo_backends.interface.report import GraphReport
 
@@ -291,6 +292,24 @@ class Backend(ABC):
             CompileError: The graph cannot be compiled.
         """
         return None
+
+    def on_mesh(self, options: Any, mesh: "Mesh") -> "MeshTarget":
+        """Devices on which whole training steps can be spread (see `compile_step`).
+
+        Args:
+            options: An instance of `Options`.
+            mesh: Their grid.
+
+        Raises:
+            OptionError: The backend has no such steps, or not with these options.
+            DeviceError: There are too few devices.
+        """
+        from dynamo_backends.interface.errors import OptionError
+
+        raise OptionError(
+            f"{self.name} does not spread steps over a mesh of devices; use backend='openxla', or "
+            "leave out mesh."
+        )
 
     def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
         """Recreates a compiled step from `StepProgram.dump`.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dynamo_backends._torch_private import compile_id
 from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.mesh_report import MeshReport
 
 log = logging.getLogger("dynamo_backends")
 
@@ -221,6 +222,7 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
+        mesh: Of a step that is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
 
@@ -255,6 +257,7 @@ class GraphReport:
     chosen: str = ""
     symbols: Mapping[str, str] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
+    mesh: MeshReport | None = None
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.package import archive
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
-from dynamo_backends.package.backend import Kept, PackageBackend
+from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.choosing import chosen_backend
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described

@@ -286,8 +286,11 @@ def moved(tensor: Tensor, home: Home | None) -> Tensor:
         value = contents_of(made)
         assert value is not None
         value.send(handle_of(made), tuple(made.shape))
-    if made is tensor:
-        return tensor
+    return tensor if made is tensor else _leaf(tensor, made)
+
+
+def _leaf(tensor: Tensor, made: Tensor) -> Tensor:
+    """A leaf of the kind that `tensor` is, with other contents."""
     if private.is_parameter(tensor):
         return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)
@@ -306,8 +309,21 @@ def move_in_place(tensor: Tensor, home: Home | None) -> None:
     current = tensor.home if isinstance(tensor, DeviceTensor) else None
     if current == (None if home is None else home.name):
         return
+    exchange(tensor, moved(tensor, home))
+
+
+def exchange(tensor: Tensor, made: Tensor) -> None:
+    """Makes of a tensor that others refer to one with the contents of another.
+
+    Args:
+        tensor: A leaf.
+        made: What nobody else refers to; may be no parameter where `tensor` is one.
+
+    Raises:
+        DeviceError: torch cannot exchange it.
+    """
     try:
-        torch.utils.swap_tensors(tensor, moved(tensor, home))
+        torch.utils.swap_tensors(tensor, _leaf(tensor, made))
     except RuntimeError as error:
         raise DeviceError(
             f"a tensor of shape {list(tensor.shape)} cannot be moved, because something refers to "

@@ -17,9 +17,14 @@ from jax._src.lib import xla_client as xc
 from jax.core import ShapedArray
 
 
-def make_cpu_client(asynchronous: bool = False) -> Any:
-    """A PJRT client on the CPU, by default a synchronous one, separate from jax's own."""
-    return xc.make_cpu_client(asynchronous=asynchronous)
+def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
+    """A PJRT client on the CPU, by default a synchronous one, separate from jax's own.
+
+    Args:
+        asynchronous: Whether programs run while their caller goes on.
+        devices: Into how many devices the CPU is divided; None: what `XLA_FLAGS` says, else one.
+    """
+    return xc.make_cpu_client(asynchronous=asynchronous, num_devices=devices)
 
 
 def tpu_chips() -> int:
@@ -150,3 +155,69 @@ def copied(device: Any, array: np.ndarray) -> Any:
         host_buffer_semantics=xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL,
         enable_x64=True,
     )
+
+
+# --- programs that are split over several devices
+
+
+def compile_split(client: Any, devices: Sequence[Any], module: bytes) -> Any:
+    """Compiles StableHLO bytecode with shardings for several devices, as one program.
+
+    XLA splits it by its own partitioner (shardy). On CPUs its operations run in the order that
+    needs the least memory. Where a device waits for others for 40 seconds XLA ends the process;
+    the options that it has for that change nothing.
+
+    Args:
+        client: The devices' PJRT client.
+        devices: In the order of the mesh.
+        module: The bytecode.
+    """
+    options = xc.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = len(devices)
+    ids = np.array([[device.id for device in devices]], dtype=np.int32)
+    options.device_assignment = xc.DeviceAssignment.create(ids)
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = True
+    if devices[0].platform == "cpu":
+        order = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+        options.env_option_overrides = [("xla_cpu_scheduler_type", order)]
+    return client.compile_and_load(module, _jax.DeviceList(tuple(devices)), options)
+
+
+def split_caller(
+    executable: Any, outputs: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """Execution on several devices: from a list of arrays to a list of arrays.
+
+    Args:
+        executable: What to execute.
+        outputs: Shape and dtype of each.
+        shardings: Of each.
+    """
+    handlers = [
+        xc.array_result_handler(
+            ShapedArray(x.shape, x.dtype), sharding, committed=True, _skip_checks=True
+        )
+        for x, sharding in zip(outputs, shardings, strict=True)
+    ]
+    execute = executable.execute_sharded
+    return lambda arrays: execute(arrays).consume_with_handlers(handlers)
+
+
+def program_text(executable: Any) -> str:
+    """The compiled program of one device, in XLA's own words."""
+    text: str = executable.hlo_modules()[0].to_string()
+    return text
+
+
+def memory_of(executable: Any) -> Any:
+    """What each device needs, in bytes: `argument_size_in_bytes` and others."""
+    return executable.get_compiled_memory_stats()
+
+
+def split(array: np.ndarray, sharding: Any) -> Any:
+    """A copy of a numpy array on several devices, in memory that XLA owns alone."""
+    places = sharding.addressable_devices_indices_map(array.shape)
+    parts = [copied(device, np.asarray(array[i], order="C")) for device, i in places.items()]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)

@@ -16,6 +16,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
+from dynamo_backends.interface.mesh import Mesh, MeshTarget
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
@@ -111,6 +112,12 @@ class OpenXLA(Backend):
 
     def placed(self, options: XlaOptions, home: str) -> XlaOptions:
         """See `Backend.placed`."""
+        if parts_of(home) is None:
+            raise DeviceError(
+                f"tensors are on the {home}, over which compile_step spreads training steps; other "
+                "graphs are compiled for one device. Give compile_step the mesh, run the model in "
+                "eager, or bring it back with dynamo_backends.xla.to_device(model, 'cpu')."
+            )
         return replace(options, device=home) if options.device == "auto" else options
 
     def home(self, options: XlaOptions) -> str | None:
@@ -183,6 +190,14 @@ class OpenXLA(Backend):
         lowering = _lowering_options(device.platform, options)
         return compile_step(graph, device, lowering, options.reserve)
 
+    def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
+        """See `Backend.on_mesh`: on CPUs and TPUs."""
+        from dynamo_backends.xla.mesh.devices import open_mesh
+        from dynamo_backends.xla.mesh.target import XlaMesh
+
+        device = open_mesh(_platform_of_mesh(options, mesh), mesh)
+        return XlaMesh(device, _lowering_options(device.platform, options))
+
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load_step`."""
         from dynamo_backends.xla.runtime import open_device
@@ -226,6 +241,28 @@ def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
         return _parts(options.device)
     index = device_index((*graph.placeholders, *graph.calls), "cuda")
     return ("cpu", 0) if index is None else ("cuda", index)
+
+
+def _platform_of_mesh(options: XlaOptions, mesh: Mesh) -> str:
+    """Where the devices of a mesh are.
+
+    Raises:
+        OptionError: The option `device` names one device, or another kind than the mesh has.
+    """
+    asked = "" if options.device == "auto" else options.device
+    if ":" in asked:
+        raise OptionError(
+            f"option 'device' of openxla is {asked!r}, which is one device; a mesh has several. "
+            f"Pass 'device': {asked.partition(':')[0]!r}."
+        )
+    if asked and mesh.kind and asked != mesh.kind:
+        raise OptionError(f"the mesh is of {mesh.kind} devices, but option 'device' is {asked!r}")
+    platform = asked or mesh.kind or "cpu"
+    if platform not in ("cpu", "tpu"):
+        raise OptionError(
+            f"openxla spreads steps over a mesh of 'cpu' or 'tpu' devices, not of {platform!r}"
+        )
+    return platform
 
 
 def _parts(device: str) -> tuple[str, int]:

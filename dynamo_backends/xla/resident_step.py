@@ -4,7 +4,7 @@ What a step updates is donated: the device writes the new contents over the old 
 there before the first step, and stays there until somebody reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class ResidentStep(StepProgram):
         promised = [n.meta["val"] for n in graph.outputs[len(self._updated) :]]
         self._exporters = [Exporter(v) for v in promised]
         self._dtypes = [v.dtype for v in promised]
-        self._execute = _jaxlib.caller(executable, device.handle)
+        self._execute = self._caller()
         # Learning rates and the like, which seldom change, and constants.
         self._few = {0, *(i for i, x in enumerate(graph.inputs) if x.role is Role.CONSTANT)}
         self._known: dict[int, DeviceTensor] = {}
@@ -57,14 +57,12 @@ class ResidentStep(StepProgram):
         check_process(self._device.pid, "XLA")
         residents = [self._resident(inputs[i], i) for i in self._updated]
         buffers: list[Any] = [None] * len(inputs)
-        for place, (handle, value) in zip(self._updated, residents, strict=True):
+        for place, (_, value) in zip(self._updated, residents, strict=True):
             buffers[place] = self._array(place, inputs[place], value)
             if value.is_shared:
-                buffers[place] = duplicated(self._device, buffers[place], handle.dtype)
-        others = [self._same(i, inputs[i]) for i in self._others]
-        arrays = self._device.take_in([self._importers[i] for i in self._others], others)
-        for place, array in zip(self._others, arrays, strict=True):
-            buffers[place] = array
+                buffers[place] = self._duplicated(place, buffers[place])
+        for place in self._others:
+            buffers[place] = self._take_in(place, self._same(place, inputs[place]))
         given_away = [buffers[i] for i in self._updated]
         self._keep_apart(buffers)
         self.launches += 1
@@ -83,6 +81,10 @@ class ResidentStep(StepProgram):
             torch.autograd.graph.increment_version([inputs[i] for i in self._updated])
             taken.append(results[len(residents) :])
 
+    def _caller(self) -> Callable[[list[Any]], list[Any]]:
+        """From buffers for the program to its results."""
+        return _jaxlib.caller(self.executable, self._device.handle)
+
     def _same(self, place: int, tensor: Tensor) -> Tensor:
         """What is on the device already in the place of an equal tensor: numbers, constants."""
         if place not in self._few or isinstance(tensor, DeviceTensor):
@@ -92,17 +94,27 @@ class ResidentStep(StepProgram):
             known = self._known[place] = to_home(tensor, self._device)
         return known
 
+    def _take_in(self, place: int, tensor: Tensor) -> Any:
+        """An input on the device."""
+        array: Any = self._device.take_in([self._importers[place]], [tensor])[0]
+        return array
+
+    def _duplicated(self, place: int, array: Any) -> Any:
+        """A copy of an input, which may be given away."""
+        return duplicated(self._device, array, self._importers[place].dtype)
+
     def _array(self, place: int, tensor: Tensor, value: DeviceValue) -> Any:
         importer, array = self._importers[place], value.array
         if array is not None and not value.is_exposed and array.shape == importer.dense_shape:
             return array
-        return self._device.take_in([importer], [tensor])[0]
+        return self._take_in(place, tensor)
 
     def _resident(self, tensor: Tensor, place: int) -> tuple[Tensor, DeviceValue]:
         """The handle of an input that is updated, and its contents."""
         found = self._residents.get(place)
         if found is not None and found[0] is getattr(tensor, "_handle", None):
             return found
+        self._settle(place, tensor)
         if not isinstance(tensor, DeviceTensor) or tensor.home != self._device.name:
             raise StepCaptureError(
                 f"input {place} of the step, which it updates, is not on {self._device.name}. Move "
@@ -118,18 +130,21 @@ class ResidentStep(StepProgram):
         self._residents[place] = handle, value
         return handle, value
 
+    def _settle(self, place: int, tensor: Tensor) -> None:
+        """Moves to the device what nobody has moved there; by default nothing."""
+
     def _keep_apart(self, buffers: list[Any]) -> None:
         """Nothing is given away and read under another name."""
         updated = {id(buffers[i]) for i in self._updated}
         for i in self._others:
             if id(buffers[i]) in updated:
-                buffers[i] = duplicated(self._device, buffers[i], self._importers[i].dtype)
+                buffers[i] = self._duplicated(i, buffers[i])
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
         return hand_out(self._device, self._exporters, taken[0], self._dtypes, ORIGIN)
 
-    def dump(self) -> dict[str, bytes]:
+    def dump(self) -> dict[str, bytes] | None:
         """See `StepProgram.dump`."""
         code = _jaxlib.serialize(self._device.client, self.executable)
         return {"main": code, "updates": b"resident"}

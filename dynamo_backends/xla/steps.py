@@ -34,7 +34,7 @@ def compile_step(
         CompileError: XLA refuses the program.
     """
     with jax.enable_x64(True):
-        program = fold_transposes(_trace(graph, options, is_flat=not device.is_remote))
+        program = fold_transposes(trace_step(graph, options, is_flat=not device.is_remote))
         lowered = _lower(program, device, donated(graph))
         # A device's program runs by itself, and its failure is seen when something is read.
         can_fail = not device.is_remote and bool(calls_of_libraries(lowered))
@@ -72,7 +72,17 @@ def donated(graph: Graph) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
 
 
-def _trace(graph: Graph, options: LoweringOptions, is_flat: bool) -> Any:
+def trace_step(graph: Graph, options: LoweringOptions, is_flat: bool) -> Any:
+    """A step's lowering as a jaxpr.
+
+    Args:
+        graph: Of the kind "step".
+        options: Of the lowering.
+        is_flat: What is updated has one dimension (see `in_one_dimension`).
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
     values = [p.meta["val"] for p in graph.placeholders]
     storages = [Importer(v).storage for v in values]
     updated = donated(graph)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh.parallel import parallel_of
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
@@ -22,6 +23,7 @@ from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_tensor import move_in_place
 from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
@@ -43,6 +45,10 @@ def compile_step(
     options: Mapping[str, Any] | None = None,
     accumulate: int = 1,
     fallback: Literal["error", "split"] = "error",
+    mesh: Any = None,
+    parallel: Literal["ddp", "fsdp"] | None = None,
+    placements: Mapping[str, Sequence[Any]] | None = None,
+    batch_placements: Sequence[Any] | None = None,
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -66,9 +72,18 @@ def compile_step(
         accumulate: In how many parts the batch is taken; gradients are averaged over them.
         fallback: What to do if it cannot be captured as one graph: raise `StepCaptureError`, or
             compile the parts of it with `torch.compile`.
+        mesh: Several devices over which the step is spread (docs/scaling.md): a torch `DeviceMesh`,
+            or names and sizes of its dimensions, such as {"data": 4, "model": 2}.
+        parallel: "ddp" (the default with a mesh): each device has all parameters; "fsdp": each has
+            a part of them and of their state.
+        placements: Of single parameters, by patterns of their names: one `Shard` or `Replicate` of
+            `torch.distributed.tensor` for each dimension of the mesh.
+        batch_placements: Of the tensors of a batch, likewise. By default their first dimension is
+            split over the dimensions of the mesh that split no parameter in `placements`.
 
     Raises:
         OptionError: An argument is not valid.
+        DeviceError: There are fewer devices than the mesh has.
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
@@ -88,7 +103,13 @@ def compile_step(
         if any(map(_searches, optimizers)):
             raise StepCaptureError(_LBFGS)
         refuse_outside_effects(models, optimizers)
-    definition = Definition(function, models, optimizers, accumulate)
+    spread = parallel_of(mesh, parallel, placements, batch_placements, models)
+    if spread is not None and fallback == "split":
+        raise OptionError(
+            'mesh cannot be combined with fallback="split": torch.compile knows no mesh, and the '
+            "parts would run on one device."
+        )
+    definition = Definition(function, models, optimizers, accumulate, spread)
     return Step(definition, backend, options, fallback)
 
 
@@ -142,7 +163,9 @@ class Step:
         self.eager_steps = 0
         self.reasons: list[str] = []
         self._definition = definition
-        self._backend = step_backend(backend, options)
+        parallel = definition.parallel
+        mesh = None if parallel is None else parallel.mesh
+        self._backend = step_backend(backend, options, mesh=mesh)
         self._options = options
         self._fallback = fallback
         self._split: Callable[..., Any] | None = None
@@ -165,6 +188,11 @@ class Step:
     def launches(self) -> int:
         """How many executables were launched: one per step."""
         return self._retired_launches + sum(v.program.launches for v in self._all_variants())
+
+    @property
+    def reports(self) -> list[GraphReport]:
+        """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
+        return [variant.report for variant in self._all_variants()]
 
     @property
     def is_split(self) -> bool:
@@ -229,13 +257,18 @@ class Step:
         definition = self._definition
         before = self._inventory
         self._inventory = Inventory(definition.models, definition.optimizers)
-        self._settle_on_device(self._inventory)
+        self._settle(self._inventory)
         if before is None or not before.is_like(self._inventory):
             self._retired_launches = self.launches
             self._variants.clear()
 
-    def _settle_on_device(self, inventory: Inventory) -> None:
-        """Where the backend keeps values on a device, all that lives on moves there."""
+    def _settle(self, inventory: Inventory) -> None:
+        """Where the backend keeps values on devices, all that lives on moves there."""
+        definition, target = self._definition, self._backend.target
+        if definition.parallel is not None and target is not None:
+            several = definition.models, definition.optimizers
+            definition.parallel.settle(inventory, *several, target)
+            return
         found = home_of(inventory.tensors)
         if found is not None and self._backend.home is None:
             self._backend = step_backend(self._backend.name, self._options, found)
@@ -299,6 +332,9 @@ class Step:
 
     def _compile(self, batch: Sequence[Any], spec: BatchSpec, key: Any, reason: str) -> None:
         """Compiles the step for how things are now."""
+        parallel = self._definition.parallel
+        if parallel is not None:
+            parallel.check_batch(batch)
         if not self._rebuild():
             raise EagerStep
         self._promoted.update(

@@ -1,6 +1,7 @@
 """Which backends take whole steps, and how: one row each."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ from dynamo_backends.aot.step.cached import program_of_step
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.planned import compile_planned
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import DynamoBackendsError, OptionError, StepCaptureError
+from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import get_backend, load
@@ -31,6 +34,8 @@ class StepBackend:
         strict: What is wrong raises instead of being taken in eager.
         reduced: Whether the user admits bfloat16.
         home: The device on which what lives from step to step stays; None: torch's own.
+        target: The mesh over which steps are spread; None: they are not.
+        compile_on_mesh: Makes a program for it; None without.
     """
 
     name: str
@@ -40,10 +45,15 @@ class StepBackend:
     strict: bool = False
     reduced: bool = False
     home: str | None = None
+    target: MeshTarget | None = None
+    compile_on_mesh: Callable[[Graph, MeshLayout], StepProgram] | None = None
 
 
 def step_backend(
-    name: str, options: Mapping[str, Any] | None, home: str | None = None
+    name: str,
+    options: Mapping[str, Any] | None,
+    home: str | None = None,
+    mesh: Mesh | None = None,
 ) -> StepBackend:
     """The way of a backend with steps.
 
@@ -51,13 +61,17 @@ def step_backend(
         name: One of torch's own that have a row in `_TORCHS`, or one of `get_backend`.
         options: Of a backend of this package.
         home: The device that torch does not know on which tensors of the step live already.
+        mesh: Over which steps are spread.
 
     Raises:
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: It cannot run here.
-        OptionError: An option is wrong.
+        OptionError: An option is wrong, or the backend has no steps on a mesh.
+        DeviceError: There are too few devices for the mesh.
     """
     if name in _TORCHS:
+        if mesh is not None:
+            raise OptionError(f"{name} does not spread steps over a mesh; use backend='openxla'.")
         if options:
             raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
         torchs: StepBackend = load(_TORCHS[name])()
@@ -69,6 +83,7 @@ def step_backend(
     if home is not None:
         parsed = backend.placed(parsed, home)
     table = decompositions(keep=frozenset(backend.keeps(parsed)))
+    target = None if mesh is None else backend.on_mesh(parsed, mesh)
     return StepBackend(
         name,
         table,
@@ -76,8 +91,23 @@ def step_backend(
         verify="off" if backend.is_verified else str(parsed.verify),
         strict=parsed.fallback == "error",
         reduced=parsed.is_reduced,
-        home=backend.home(parsed),
+        home=backend.home(parsed) if target is None else target.name,
+        target=target,
+        compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
     )
+
+
+def _for_mesh(
+    backend: Backend, options: Options, target: MeshTarget
+) -> Callable[[Graph, MeshLayout], StepProgram]:
+    def make(graph: Graph, layout: MeshLayout) -> StepProgram:
+        plan = backend.plan(graph, options)
+        _check_whole(backend, graph, plan)
+        compile_copy = lambda copy: target.compile_step(copy, layout)  # noqa: E731
+        with _as_capture_error(backend):
+            return compile_planned(backend, options, plan, graph, compile_copy)
+
+    return make
 
 
 def _eager() -> StepBackend:
@@ -113,8 +143,14 @@ def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgr
     backend.prepare(graph, options)
     plan = backend.plan(graph, options)
     _check_whole(backend, graph, plan)
-    try:
+    with _as_capture_error(backend):
         return program_of_step(backend, options, plan, graph)
+
+
+@contextlib.contextmanager
+def _as_capture_error(backend: Backend) -> Iterator[None]:
+    try:
+        yield
     except DynamoBackendsError as error:
         raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
 

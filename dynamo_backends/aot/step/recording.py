@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from dynamo_backends.aot.step.aliases import Aliases
 from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
+from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.python_state.effects import Effect
 from dynamo_backends.aot.step.python_state.following import Conditions
 from dynamo_backends.aot.step.python_state.places import Place
@@ -31,12 +32,14 @@ class Definition:
         models: Whose parameters and buffers it uses.
         optimizers: That it steps.
         accumulate: In how many parts it takes a batch.
+        parallel: How it is spread over a mesh; None: it is not.
     """
 
     function: Callable[..., Any]
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     accumulate: int = 1
+    parallel: Parallel | None = None
 
 
 @dataclass(frozen=True)

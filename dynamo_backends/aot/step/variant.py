@@ -17,6 +17,7 @@ from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh_layout import layout_of
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recording import Definition, Result
@@ -80,7 +81,12 @@ class Variant:
             self.graph, self._draw = hoist(step.graph)
             self._constants = step.constants
             captured = time.perf_counter()
-            self.program: StepProgram = backend.compile(self.graph)
+            if definition.parallel is None or backend.compile_on_mesh is None:
+                self.program: StepProgram = backend.compile(self.graph)
+            else:
+                spread = definition, inventory, recording, batch
+                layout = layout_of(definition.parallel, self.graph, *spread)
+                self.program = backend.compile_on_mesh(self.graph, layout)
         seconds = time.perf_counter() - captured
         self.report = _report(backend.name, self.graph, seconds, self.program.from_disk)
         keep_count_of(self.program)

@@ -23,12 +23,15 @@ class LoweringOptions:
         convolution_precision: The same for convolutions; empty: as for products.
         channels_last: Store convolutional activations channels last. XLA chooses layouts itself on
             GPU and TPU; on the CPU it does not, and channels last is faster.
+        partitioned: XLA splits the program over several devices. Convolutions are its own then,
+            which it can split.
     """
 
     platform: str = "cpu"
     matmul_precision: str = "highest"
     convolution_precision: str = ""
     channels_last: bool = True
+    partitioned: bool = False
 
 
 @dataclass(frozen=True)

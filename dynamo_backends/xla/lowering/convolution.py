@@ -31,7 +31,7 @@ def _settings(
         padding=_full(padding, spatial),
         dilation=_full(dilation, spatial),
         groups=groups,
-        platform=ctx.options.platform,
+        platform="partitioned" if ctx.options.partitioned else ctx.options.platform,
         precision=ctx.convolution_precision,
     )
 

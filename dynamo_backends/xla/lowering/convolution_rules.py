@@ -121,7 +121,11 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(LAX, lambda s: s.platform != "cpu", "accelerators' libraries choose for themselves"),
+    Rule(
+        LAX,
+        lambda s: s.platform != "cpu",
+        "accelerators' libraries, and XLA's partitioner, choose for themselves",
+    ),
     Rule(DOT, lambda s: True, "a kernel with one tap is one matrix product"),
     Rule(PATCHES, lambda s: True, "tiles that do not overlap are cut out without copies to spare"),
     Rule(

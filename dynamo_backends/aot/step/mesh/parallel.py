@@ -1,0 +1,195 @@
+"""Where parameters, state and batches of a step are on a mesh."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh.arguments import KINDS, fitted, mesh_of, placement_of
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import OptionError, StepCaptureError, did_you_mean
+from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placement
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How a step is spread over a mesh.
+
+    Attributes:
+        mesh: The mesh.
+        kind: "ddp": each device has all parameters that `placements` does not name; "fsdp": each
+            has its part of them.
+        placements: Of parameters, by patterns of their names, the first that matches.
+        batch: Of the tensors of a batch.
+    """
+
+    mesh: Mesh
+    kind: str
+    placements: Mapping[str, Placement]
+    batch: Placement
+
+    def of_slots(
+        self,
+        inventory: Inventory,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Any],
+    ) -> list[Placement]:
+        """One placement per slot: state is where its parameter is, the rest is everywhere.
+
+        Raises:
+            OptionError: A placement does not fit its parameter.
+        """
+        names = _names(models)
+        of_tensor: dict[int, Placement] = {}
+        for slot, tensor in zip(inventory.slots, inventory.tensors, strict=True):
+            if slot.role is Role.PARAMETER:
+                known = names.get(id(tensor), [slot.name])
+                of_tensor[id(tensor)] = self._of_parameter(known, tensor)
+        for parameter, state in _states(optimizers):
+            placed = of_tensor.get(id(parameter), self.mesh.replicated)
+            if state.shape == parameter.shape:
+                of_tensor[id(state)] = placed
+        return [of_tensor.get(id(t), self.mesh.replicated) for t in inventory.tensors]
+
+    def _of_parameter(self, names: Sequence[str], parameter: Tensor) -> Placement:
+        for pattern, placement in self.placements.items():
+            if any(fnmatchcase(name, pattern) for name in names):
+                what = f"the parameter {names[0]}"
+                advice = f"Give {pattern!r} another placement."
+                return fitted(placement, parameter.shape, self.mesh, what, advice)
+        return self._split(parameter) if self.kind == "fsdp" else self.mesh.replicated
+
+    def _split(self, parameter: Tensor) -> Placement:
+        """Split over all devices with parts of the batch: the first dimension if that divides."""
+        over = [dim is not None for dim in self.batch]
+        sizes = list(parameter.shape)
+        for dim in sorted(range(len(sizes)), key=lambda d: (d > 0, -sizes[d])):
+            placed = tuple(dim if split else None for split in over)
+            if sizes[dim] % self.mesh.parts(placed, dim) == 0 and sizes[dim]:
+                return placed
+        return self.mesh.replicated
+
+    def of_batch(self, tensor: Tensor) -> Placement:
+        """Of a tensor of the batch; one without dimensions is everywhere.
+
+        Raises:
+            OptionError: It cannot be split.
+        """
+        if not tensor.dim():
+            return self.mesh.replicated
+        advice = (
+            "Use a batch that divides (DataLoader(drop_last=True)), or hold what is no part of the "
+            "batch in a buffer of the model."
+        )
+        return fitted(self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice)
+
+    def check_batch(self, batch: Sequence[Any]) -> None:
+        """Raises if a tensor of a batch cannot be split (see `of_batch`)."""
+        for each in batch:
+            if isinstance(each, Tensor):
+                self.of_batch(each)
+
+    def settle(
+        self,
+        inventory: Inventory,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Any],
+        target: MeshTarget,
+    ) -> None:
+        """Moves all that lives from step to step to the mesh.
+
+        Raises:
+            OptionError: A placement does not fit its parameter.
+            StepCaptureError: Tensors share memory.
+        """
+        placements = self.of_slots(inventory, models, optimizers)
+        _refuse_shared(inventory)
+        for i, placement in enumerate(placements):
+            if not inventory.slots[i].is_setting:
+                target.place(inventory.tensors[i], placement)
+
+
+def parallel_of(
+    mesh: Any,
+    parallel: Any,
+    placements: Mapping[str, Any] | None,
+    batch_placements: Any,
+    models: Sequence[nn.Module],
+) -> Parallel | None:
+    """What the arguments of `compile_step` say; None without a mesh.
+
+    Raises:
+        OptionError: One is not valid, or placements name no parameter.
+    """
+    if mesh is None:
+        given = {"parallel": parallel, "placements": placements}
+        given["batch_placements"] = batch_placements
+        for name, value in given.items():
+            if value is not None:
+                raise OptionError(f"{name} needs a mesh: pass mesh={{'data': 8}}, for instance")
+        return None
+    made = mesh_of(mesh)
+    kind = "ddp" if parallel is None else parallel
+    if kind not in KINDS:
+        raise OptionError(f"parallel must be 'ddp' or 'fsdp', not {parallel!r}")
+    placed = {
+        pattern: placement_of(given, made, f"placements[{pattern!r}]")
+        for pattern, given in (placements or {}).items()
+    }
+    _check_names(placed, models)
+    if batch_placements is None:
+        batch = _default_batch(made, placed)
+    else:
+        batch = placement_of(batch_placements, made, "batch_placements")
+    return Parallel(made, kind, placed, batch)
+
+
+def _default_batch(mesh: Mesh, placements: Mapping[str, Placement]) -> Placement:
+    """Split over the dimensions of the mesh that split no parameter that the user has placed."""
+    columns = zip(*placements.values(), strict=True) if placements else ((),) * len(mesh.sizes)
+    return tuple(None if any(d is not None for d in column) else 0 for column in columns)
+
+
+def _check_names(placements: Mapping[str, Placement], models: Sequence[nn.Module]) -> None:
+    known = [name for names in _names(models).values() for name in names]
+    for pattern in placements:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise OptionError(
+                f"placements names {pattern!r}, but no parameter is called so."
+                f"{did_you_mean(pattern, known)} Names are those of model.named_parameters(), and "
+                "'*' stands for any text."
+            )
+
+
+def _names(models: Sequence[nn.Module]) -> dict[int, list[str]]:
+    """All names of each parameter; behind the number of its model if there are several."""
+    found: dict[int, list[str]] = {}
+    for number, model in enumerate(models):
+        prefix = "" if len(models) == 1 else f"{number}."
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            found.setdefault(id(parameter), []).append(prefix + name)
+    return found
+
+
+def _states(optimizers: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(parameter, Tensor) and isinstance(value, Tensor):
+                    yield parameter, value
+
+
+def _refuse_shared(inventory: Inventory) -> None:
+    owners: dict[int, str] = {}
+    for slot, tensor in zip(inventory.slots, inventory.tensors, strict=True):
+        if slot.is_setting or not tensor.numel() or type(tensor) not in (Tensor, nn.Parameter):
+            continue
+        other = owners.setdefault(tensor.untyped_storage().data_ptr(), slot.name)
+        if other != slot.name:
+            raise StepCaptureError(
+                f"{other} and {slot.name} share memory, which they cannot on a mesh. Tie "
+                "parameters by using one nn.Parameter in both places, or clone one of them."
+            )

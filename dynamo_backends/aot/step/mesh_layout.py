@@ -1,0 +1,84 @@
+"""Where the inputs and outputs of a captured step are on a mesh."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh.parallel import Parallel
+from dynamo_backends.aot.step.recording import Definition, Recording
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.mesh import MeshLayout, Placement
+
+
+def layout_of(
+    parallel: Parallel,
+    graph: Graph,
+    definition: Definition,
+    inventory: Inventory,
+    recording: Recording,
+    batch: Sequence[Any],
+) -> MeshLayout:
+    """The layout of a step's graph.
+
+    Args:
+        parallel: What the user asked for.
+        graph: Of the step; its inputs are as `Variant` gives them.
+        definition: What was captured.
+        inventory: What lives on.
+        recording: Of the step.
+        batch: The leaves of its arguments.
+
+    Raises:
+        OptionError: A tensor of the batch cannot be split.
+    """
+    slots = parallel.of_slots(inventory, definition.models, definition.optimizers)
+    batches = {i: parallel.of_batch(x) for i, x in enumerate(batch) if isinstance(x, Tensor)}
+    known = [parallel.mesh.replicated, *slots]
+    known += [slots[i] for i in recording.gradient_slots]
+    known += batches.values()
+    known += [batches[i] for i in recording.batch_with_gradient]
+    values = [p.meta["val"] for p in graph.placeholders]
+    like_batch = _LikeBatch(parallel, [x for x in batch if isinstance(x, Tensor)])
+    inputs = list(known)
+    for value, each in zip(values[len(known) :], graph.inputs[len(known) :], strict=True):
+        is_drawn = each.role is Role.ACTIVATION
+        inputs.append(like_batch(value) if is_drawn else parallel.mesh.replicated)
+    updated = [inputs[i] for i in graph.updates]
+    others = {output: slots[i] for output, i in recording.gradients}
+    others |= {output: batches[i] for output, i in recording.batch_gradients}
+    outputs = updated + _others(graph.outputs[len(updated) :], others, like_batch)
+    parameters = {
+        1 + i: slot.name for i, slot in enumerate(inventory.slots) if slot.role is Role.PARAMETER
+    }
+    return MeshLayout(tuple(inputs), tuple(outputs), parameters)
+
+
+def _others(
+    outputs: Sequence[fx.Node], known: Mapping[int, Placement], like_batch: "_LikeBatch"
+) -> list[Placement]:
+    return [known.get(k) or like_batch(node.meta["val"]) for k, node in enumerate(outputs)]
+
+
+class _LikeBatch:
+    """The placement of what has the batch in its first dimension, as far as can be seen.
+
+    Results do not depend on it: it says where elements are kept.
+
+    Args:
+        parallel: What the user asked for.
+        batch: Its tensors.
+    """
+
+    def __init__(self, parallel: Parallel, batch: Sequence[Tensor]):
+        self._mesh = parallel.mesh
+        self._placement = tuple(0 if d == 0 else None for d in parallel.batch)
+        self._size = next((x.shape[0] for x in batch if x.dim()), 0)
+        self._parts = self._mesh.parts(self._placement, 0)
+
+    def __call__(self, value: Tensor) -> Placement:
+        if not value.dim() or not self._size or value.shape[0] % self._size:
+            return self._mesh.replicated
+        return self._placement if value.shape[0] % self._parts == 0 else self._mesh.replicated

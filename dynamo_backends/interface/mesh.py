@@ -1,0 +1,101 @@
+"""What a backend that computes on a mesh of devices is given, and what it offers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dynamo_backends.aot.step.programs import StepProgram
+    from dynamo_backends.graph.graph import Graph
+
+Placement = tuple[int | None, ...]
+"""For each dimension of a mesh the dimension of a tensor that is split over it; None: none is."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices in a grid.
+
+    Attributes:
+        names: Of its dimensions.
+        sizes: Of its dimensions.
+        devices: Which of the platform's devices are in it, in row-major order.
+        kind: torch's name of their type; empty: whatever the backend computes on.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[int, ...]
+    kind: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return math.prod(self.sizes)
+
+    @property
+    def replicated(self) -> Placement:
+        """Of a tensor that every device has whole."""
+        return (None,) * len(self.sizes)
+
+    def parts(self, placement: Placement, dim: int) -> int:
+        """In how many parts a dimension of a tensor is split."""
+        return math.prod(n for n, d in zip(self.sizes, placement, strict=True) if d == dim)
+
+    def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
+        """What of a tensor one device has; each dimension that is split divides."""
+        return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
+
+    def describe(self, placement: Placement) -> str:
+        """Such as "Shard(0) over data"; "Replicate" for a tensor that every device has whole."""
+        over: dict[int, list[str]] = {}
+        for name, dim in zip(self.names, placement, strict=True):
+            if dim is not None:
+                over.setdefault(dim, []).append(name)
+        texts = [f"Shard({dim}) over {' and '.join(names)}" for dim, names in over.items()]
+        return ", ".join(texts) or "Replicate"
+
+    def __str__(self) -> str:
+        """Such as "data=4, model=2"."""
+        return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """Where the inputs and outputs of a step's graph are on a mesh.
+
+    Attributes:
+        inputs: One per input.
+        outputs: One per output.
+        parameters: Names of parameters as users write them, by the position of their input.
+    """
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    parameters: Mapping[int, str]
+
+
+class MeshTarget(Protocol):
+    """A mesh of a backend's devices."""
+
+    @property
+    def name(self) -> str:
+        """The name under which tensors know that they live there."""
+
+    def place(self, tensor: "Tensor", placement: Placement) -> None:
+        """Moves a tensor there, which stays the same object; nothing if it is there.
+
+        Raises:
+            DeviceError: torch cannot exchange it.
+        """
+
+    def compile_step(self, graph: "Graph", layout: MeshLayout) -> "StepProgram":
+        """Compiles a whole training step for all devices as one program.
+
+        Raises:
+            LoweringError: One node cannot be lowered after all.
+            CompileError: The graph cannot be compiled.
+        """

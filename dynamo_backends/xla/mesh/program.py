@@ -1,0 +1,113 @@
+"""Runs training steps on a mesh: each device has its parts of parameters, state and batch."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.liveness import tensor_bytes
+from dynamo_backends.interface.mesh import MeshLayout, Placement
+from dynamo_backends.interface.mesh_report import MeshReport, PlacedParameter
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.device_tensor import DeviceTensor
+from dynamo_backends.runtime.device_values import fills_storage, on_host, value_of
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.mesh.collectives import collectives_of
+from dynamo_backends.xla.mesh.devices import MeshDevice
+from dynamo_backends.xla.mesh.splits import Splits
+from dynamo_backends.xla.resident_step import ResidentStep
+
+
+class _Places(Protocol):
+    def place(self, tensor: Tensor, placement: Placement) -> None:
+        """See `MeshTarget.place`."""
+
+
+class MeshStep(ResidentStep):
+    """A step on a mesh.
+
+    Args:
+        device: All devices of the mesh.
+        graph: The graph.
+        executable: Compiled from it.
+        layout: Where its inputs and outputs are.
+        splits: The shardings that say so.
+        target: Moves tensors to the mesh.
+    """
+
+    def __init__(
+        self,
+        device: MeshDevice,
+        graph: Graph,
+        executable: Any,
+        layout: MeshLayout,
+        splits: Splits,
+        target: _Places,
+    ):
+        self._splits = splits
+        super().__init__(device, graph, executable)
+        self._mesh = device
+        self._layout = layout
+        self._target = target
+        self._values = [p.meta["val"] for p in graph.placeholders]
+
+    def _caller(self) -> Callable[[list[Any]], list[Any]]:
+        return _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
+
+    def _take_in(self, place: int, tensor: Tensor) -> Any:
+        importer, sharding = self._importers[place], self._splits.inputs[place]
+        if not isinstance(tensor, DeviceTensor):
+            return self._mesh.split(importer(tensor), sharding)
+        handle = tensor._handle
+        value = value_of(handle)
+        is_ours = value is not None and value.home is self._mesh and not value.is_exposed
+        whole = fills_storage(handle) and importer.view(handle).is_contiguous()
+        if value is None or not is_ours or not whole:
+            return self._mesh.split(importer(tensor.host()), sharding)
+        if not self._is_here(place, value.array):
+            value.array = self._mesh.split(importer(on_host(handle)), sharding)
+            value.is_shared = False
+        return value.array
+
+    def _is_here(self, place: int, array: Any) -> bool:
+        """Whether an array is split as an input is expected."""
+        if array is None or array.shape != self._importers[place].dense_shape:
+            return False
+        return bool(array.sharding.is_equivalent_to(self._splits.inputs[place], array.ndim))
+
+    def _array(self, place: int, tensor: Tensor, value: Any) -> Any:
+        return self._take_in(place, tensor)
+
+    def _duplicated(self, place: int, array: Any) -> Any:
+        return _jaxlib.split(np.asarray(array), self._splits.inputs[place])
+
+    def _settle(self, place: int, tensor: Tensor) -> None:
+        self._target.place(tensor, self._layout.inputs[place])
+
+    def report_to(self, report: GraphReport) -> None:
+        """See `StepProgram.report_to`."""
+        memory = _jaxlib.memory_of(self.executable)
+        report.mesh = MeshReport(
+            mesh=str(self._mesh.mesh),
+            parameters=tuple(map(self._parameter, self._layout.parameters)),
+            collectives=collectives_of(_jaxlib.program_text(self.executable)),
+            argument_bytes=memory.argument_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        )
+
+    def _parameter(self, place: int) -> PlacedParameter:
+        value, placement = self._values[place], self._layout.inputs[place]
+        mesh = self._mesh.mesh
+        parts = [mesh.parts(placement, d) for d in range(value.dim())]
+        return PlacedParameter(
+            name=self._layout.parameters[place],
+            value=f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}",
+            placement=mesh.describe(placement),
+            bytes=tensor_bytes(value) // int(np.prod(parts)),
+        )
+
+    def dump(self) -> None:
+        """See `StepProgram.dump`: programs for meshes are not kept on disk."""

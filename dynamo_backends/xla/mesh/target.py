@@ -1,0 +1,92 @@
+"""A mesh of XLA's devices, to which steps are compiled."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from torch import Tensor
+
+from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.interface.mesh import MeshLayout, Placement
+from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
+from dynamo_backends.runtime.device_values import on_device
+from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.xla import _jaxlib, prologue
+from dynamo_backends.xla.foreign_calls import calls_of_libraries
+from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.mesh.devices import MeshDevice
+from dynamo_backends.xla.mesh.program import MeshStep
+from dynamo_backends.xla.mesh.splits import Splits
+from dynamo_backends.xla.steps import donated, trace_step
+from dynamo_backends.xla.transposes import fold_transposes
+
+
+class XlaMesh:
+    """See `MeshTarget`.
+
+    Args:
+        device: All devices of the mesh.
+        options: Of the lowering.
+    """
+
+    def __init__(self, device: MeshDevice, options: LoweringOptions):
+        self._device = device
+        self._options = dataclasses.replace(options, partitioned=True)
+
+    @property
+    def name(self) -> str:
+        """See `MeshTarget.name`."""
+        return self._device.name
+
+    def place(self, tensor: Tensor, placement: Placement) -> None:
+        """See `MeshTarget.place`; a gradient goes with its tensor."""
+        if isinstance(tensor, DeviceTensor) and tensor.home == self.name:
+            return
+        gradient = tensor.grad
+        exchange(tensor, self._placed(tensor, placement))
+        if gradient is not None:
+            tensor.grad = self._placed(gradient, placement)
+
+    def _placed(self, tensor: Tensor, placement: Placement) -> Tensor:
+        plain = tensor.host() if isinstance(tensor, DeviceTensor) else tensor
+        plain = plain.detach()
+        importer, export = Importer(plain), Exporter(plain)
+        if export.copies or tuple(importer.dense_shape) != tuple(export.dense_shape):
+            return to_home(plain, self._device)  # goes there with the first step
+        sharding = self._device.sharding(placement, importer.storage.order)
+        array = self._device.split(importer(plain), sharding)
+        handle = on_device(self._device, array, export.dense_shape, plain.dtype)
+        return DeviceTensor(export(handle), self.name)
+
+    def compile_step(self, graph: Graph, layout: MeshLayout) -> StepProgram:
+        """See `MeshTarget.compile_step`.
+
+        A program that calls other libraries is given nothing (see `foreign_calls`).
+        """
+        splits = Splits(self._device, graph, layout)
+        with jax.enable_x64(True):
+            program = fold_transposes(trace_step(graph, self._options, is_flat=False))
+            lowered = self._lower(program, splits, donated(graph))
+            if calls_of_libraries(lowered):
+                lowered = self._lower(program, splits, ())
+            with as_compile_error("XLA cannot compile the step for the mesh"):
+                module = _jaxlib.bytecode(lowered)
+                client, handles = self._device.client, self._device.handles
+                executable = _jaxlib.compile_split(client, handles, module)
+        return_free_memory()
+        return MeshStep(self._device, graph, executable, layout, splits, self)
+
+    def _lower(self, program: Any, splits: Splits, given_away: tuple[int, ...]) -> Any:
+        with as_compile_error("jax cannot lower the step for the mesh"):
+            function = jax.jit(
+                prologue.as_function(program),
+                in_shardings=tuple(splits.inputs),
+                out_shardings=splits.outputs,
+                donate_argnums=given_away,
+                keep_unused=True,
+            )
+            traced = function.trace(*prologue.avals(program))
+            return traced.lower(lowering_platforms=(self._device.platform,))

@@ -20,9 +20,9 @@ from dynamo_backends.interface.errors import (
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
-from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable, from_dict
 
 GRAPH, WEIGHTS, EXAMPLES = "graph.json", "weights.safetensors", "examples.safetensors"

@@ -20,11 +20,11 @@ from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.package import archive
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
-from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.choosing import chosen_backend
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
 from dynamo_backends.package.sizes import calls_in_range
 from dynamo_backends.package.structure import decoded, encoded, numbered

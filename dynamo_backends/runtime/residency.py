@@ -81,6 +81,7 @@ def _taken(args: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
 
 
 def _on_host(value: Any) -> Any:
+    value = handle_of(value)
     return on_host(value) if type(value) is Tensor else value
 
 

@@ -301,6 +301,21 @@ def test_other_compilers_refuse_what_they_would_misread(device: RemoteDouble):
         run(made)
 
 
+def test_a_model_on_a_device_can_be_compiled_for_the_cpu(device: RemoteDouble):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    x = torch.randn(3, 8)
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    run = compiled(to_device(model, "remote"), device="cpu")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x).cpu(), expected)
+    for _ in range(2):
+        found = torch.autograd.grad(run(x).sum(), list(model.parameters()))
+        for mine, theirs in zip(found, gradients, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs)
+
+
 def test_numbers_that_are_equal_but_not_the_same(device: RemoteDouble):
     x = there(torch.ones(3))
     for number in (0.0, -0.0, 0.0):

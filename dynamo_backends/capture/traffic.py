@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rich.table import Table
+from rich.text import Text
 
 from dynamo_backends.interface.report import Served
 
@@ -20,7 +21,7 @@ def traffic_table(served: Iterable[Served]) -> Table:
     for row in rows[:_LISTED]:
         table.add_row(
             row.by,
-            ", ".join(row.shapes),
+            Text(", ".join(row.shapes)),  # "[s0, 8]" is no markup
             str(row.calls),
             str(row.executables) if row.executables else "",
             f"{row.seconds:.2f} s" if row.seconds else "",

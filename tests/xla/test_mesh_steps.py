@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dynamo_backends.cli.torchvision_shim import import_transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
 from dynamo_backends import compile_step, record
+from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.interface.mesh_report import MeshReport
 from dynamo_backends.verify.rule import difference
 

@@ -1,0 +1,19 @@
+"""The table of what served which calls."""
+
+from rich.console import Console
+
+from dynamo_backends.capture.traffic import traffic_table
+from dynamo_backends.interface.report import Served
+
+
+def test_sizes_in_brackets_are_no_markup():
+    rows = [
+        Served("padded", ("x: float32[s0≤8, 8]",), 3, 1, 0.5),
+        Served("ranged", ("ids: int64[s0, s1]", "y: int64[s0]"), 1),
+    ]
+    console = Console(width=120)
+    with console.capture() as printed:
+        console.print(traffic_table(rows))
+    text = printed.get()
+    assert "x: float32[s0≤8, 8]" in text
+    assert "ids: int64[s0, s1], y: int64[s0]" in text

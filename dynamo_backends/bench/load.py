@@ -1,28 +1,9 @@
 """What else a machine does while something is measured."""
 
 import time
-from types import ModuleType
 from typing import Any
 
-from dynamo_backends.interface.errors import OptionError
-
-
-def import_psutil() -> ModuleType:
-    """The package that knows of other processes.
-
-    Raises:
-        OptionError: It is not installed.
-    """
-    try:
-        import psutil
-    except ModuleNotFoundError as error:
-        if error.name != "psutil":
-            raise
-        raise OptionError(
-            "bench needs psutil, which is not installed; run: pip install 'dynamo-backends[bench]'"
-        ) from error
-    found: ModuleType = psutil
-    return found
+from dynamo_backends.bench.packages import import_psutil
 
 
 class Load:

@@ -6,9 +6,9 @@ from typing import Any
 from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
 from dynamo_backends.bench.dots import panels
+from dynamo_backends.bench.packages import import_jinja2
 from dynamo_backends.bench.summary import Summary, headline, summaries
 from dynamo_backends.bench.tables import Column, columns, summary_cells
-from dynamo_backends.interface.errors import OptionError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _WORDS = ("model", "backend", "mode", "dtype", "status")  # columns that are not numbers
@@ -86,22 +86,6 @@ def _render(template: str, **values: Any) -> str:
     )
     page: str = environment.get_template(template).render(values)
     return page
-
-
-def import_jinja2() -> Any:
-    """The package that fills in pages.
-
-    Raises:
-        OptionError: It is not installed.
-    """
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        remedy = "pages need jinja2, which is not installed; run: pip install jinja2"
-        raise OptionError(remedy) from error
-    return jinja2
 
 
 def _shown(column: Column, cell: Any, outcome: Outcome) -> Shown:

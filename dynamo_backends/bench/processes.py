@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_backends.bench.cells import OF_EAGER, Cell, How, Outcome, Status
-from dynamo_backends.bench.load import import_psutil
+from dynamo_backends.bench.packages import import_psutil
 from dynamo_backends.tuning import children
 
 _LOOK_S = 0.5  # between looks at a process: they take time from what is measured

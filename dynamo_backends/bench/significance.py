@@ -1,11 +1,10 @@
 """How probable it is that measured differences are noise."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.bench.packages import import_stats
 
 
 def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
@@ -32,20 +31,3 @@ def p_of_groups(first: Sequence[float], second: Sequence[float]) -> float:
 def adjusted(ps: Sequence[float]) -> list[float]:
     """P-values that allow for how many there are (Benjamini and Hochberg, 1995)."""
     return [float(p) for p in import_stats().false_discovery_control(list(ps))] if len(ps) else []
-
-
-def import_stats() -> Any:
-    """The tests.
-
-    Raises:
-        OptionError: scipy is not installed.
-    """
-    try:
-        from scipy import stats
-    except ModuleNotFoundError as error:
-        if error.name != "scipy":
-            raise
-        raise OptionError(
-            "p-values need scipy, which is not installed; run: pip install 'dynamo-backends[bench]'"
-        ) from error
-    return stats

@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import ledger, load, pages, runs, significance
+    from dynamo_backends.bench import ledger, packages, runs
     from dynamo_backends.bench.cells import Run
 
-    for needed in (load.import_psutil, significance.import_stats, pages.import_jinja2):
+    for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
     how, cells = _asked(args)
     path = Path(args.output)

@@ -364,8 +364,12 @@ def test_dynamic_batch(subject: Subject, grad: bool):
     graphs = [r for r in reports if r.kind != "backward"]
     assert len(graphs) <= 2, "batch 1 is special to Dynamo; everything else is one graph"
     backend = dynamo_backends.get_backend(subject.name)
+    made = sum(r.executables for r in graphs)
+    if backend.buckets(backend.Options()) is not None:
+        assert 2 <= made <= 16, "one for bounds may serve several sizes; narrower ones come beside"
+        return
     sizes = 2 if backend.serves_ranges else 16
-    assert sum(r.executables for r in graphs) == (sizes if backend.trains or not grad else 0)
+    assert made == (sizes if backend.trains or not grad else 0)
 
 
 def test_shapes_as_outputs_and_in_arithmetic(subject: Subject):

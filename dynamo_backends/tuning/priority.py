@@ -24,6 +24,7 @@ _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Numbers of sched_setattr and sched_getattr, which the C library has no functions for."""
 
 _SLICE_NS = 100_000_000  # the longest
+_KEEP_POLICY = 0x08
 _ATTRIBUTES = struct.Struct("IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, ...
 
 
@@ -52,7 +53,7 @@ def slice_ns(pid: int) -> int:
 
 
 def _take_long_slices(pid: int, niceness: int) -> None:
-    wanted = (_ATTRIBUTES.size, 0, 0, niceness, 0, _SLICE_NS, 0, 0)
+    wanted = (_ATTRIBUTES.size, 0, _KEEP_POLICY, niceness, 0, _SLICE_NS, 0, 0)
     failed = _call(0, pid, bytearray(_ATTRIBUTES.pack(*wanted)))
     if failed:  # the niceness stays
         log.debug("no longer slices for process %d: %s", pid, errno.errorcode.get(failed, failed))

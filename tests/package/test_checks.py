@@ -11,6 +11,15 @@ from dynamo_backends import PackageError
 from dynamo_backends.package.checks import check_expression, check_target
 
 
+def refusal(check: Callable[[str], None], text: str) -> str:
+    """Why a text is refused; empty: it is not."""
+    try:
+        check(text)
+    except PackageError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize(
     "target",
     ["torch.ops.aten.add.Tensor", "torch.ops.aten.__and__.Tensor", "_operator.getitem",
@@ -18,7 +27,7 @@ from dynamo_backends.package.checks import check_expression, check_target
      "torch.ops.prims.convert_element_type.default"],
 )  # fmt: skip
 def test_operators_are_allowed(target: str):
-    check_target(target)
+    assert refusal(check_target, target) == ""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +54,7 @@ def test_an_operator_that_is_not_registered_says_what_to_do():
      "Float('0.5', precision=53)"],
 )  # fmt: skip
 def test_expressions_of_sizes_are_allowed(text: str):
-    check_expression(text)
+    assert refusal(check_expression, text) == ""
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def test_it_gets_the_longest_slice(sleeping: int):
 def test_a_process_that_is_gone_is_left_alone():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
+    mine = os.getpriority(os.PRIO_PROCESS, 0), priority.slice_ns(os.getpid())
     priority.give_way(process.pid, 3)
+    assert (os.getpriority(os.PRIO_PROCESS, 0), priority.slice_ns(os.getpid())) == mine
 
 
 def test_an_unknown_machine_gets_the_niceness_alone(sleeping: int, monkeypatch: pytest.MonkeyPatch):

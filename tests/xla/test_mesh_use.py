@@ -1,7 +1,6 @@
 """Life with a model on a mesh: checkpoints, edits, gradients, evaluation, many steps at once."""
 
 import copy
-import io
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from dynamo_backends import compile_step, record
 from dynamo_backends.interface.errors import DeviceError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
+from tests.xla.checkpoints import go_on_from_checkpoints
 
 MESH = {"data": 4, "model": 2}
 
@@ -80,31 +80,7 @@ def test_what_lives_on_stays_on_the_mesh_and_parameters_stay_the_same_objects():
 
 
 def test_checkpoints_are_whole_and_can_be_read_in_eager_and_on_the_mesh():
-    model, optimizer, step, eager, reference, expected = pair()
-    given = batch()
-    step(*given)
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
-    assert not any(isinstance(x, DeviceTensor) for x in saved["model"].values())
-    eager.load_state_dict(saved["model"])
-    assert all(torch.equal(x, eager.state_dict()[k]) for k, x in model.state_dict().items())
-    reference.load_state_dict(copy.deepcopy(saved["optimizer"]))
-    for _ in range(2):
-        given = batch()
-        step(*given)
-        expected(*given)
-    assert_equal(model, eager)
-    model.load_state_dict(saved["model"])
-    eager.load_state_dict(saved["model"])
-    for each in (optimizer, reference):
-        each.load_state_dict(copy.deepcopy(saved["optimizer"]))
-    for _ in range(2):
-        given = batch()
-        step(*given)
-        expected(*given)
-    assert_equal(model, eager)
+    go_on_from_checkpoints(pair(), batch, assert_equal)
 
 
 def test_schedulers_edits_and_copies_between_steps():

@@ -1,7 +1,6 @@
 """Training on a device that shares no memory with torch: what stays there, and what moves."""
 
 import copy
-import io
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from dynamo_backends.interface.errors import StepDeviceError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
 from tests.doubles.remote import RemoteDouble, remote_double
+from tests.xla.checkpoints import go_on_from_checkpoints
 
 OPTIONS = {"fallback": "error"}
 WORDS = 20
@@ -154,29 +154,7 @@ def test_schedulers_and_edits_between_steps_are_seen(device: RemoteDouble):
 
 
 def test_checkpoints_go_on_in_eager_and_come_back(device: RemoteDouble):
-    model, optimizer, step, eager, reference, expected = pair(adamw)
-    given = batch()
-    step(*given)
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
-    assert not any(isinstance(x, DeviceTensor) for x in saved["model"].values())
-    eager.load_state_dict(saved["model"])
-    reference.load_state_dict(copy.deepcopy(saved["optimizer"]))
-    for _ in range(2):
-        given = batch()
-        step(*given)
-        expected(*given)
-    equal_parameters(model, eager)
-    model.load_state_dict(saved["model"])
-    eager.load_state_dict(saved["model"])
-    for each in (optimizer, reference):
-        each.load_state_dict(copy.deepcopy(saved["optimizer"]))
-    given = batch()
-    step(*given)
-    expected(*given)
-    equal_parameters(model, eager)
+    go_on_from_checkpoints(pair(adamw), batch, equal_parameters)
 
 
 def test_a_compiled_model_reads_what_a_step_wrote(device: RemoteDouble):

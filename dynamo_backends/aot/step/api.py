@@ -88,6 +88,19 @@ def compile_step(
         BackendUnavailableError: The backend cannot run here.
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
+    _check_arguments(fallback, accumulate, mesh)
+    models = _several(model, nn.Module, "model")
+    optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
+    if fallback == "error":
+        if any(map(_searches, optimizers)):
+            raise StepCaptureError(_LBFGS)
+        refuse_outside_effects(models, optimizers)
+    spread = parallel_of(mesh, parallel, placements, batch_placements, models)
+    definition = Definition(function, models, optimizers, accumulate, spread)
+    return Step(definition, backend, options, fallback)
+
+
+def _check_arguments(fallback: str, accumulate: int, mesh: Any) -> None:
     if fallback not in ("error", "split"):
         raise OptionError(f"fallback must be 'error' or 'split', not {fallback!r}")
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
@@ -97,20 +110,11 @@ def compile_step(
             'accumulate cannot be combined with fallback="split": torch.compile takes whole '
             "batches. Write the loop over the parts yourself."
         )
-    models = _several(model, nn.Module, "model")
-    optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
-    if fallback == "error":
-        if any(map(_searches, optimizers)):
-            raise StepCaptureError(_LBFGS)
-        refuse_outside_effects(models, optimizers)
-    spread = parallel_of(mesh, parallel, placements, batch_placements, models)
-    if spread is not None and fallback == "split":
+    if mesh is not None and fallback == "split":
         raise OptionError(
             'mesh cannot be combined with fallback="split": torch.compile knows no mesh, and the '
             "parts would run on one device."
         )
-    definition = Definition(function, models, optimizers, accumulate, spread)
-    return Step(definition, backend, options, fallback)
 
 
 def _searches(optimizer: torch.optim.Optimizer) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from dynamo_backends.bench import packages
 from dynamo_backends.interface.errors import OptionError
+from tests.bench.missing import hide_package
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,7 @@ from dynamo_backends.interface.errors import OptionError
 def test_the_error_says_what_to_install(
     name: str, find: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ):
-    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, name, None)
+    hide_package(name, monkeypatch)
     with pytest.raises(
         OptionError, match=rf"need.? {name}.*pip install 'dynamo-backends\[bench\]'"
     ):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynamo_backends.bench import runs
 from dynamo_backends.bench.cells import How
 from dynamo_backends.bench.sources import cases, find
 from dynamo_backends.bench.suites.case import call
@@ -15,6 +16,7 @@ from dynamo_backends.bench.suites.timm import MODELS as TIMM
 from dynamo_backends.cli import main
 from dynamo_backends.interface.errors import ModelError
 from tests.bench import planted
+from tests.bench.missing import hide_package
 
 
 def test_the_lists_are_as_long_as_pytorchs():
@@ -115,16 +117,8 @@ def test_a_missing_package_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    real = __import__
-
-    def absent(name: str, *args: object, **kwargs: object) -> object:
-        if name == package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("builtins.__import__", absent)
+    hide_package(package, monkeypatch)
+    monkeypatch.setattr(runs, "measure_all", lambda *_: pytest.fail("something is measured"))
     file = tmp_path / "run.json"
     assert main(["bench", "classic", "--output", str(file)]) == 2
     assert f"needs {package}" in capsys.readouterr().err.replace("need ", "needs ")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,8 +146,11 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
 
     rows, columns = sympy.symbols("rows columns")
 
-    def sizes(number: Any) -> list[Size]:
-        return [Size(number, e, 2, None) for e in (rows, columns)]
+    def sizes(graph: Any) -> list[Size]:
+        return [Size(graph.number, e, 2, None) for e in (rows, columns)]
+
+    def sized(number: int) -> Any:
+        return SimpleNamespace(number=number, module=SimpleNamespace(graph=None))
 
     monkeypatch.setattr(ranges, "all_sizes", sizes)
     monkeypatch.setattr(ranges, "has_forgotten", lambda graph: False)
@@ -156,7 +160,7 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda number: programs._note("graph", number), range(2, 800)))
+            list(pool.map(lambda number: programs._note("graph", sized(number)), range(2, 800)))
     finally:
         sys.setswitchinterval(interval)
     assert not programs._proven

@@ -2,7 +2,8 @@
 
 | name | torch |
 |---|---|
-| `ShapeEnv.create_symbol`, `create_symintnode`, `guards` | 2.11 to 2.13 |
+| `ShapeEnv.create_symbol`, `create_symintnode`, `guards`, `var_to_range` | 2.11 to 2.13 |
+| `torch.utils._sympy.value_ranges.ValueRanges`, `numbers.int_oo` | 2.12+ |
 | `Tensor._dynamo_dynamic_range`, of `torch._dynamo.mark_dynamic` | 2.11 to 2.13 |
 | `DimDynamic`, `ConstantSource` | 2.11 to 2.13 |
 """
@@ -23,37 +24,53 @@ def marked_ranges(value: Any) -> dict[int, tuple[int, int | None]]:
 
 
 class FreshSymbols:
-    """Symbols for the sizes of fake tensors that a compiler is given.
+    """Symbols for the sizes of fake tensors that a compiler, or a decomposition, is given.
 
     Args:
-        values: What each is in one call, at least 2.
+        values: What each is in one call, at least 2; expressions stand for what is not made of
+            symbols that are known.
+        ranges: The least and the largest values of some (None: there is no bound); else they are
+            at least 2.
 
     Attributes:
         mode: Of the fake tensors.
+        values: What each of the new symbols is in that call.
     """
 
-    def __init__(self, values: Mapping[sympy.Symbol, int]):
+    def __init__(
+        self,
+        values: Mapping[sympy.Expr, int],
+        ranges: Mapping[sympy.Expr, tuple[int, int | None]] | None = None,
+    ):
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
         self._env = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
-        self._own = {
-            symbol: self._env.create_symbol(
+        self._own: dict[sympy.Expr, sympy.Symbol] = {}
+        for i, (given, value) in enumerate(values.items()):
+            own = self._env.create_symbol(
                 value, ConstantSource(f"size_{i}"), dynamic_dim=DimDynamic.DYNAMIC
             )
-            for i, (symbol, value) in enumerate(values.items())
-        }
+            self._own[given] = own
+            if ranges is not None and given in ranges:
+                self._env.var_to_range[own] = _range(*ranges[given])
+        self.values = {self._own[given]: sympy.Integer(value) for given, value in values.items()}
+        self._given = {own: given for given, own in self._own.items()}
 
-    def size(self, expression: sympy.Expr, value: int) -> torch.SymInt:
+    def size(self, expression: sympy.Expr) -> torch.SymInt:
         """A symbolic integer.
 
         Args:
             expression: Over the symbols that were given.
-            value: In the same call.
+
+        Raises:
+            ValueError: It is over others, too.
         """
         own = sympy.sympify(expression).xreplace(self._own)
-        made: Any = self._env.create_symintnode(own, hint=value)
+        if not own.free_symbols <= self.values.keys():
+            raise ValueError(f"the size {expression} is over symbols that nothing is known of")
+        made: Any = self._env.create_symintnode(own, hint=int(own.xreplace(self.values)))
         return made
 
     def tensor(self, sizes: Any, strides: Any, like: Tensor) -> Tensor:
@@ -61,8 +78,18 @@ class FreshSymbols:
         with self.mode:
             return torch.empty_strided(sizes, strides, dtype=like.dtype, device=like.device)
 
+    def given(self, expression: sympy.Expr) -> sympy.Expr:
+        """An expression over the new symbols, over those that were given."""
+        return expression.xreplace(self._given)
+
     @property
     def guards(self) -> list[sympy.Basic]:
         """What a compiler has assumed of the symbols that were given."""
-        given = {own: symbol for symbol, own in self._own.items()}
-        return [guard.expr.xreplace(given) for guard in self._env.guards]
+        return [self.given(guard.expr) for guard in self._env.guards]
+
+
+def _range(lower: int, upper: int | None) -> Any:
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return ValueRanges(lower, int_oo if upper is None else upper)

@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph import numbers
+from dynamo_backends.graph.call_tracing import trace_call
 from dynamo_backends.graph.graph import Graph, copy_graph
-from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
-from dynamo_backends.graph.sizes import SIZES
+from dynamo_backends.graph.sizes import SIZES, STRIDES
 from dynamo_backends.interface.errors import LoweringError
 
 ORIGIN = "expanded_from"
@@ -85,21 +86,24 @@ def replace(
             operator that `rules` should have decomposed.
     """
     graph = node.graph
-    traced = _trace(node, function, rules or {})
+    traced = trace_call(node, function, rules or {})
+    if numbers.has_forgotten(traced):
+        numbers.note_forgotten(graph)
     sources = iter(node.all_input_nodes)
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(node):
-        for inner in traced.graph.nodes:
+        for inner in traced.nodes:
             unresolved = inner.target is node.target and function is node.target
             if inner.op == "placeholder":
                 copies[inner] = next(sources)
             elif inner.op == "call_function" and not unresolved:
                 copies[inner] = graph.node_copy(inner, copies.__getitem__)
-                copies[inner].meta = {"val": inner.meta["val"], ORIGIN: origin(node)}
+                known = {k: inner.meta[k] for k in ("val", SIZES, STRIDES) if k in inner.meta}
+                copies[inner].meta = {**known, ORIGIN: origin(node)}
             elif inner.op != "output":
                 reason = f"its decomposition contains {inner.target}"
                 raise LoweringError(node.name, str(node.target), reason)
-    _put(node, fx.map_arg(traced.graph.output_node().args[0], copies.__getitem__))
+    _put(node, fx.map_arg(traced.output_node().args[0], copies.__getitem__))
 
 
 def _put(node: fx.Node, results: Any) -> None:
@@ -122,26 +126,4 @@ def _put(node: fx.Node, results: Any) -> None:
 def _stand_in(made: Any, node: fx.Node) -> None:
     """Leaves with a new call what is known of the sizes of the one whose place it takes."""
     if isinstance(made, fx.Node) and ORIGIN in made.meta and SIZES in node.meta:
-        made.meta[SIZES] = node.meta[SIZES]
-
-
-def _trace(
-    node: fx.Node, function: Callable[..., Any], rules: Mapping[Any, Callable[..., Any]]
-) -> fx.GraphModule:
-    inputs = node.all_input_nodes
-    mode = private.FakeTensorMode()
-    with mode:
-        fakes = [empty_as(n.meta["val"]) for n in inputs]
-
-    def call(*tensors: torch.Tensor) -> Any:
-        known = dict(zip(inputs, tensors, strict=True))
-        args = fx.map_arg(node.args, known.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, known.__getitem__)
-        return function(*args, **kwargs)
-
-    try:
-        with mode:
-            return private.make_fx(torch.func.functionalize(call), dict(rules))(*fakes)
-    except Exception as error:
-        reason = f"torch cannot take it apart ({type(error).__name__})"
-        raise LoweringError(node.name, str(node.target), reason) from error
+        made.meta.setdefault(SIZES, node.meta[SIZES])

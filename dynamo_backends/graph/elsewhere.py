@@ -10,11 +10,11 @@ from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.sizes import Size, sizes_of
+from dynamo_backends.graph.symbols import symbol_values
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.logs import silenced
 
 _TIMES = 3  # odd, so that what has to be even, or a multiple, stays so
-_FARTHEST = 4  # times a size, a symbol that it is made of is looked for
 
 
 def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
@@ -45,33 +45,9 @@ def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _varied(graph: Graph) -> dict[sympy.Expr, sympy.Integer]:
-    """Other values of the symbols; of expressions where no symbol's value follows from them."""
-    sizes = [
-        size
-        for place in graph.placeholders
-        for size in (place.meta["val"], *sizes_of(place))
-        if isinstance(size, Size)
-    ]
-    now: dict[sympy.Expr, sympy.Integer] = {}
-    for size in sorted(sizes, key=lambda size: len(size.expression.free_symbols)):
-        unknown = list(size.expression.free_symbols - now.keys())
-        value = _solved(size, unknown[0], now) if len(unknown) == 1 else None
-        if value is not None:
-            now[unknown[0]] = value
-        elif unknown:
-            now[size.expression] = sympy.Integer(size)
-    return {expression: value * _TIMES for expression, value in now.items()}
-
-
-def _solved(
-    size: Size, symbol: sympy.Symbol, now: dict[sympy.Expr, sympy.Integer]
-) -> sympy.Integer | None:
-    """The smallest value of a symbol with which a size is what it is."""
-    expression = size.expression.xreplace(now)
-    if expression == symbol:
-        return sympy.Integer(size)
-    tried = map(sympy.Integer, range(1, _FARTHEST * (size + 4)))
-    return next((n for n in tried if expression.xreplace({symbol: n}) == size), None)
+    """Other values of what `symbol_values` knows."""
+    now = symbol_values(graph.placeholders)
+    return {expression: sympy.Integer(value * _TIMES) for expression, value in now.items()}
 
 
 def _placed(place: fx.Node, known: dict[sympy.Expr, sympy.Integer]) -> Any:

@@ -9,7 +9,6 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import detect_fake_mode
 from dynamo_backends.graph.canonicalize import SPELLINGS
-from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, sizes_in
 
 aten = torch.ops.aten
@@ -23,17 +22,17 @@ _FORGOTTEN = "forgotten_sizes"
 """Key in the `meta` of an output node: there are numbers in the graph that follow from sizes."""
 
 
-def settle_numbers(graph: Graph) -> None:
+def settle_numbers(graph: fx.Graph) -> None:
     """Settles sizes that are given where an operator of a graph takes any number.
 
     Type promotion in torch knows the built-in types only. Where an operator of floating-point
     tensors takes a tensor, a number becomes a tensor, which is promoted alike; else the
     size is forgotten (see `has_forgotten`).
     """
-    for node in graph.calls:
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
         if node.target in _COUNTS or not sizes_in((node.args, node.kwargs)):
             continue
-        node.target = SPELLINGS.get(node.target, node.target)  # type: ignore[call-overload]
+        node.target = SPELLINGS.get(node.target, node.target)
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             continue
@@ -73,6 +72,6 @@ def note_forgotten(graph: fx.Graph) -> None:
     graph.output_node().meta[_FORGOTTEN] = True
 
 
-def has_forgotten(graph: Graph) -> bool:
+def has_forgotten(graph: fx.Graph) -> bool:
     """Whether numbers in a graph follow from sizes of one call, and do not say so."""
-    return _FORGOTTEN in graph.module.graph.output_node().meta
+    return _FORGOTTEN in graph.output_node().meta

@@ -8,9 +8,9 @@ from torch import Tensor, fx
 from dynamo_backends.graph.decompose import ORIGIN, decompose
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.fixed_sizes import fixes_sizes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
+from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sizes import SIZES, STRIDES, forget_sizes
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import LoweringError
@@ -78,7 +78,7 @@ def compile_decomposed(
 def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
     """A copy of a graph with some calls decomposed (see `compile_decomposed`).
 
-    Its sizes do not know where they come from if a decomposition may be another one for others.
+    Its sizes do not know where they come from if a decomposition is another one for others.
     """
     result = graph.copy()
     for node in result.calls:
@@ -91,15 +91,13 @@ def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
             raise LoweringError(node.name, str(target), "torch has no decomposition of it")
         decompose(node, {**rules, target: every[target]})
 
-    chosen = [n for n in result.calls if n.name in names]
-    fixed = any(fixes_sizes(n, apart) for n in chosen)
-    for node in chosen:
+    for node in [n for n in result.calls if n.name in names]:
         if not node._erased:  # with one that had read it
             apart(node)
     if names:
         _keep_promises(result, graph)
         result.module.recompile()
-    if fixed:
+    if has_forgotten(result.module.graph):
         forget_sizes(result)
     return result
 

@@ -71,10 +71,16 @@ class Evaluation:
 
     Args:
         bindings: The values of symbols.
+        given: What sizes remember instead of an expression over these symbols.
     """
 
-    def __init__(self, bindings: Mapping[sympy.Expr, Any]):
+    def __init__(
+        self,
+        bindings: Mapping[sympy.Expr, Any],
+        given: Callable[[sympy.Expr], sympy.Expr] = lambda expression: expression,
+    ):
         self._bindings = bindings
+        self._given = given
         self._mode = FakeTensorMode()
         self._numbers: dict[sympy.Expr, Any] = {}
         self._sizes: dict[sympy.Expr, Size] = {}
@@ -120,7 +126,8 @@ class Evaluation:
             return self(symbolic)
         expression = symbolic.node.expr
         if expression not in self._sizes:
-            self._sizes[expression] = Size(self(symbolic), expression, *size_bounds(symbolic))
+            given = self._given(expression)
+            self._sizes[expression] = Size(self(symbolic), given, *size_bounds(symbolic))
         return self._sizes[expression]
 
     def remember(self, node: fx.Node, symbolic: Any) -> None:

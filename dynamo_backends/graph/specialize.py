@@ -96,7 +96,7 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
                 continue
         node.meta["val"] = value
     if remember:
-        settle_numbers(graph)
+        settle_numbers(graph.module.graph)
     return True
 
 

@@ -103,7 +103,7 @@ def _numbers(place: fx.Node) -> list[int]:
 def _symbolic(place: fx.Node, fresh: private.FreshSymbols) -> Any:
     def symbolic(number: int) -> int | torch.SymInt:
         if isinstance(number, Size) and number.expression.free_symbols:
-            return fresh.size(number.expression, int(number))
+            return fresh.size(number.expression)
         return int(number)
 
     value = place.meta["val"]

@@ -127,7 +127,7 @@ def _tidy(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
     """
     symbol = sympy.Symbol("any")
     symbols = FreshSymbols({symbol: 2})
-    unknown = symbols.size(symbol, 2)
+    unknown = symbols.size(symbol)
 
     def open_up(value: Any, other: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -220,7 +220,7 @@ class PaddedPrograms:
         """The fingerprint of the graph for these sizes."""
         graph = self._symbols.specialized(values)
         PASSES(graph)
-        if has_forgotten(graph):
+        if has_forgotten(graph.module.graph):
             self.reason = FORGOTTEN
         mark = fingerprint(graph, ranged=True)
         self._note(mark, graph)

@@ -41,7 +41,7 @@ class Proof:
 
     def __init__(self, graph: Graph):
         self._examples: list[dict[Any, int]] = []
-        self._has_forgotten = has_forgotten(graph)
+        self._has_forgotten = has_forgotten(graph.module.graph)
         self.add(graph)
 
     def add(self, graph: Graph) -> None:

@@ -1,0 +1,149 @@
+"""Traces what a function makes of the arguments of one call.
+
+Where sizes of the call may vary it is traced with symbols. So what it makes knows where its sizes
+come from, and it is the same for all sizes, or that is found out.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.layouts import empty_as
+from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
+from dynamo_backends.graph.sizes import (
+    Evaluation,
+    Size,
+    Symbolic,
+    sizes_in,
+    sizes_of,
+    strides_of,
+)
+from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
+from dynamo_backends.interface.errors import LoweringError, first_line
+
+log = logging.getLogger("dynamo_backends")
+
+Function = Callable[..., Any]
+Rules = Mapping[Any, Function]
+
+
+class _FixedError(Exception):
+    """What a function makes of a call is for certain sizes alone."""
+
+
+def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
+    """The calls that a function makes of the arguments of a call.
+
+    If sizes of the call may vary, and they are not the same calls for all, the call's graph is
+    noted to have forgotten sizes (see `graph.numbers`).
+
+    Args:
+        node: The call, for concrete shapes.
+        function: Takes its arguments.
+        rules: Functions of an operator's arguments, by the operator, to decompose in turn.
+
+    Returns:
+        A graph with a placeholder for each input of the call. Its nodes' `meta` has their values
+        and, if those vary, sizes and strides.
+
+    Raises:
+        LoweringError: The function cannot be traced.
+    """
+    if sizes_in([(sizes_of(n), strides_of(n)) for n in (node, *node.all_input_nodes)]) or sizes_in(
+        (node.args, node.kwargs)
+    ):
+        try:
+            return _with_symbols(node, function, rules)
+        except Exception as error:
+            log.info("%s is decomposed for one size alone: %s", node.target, first_line(error))
+            log.debug("tracing with symbols failed", exc_info=True)
+            note_forgotten(node.graph)
+    try:
+        return _with_numbers(node, function, rules)
+    except Exception as error:
+        reason = f"torch cannot take it apart ({type(error).__name__})"
+        raise LoweringError(node.name, str(node.target), reason) from error
+
+
+def _with_numbers(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
+    inputs = node.all_input_nodes
+
+    def call(*tensors: Tensor) -> Any:
+        known = dict(zip(inputs, tensors, strict=True))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        return function(*args, **kwargs)
+
+    with private.FakeTensorMode():
+        fakes = [empty_as(n.meta["val"]) for n in inputs]
+        return private.make_fx(torch.func.functionalize(call), dict(rules))(*fakes).graph
+
+
+def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
+    places = node.graph.find_nodes(op="placeholder")
+    now = symbol_values(places)
+    # Values say only where a trace begins; 0 and 1 would be no symbols.
+    hints = {expression: max(value, 2) for expression, value in now.items()}
+    symbols = private.FreshSymbols(hints, symbol_ranges(places))
+    inputs = node.all_input_nodes
+    sizes = list({s.expression: s for s in sizes_in((node.args, node.kwargs))}.values())
+
+    def call(*values: Any) -> Any:
+        numbers = dict(zip((s.expression for s in sizes), values, strict=False))
+        known = dict(zip(inputs, values[len(sizes) :], strict=True))
+
+        def argument(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return known[value]
+            return numbers[value.expression] if isinstance(value, Size) else value
+
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
+        return function(*args, **kwargs)
+
+    numbers = [symbols.size(s.expression) for s in sizes]
+    tensors = [_symbolic(n, symbols) for n in inputs]
+    with symbols.mode:
+        trace = private.make_fx(torch.func.functionalize(call), dict(rules))
+        graph: fx.Graph = trace(*numbers, *tensors).graph
+    if symbols.guards:
+        raise _FixedError(f"it assumes {symbols.guards[0]}")
+    bindings = {own: now[symbols.given(own)] for own in symbols.values}
+    _settle(graph, Evaluation(bindings, symbols.given))
+    return graph
+
+
+def _symbolic(node: fx.Node, symbols: private.FreshSymbols) -> Tensor:
+    value: Tensor = node.meta["val"]
+
+    def known(sizes: Any, concrete: Any) -> list[Any]:
+        pairs = zip(sizes, concrete, strict=True)
+        return [symbols.size(s.expression) if isinstance(s, Size) else n for s, n in pairs]
+
+    sizes, strides = known(sizes_of(node), value.shape), strides_of(node)
+    if None not in strides:
+        return symbols.tensor(sizes, known(strides, value.stride()), value)
+    order = sorted(range(value.ndim), key=lambda d: (-value.stride()[d], d))
+    with symbols.mode:
+        return torch.empty_permuted(sizes, order, dtype=value.dtype, device=value.device)
+
+
+def _settle(graph: fx.Graph, evaluation: Evaluation) -> None:
+    """Makes a graph one for concrete shapes whose sizes know where they come from."""
+    numbers = []
+    for node in graph.nodes:
+        symbolic = node.meta.get("val")
+        if isinstance(symbolic, Symbolic):
+            numbers.append(node)
+            if isinstance(symbolic, torch.SymInt):
+                node.replace_all_uses_with(evaluation.remembering(symbolic))
+        elif node.op != "output":
+            node.meta = {"val": evaluation(symbolic)}
+            evaluation.remember(node, symbolic)
+    for node in reversed(numbers):
+        if node.users:
+            raise _FixedError("it computes numbers from sizes")
+        graph.erase_node(node)
+    settle_numbers(graph)

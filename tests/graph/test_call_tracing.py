@@ -1,0 +1,96 @@
+"""Calls that are decomposed into others: what is kept of where their sizes come from."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.graph.numbers import has_forgotten
+from dynamo_backends.graph.sizes import Size, opened, sizes_in, sizes_of, strides_of
+from dynamo_backends.graph.specialize import specialize
+
+Function = Callable[[Tensor], Tensor]
+
+
+def captured(symbolic: bool = True) -> Graph:
+    x = torch.randn(3, 4)
+    mode = "symbolic" if symbolic else "fake"
+    gm = make_fx(lambda x: (x.sin(),), tracing_mode=mode)(x)
+    return specialize(normalize(gm, "inference", freeze=False).graph, [x], remember=True)
+
+
+def replaced(function: Function, symbolic: bool = True) -> Graph:
+    """A graph of a sine, with something else in its place."""
+    graph = captured(symbolic)
+    replace(next(n for n in graph.calls if n.target is torch.ops.aten.sin.default), function)
+    graph.module.recompile()
+    return graph
+
+
+KEPT: dict[str, Function] = {
+    "nothing of sizes": lambda x: x * 0.5 + x.exp(),
+    "a shape": lambda x: x.new_ones(x.shape) + x,
+    "a product of sizes": lambda x: x.reshape(x.shape[0] * x.shape[1]).exp().reshape(x.shape),
+    "a count": lambda x: x.sum() / (x.shape[0] * x.shape[1]) + x,
+    "positions": lambda x: torch.arange(x.shape[1], device=x.device) + x,
+    "strides": lambda x: x.t().contiguous().t().exp(),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_sizes_are_kept(name: str):
+    graph = replaced(KEPT[name])
+    assert not has_forgotten(graph.module.graph)
+    complete, sizes = opened(graph)
+    x = torch.randn(7, 9)
+    known = {
+        s.expression: n
+        for place in graph.placeholders
+        for s, n in zip(sizes_of(place), x.shape, strict=True)
+    }
+    numbers = [int(size.expression.xreplace(known)) for size in sizes]
+    (result,) = complete.module(x, *numbers)
+    torch.testing.assert_close(result, KEPT[name](x))
+    for node in graph.calls:
+        value = node.meta["val"]
+        assert sizes_of(node) == tuple(value.shape)
+        assert strides_of(node) == value.stride()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_without_symbols_there_are_numbers(name: str):
+    graph = replaced(KEPT[name], symbolic=False)
+    assert not has_forgotten(graph.module.graph)
+    assert not any(sizes_in((n.args, n.kwargs)) for n in graph.calls)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(graph.module(x)[0], KEPT[name](x))
+
+
+FORGOTTEN: dict[str, Function] = {
+    "a factor": lambda x: x * (1 / x.shape[0]),
+    "what refuses other sizes": lambda x: x.view(3, 4),
+    "a size that may be one": lambda x: x.new_ones(x.shape[1] - 1).sum() + x,
+    "other calls for some sizes": lambda x: x.exp() if x.shape[0] < 100 else x.cos(),
+    "other calls where sizes are equal": lambda x: x.exp() if x.shape[0] == x.shape[1] else x.cos(),
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_what_is_for_one_size_alone_is_noted(name: str):
+    graph = replaced(FORGOTTEN[name])
+    assert has_forgotten(graph.module.graph)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(graph.module(x)[0], FORGOTTEN[name](x))
+
+
+def test_bounds_of_sizes_follow_from_those_of_the_inputs():
+    graph = replaced(lambda x: x.reshape(x.shape[0] * x.shape[1]).exp().reshape(x.shape))
+    (flat,) = {n.meta["val"].numel() for n in graph.calls if n.meta["val"].ndim == 1}
+    size = next(s for n in graph.calls for s in sizes_of(n) if s == flat)
+    assert isinstance(size, Size)
+    assert (size.lower, size.upper) == (4, None)

@@ -171,6 +171,37 @@ def test_gradients(name: str, model: str):
     assert served == ((name, model) not in OF_ONE_SIZE)
 
 
+class Attending(nn.Module):
+    """Attention by torch's own function, between norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.embedding = nn.Embedding(50, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.embedding(tokens)).sum(1)
+
+
+@pytest.mark.parametrize("name", ["onnxrt", "ov"])
+def test_attention_is_trained_by_one_executable(name: str):
+    """What attention is decomposed into has sizes among its arguments."""
+    module, reference = Attending(), Attending()
+    reference.load_state_dict(module.state_dict())
+    run = compiled(module, usable(name))
+    with dynamo_backends.record() as reports:
+        for length in (5, 9, 4, 12):
+            x = torch.randint(50, (3, length))
+            for each, call in ((module, run), (reference, reference)):
+                each.zero_grad()
+                call(x).square().mean().backward()
+            for mine, right in zip(module.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-5)
+    attention = {f.op for r in reports for f in r.fallbacks if "attention" in f.op}
+    assert attention == set()
+    assert executables(reports) == sum(r.blocks for r in reports)
+
+
 def test_not_a_number(name: str):
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return (x * 2).exp() / x.shape[0], x.sum(1), x.t() @ x + x.shape[1]

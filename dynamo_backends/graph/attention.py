@@ -57,15 +57,90 @@ def _stored_like(result: Tensor, query: Tensor) -> Tensor:
 def _log_sum(
     query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    wide = query.dtype if query.dtype == torch.float64 else torch.float32
-    if query.size(1) != key.size(1):
-        key = key.repeat_interleave(query.size(1) // key.size(1), 1)
-    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * factor
+    log_sum = _scores(query, key, is_causal, attn_mask, scale).logsumexp(-1)
+    return log_sum.masked_fill(log_sum == -math.inf, 0)
+
+
+def flash_attention_for_cpu_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`aten._scaled_dot_product_flash_attention_for_cpu_backward`, which torch has no rule for.
+
+    Args:
+        grad_out: Gradient of the result.
+        query: As of `flash_attention_for_cpu`, as are the arguments that refer to it.
+        key: See there.
+        value: See there.
+        out: The result.
+        logsumexp: The second one.
+        dropout_p: 0.
+        is_causal: See there.
+        attn_mask: See there.
+        scale: See there.
+
+    Returns:
+        The gradients of query, key and value, stored as eager's are: heads beside the last
+        dimension.
+    """
+    if dropout_p:
+        return NotImplemented
+    wide = _wide(query)
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    weights = (scores - logsumexp.to(wide).unsqueeze(-1)).exp()
+    grad, values = grad_out.to(wide), _for_heads(value.to(wide), query)
+    inner = (grad * out.to(wide)).sum(-1, keepdim=True)
+    grad_scores = weights * (grad @ values.transpose(-1, -2) - inner) * _factor(query, scale)
+    found = (
+        grad_scores @ _for_heads(key.to(wide), query),
+        _from_heads(grad_scores.transpose(-1, -2) @ query.to(wide), key),
+        _from_heads(weights.transpose(-1, -2) @ grad, value),
+    )
+    grad_query, grad_key, grad_value = (
+        g.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for g in found
+    )
+    return grad_query, grad_key, grad_value
+
+
+def _scores(
+    query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """What the softmax of attention is taken of."""
+    wide = _wide(query)
+    keys = _for_heads(key.to(wide), query)
+    scores = query.to(wide) @ keys.transpose(-1, -2) * _factor(query, scale)
     if is_causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~visible, -math.inf)
-    if attn_mask is not None:
-        scores = scores + attn_mask.to(wide)
-    log_sum = scores.logsumexp(-1)
-    return log_sum.masked_fill(log_sum == -math.inf, 0)
+    return scores if attn_mask is None else scores + attn_mask.to(wide)
+
+
+def _wide(query: Tensor) -> torch.dtype:
+    return query.dtype if query.dtype == torch.float64 else torch.float32
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.size(-1)) if scale is None else scale
+
+
+def _for_heads(shared: Tensor, query: Tensor) -> Tensor:
+    """Keys or values for each head of the queries."""
+    if query.size(1) == shared.size(1):
+        return shared
+    return shared.repeat_interleave(query.size(1) // shared.size(1), 1)
+
+
+def _from_heads(grad: Tensor, shared: Tensor) -> Tensor:
+    """The gradient of keys or values, from those for each head of the queries."""
+    if grad.size(1) == shared.size(1):
+        return grad
+    return grad.unflatten(1, (shared.size(1), -1)).sum(2)

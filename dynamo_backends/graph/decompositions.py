@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import OpOverload, all_decompositions, core_decompositions
-from dynamo_backends.graph.attention import flash_attention_for_cpu
+from dynamo_backends.graph.attention import (
+    flash_attention_for_cpu,
+    flash_attention_for_cpu_backward,
+)
 from dynamo_backends.graph.random import dropout
 
 
@@ -34,6 +37,9 @@ _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.def
 # In the place of torch's rules.
 _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+        flash_attention_for_cpu_backward
+    ),
     torch.ops.aten.frac.default: frac,
     torch.ops.aten._softmax_backward_data.default: softmax_backward,
 }

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, onnx_registry
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.trials.samples import without_nan
-from dynamo_backends.trials.trials import used_results
+from dynamo_backends.trials.trials import used_results, without_lost_means
 
 OPSET = 20
 """What `torch.onnx.export` takes by default; ONNX Runtime has kernels of its own for `Gelu`."""
@@ -120,4 +120,5 @@ def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN
+    tensor = without_lost_means(node, tensor)
     return without_nan(tensor) if loses_nan else tensor

@@ -61,14 +61,45 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
     store(module.graph, graph)
     for node in module.graph.nodes:
         _spell_out(node)
+    places = _merge_outputs(module.graph)
     shapes = _input_shapes(graph, ranged)
     try:
-        model = convert(module, shapes)
+        model = _with_results(convert(module, shapes), places)
     except ConversionError as error:
         _blame(graph, error)
     _check_inputs(model, graph, shapes)
     _settle_outputs(model, graph, ranged)
     return LoweredOpenVino(model, _drop_unused(model))
+
+
+def _merge_outputs(graph: fx.Graph) -> list[int]:
+    """Leaves each output once; the frontend makes of a copy its source, and raises for two names.
+
+    Returns:
+        For each output of the graph its place among those that are left.
+    """
+    places: dict[fx.Node, int] = {}
+    left: list[fx.Node] = []
+    found: list[int] = []
+    outputs: Any = graph.output_node().args[0]
+    for node in outputs:
+        source: Any = node
+        while source.target is aten.clone.default:
+            source = source.args[0]
+        if source not in places:
+            places[source] = len(left)
+            left.append(node)
+        found.append(places[source])
+    graph.output_node().args = (tuple(left),)
+    return found
+
+
+def _with_results(model: Model, places: Sequence[int]) -> Model:
+    """A model whose outputs are those of another one in these places."""
+    if len(places) == len(model.get_results()):
+        return model
+    sources = [result.input_value(0) for result in model.get_results()]
+    return Model([ops.result(sources[i]) for i in places], model.get_parameters())
 
 
 def _spell_out(node: fx.Node) -> None:

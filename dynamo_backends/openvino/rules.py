@@ -1,12 +1,16 @@
 """Which calls are not given to OpenVINO although its frontend would convert them."""
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.decompositions import inner_decompositions
 from dynamo_backends.trials.samples import without_nan
+from dynamo_backends.trials.trials import without_lost_means
 
 WRONG: dict[str, str] = {
     "erfc.default": "it becomes 1 - erf(x), which has no correct digit for x > 4",
@@ -87,9 +91,15 @@ def why_not(node: fx.Node) -> str | None:
     return WRONG.get(str(node.target).removeprefix("aten."))
 
 
+def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
+    """How operators are decomposed that come up where a call is decomposed."""
+    return inner_decompositions(whole_operators(), ())
+
+
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
+    tensor = without_lost_means(node, tensor)
     if name == "_to_copy.default" and tensor.is_floating_point():
         tensor = tensor.clamp(-_MOST_CONVERTED, _MOST_CONVERTED)  # indices are, beyond are none
     if name in LOSE_NAN | SOFTMAX:

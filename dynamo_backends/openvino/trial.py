@@ -7,6 +7,7 @@ are kept (`runtime/verdicts.py`).
 """
 
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.calls import call_tensors, tensors
 from dynamo_backends.graph.constants import known_value
+from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Support
+from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
@@ -25,8 +28,10 @@ from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.trials import (
+    Compile,
     alone,
     attempt,
+    decomposing,
     not_plain,
     smaller,
     spared_samples,
@@ -44,14 +49,14 @@ def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
         if reason is not None:
             return Support(False, reason)
         kind = f"{settings} {kind_of(node)} {_described(node, known)}"
-        find = lambda: Verdict(_try(node, settings, known) or "")  # noqa: E731
+        find = lambda: _try(node, settings, known)  # noqa: E731
         return _verdicts(kind, find, keep).support
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not(node) or not_plain(node, _VENDOR)
-    if reason is not None:
+    reason = rules.why_not(node)
+    if reason is not None and not has_decomposition(node.target):
         return reason
     for value in call_tensors(node):
         if value.device.type != "cpu":
@@ -63,7 +68,7 @@ def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
             return "OpenVINO's kernels are not made for tensors without elements"
     if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
-    return None
+    return not_plain(node, _VENDOR)
 
 
 def _is_long(node: fx.Node) -> bool:
@@ -100,7 +105,21 @@ def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
     return digest.hexdigest()[:16] if values else ""
 
 
-def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | None:
+def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> Verdict:
+    make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
+    reason = rules.why_not(node)
+    if reason is None:
+        reason = _run(node, make, known)
+        if reason is None:
+            return Verdict()
+    if has_decomposition(node.target):
+        checked = decomposing(lambda graph: make(_checked(graph)), rules.inner_rules)
+        if _run(node, checked, known) is None:
+            return Verdict(decomposed=True)
+    return Verdict(reason)
+
+
+def _run(node: fx.Node, compile_graph: Compile, known: Sequence[Tensor]) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is.
 
     It is run on the values that its inputs are known to have, or on a sample.
@@ -112,8 +131,23 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str | No
         node = smaller(node)
     else:  # whatever their size: large integers are computed otherwise
         given = spared_samples(node, rules.spared)
-    make = lambda graph: compile_graph(graph, settings).bind(())[0]  # noqa: E731
+    make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
     return attempt(node, make, _VENDOR, plain, rules.spared, given)
+
+
+def _checked(graph: Graph) -> Graph:
+    """A graph of what a call is decomposed into.
+
+    Raises:
+        LoweringError: A call in it is not given to OpenVINO.
+    """
+    for inner in graph.calls:
+        if inner.target is operator.getitem:
+            continue
+        reason = _untriable(inner, ()) or rules.why_not(inner)
+        if reason is not None:
+            raise LoweringError(inner.name, str(inner.target), reason)
+    return graph
 
 
 def _has_only_floats(graph: Graph) -> bool:

@@ -6,25 +6,18 @@ something else are found before a graph depends on them, and each answer has a r
 are kept (`runtime/verdicts.py`).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.trials import attempt, not_plain, smaller
+from dynamo_backends.trials.trials import Compile, attempt, decomposing, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
-
-Compile = Callable[[Graph], Any]
 
 _verdicts = Verdicts("onnxrt", sources=("onnx", "ort"))
 
@@ -62,19 +55,12 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
         reason = _run(node, compile_graph)
         if reason is None:
             return Verdict()
-    if has_decomposition(node.target) and _run(node, _decomposing(compile_graph)) is None:
+    if (
+        has_decomposition(node.target)
+        and _run(node, decomposing(compile_graph, rules.inner_rules)) is None
+    ):
         return Verdict(decomposed=True)
     return Verdict(reason)
-
-
-def _decomposing(compile_graph: Compile) -> Compile:
-    """Compiles a graph of one call, and of its results, with that call decomposed."""
-
-    def compile_call(graph: Graph) -> Any:
-        call = graph.calls[0].name
-        return compile_decomposed(graph, [call], rules.inner_rules(), compile_graph)
-
-    return compile_call
 
 
 def _run(node: fx.Node, compile_graph: Compile) -> str | None:

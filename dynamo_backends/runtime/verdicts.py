@@ -47,6 +47,7 @@ _DECIDES = (
     "trials",
     "verify",
     "graph/attention.py",
+    "graph/call_tracing.py",
     "graph/calls.py",
     "graph/constants.py",
     "graph/decompose.py",

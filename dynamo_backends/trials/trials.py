@@ -21,13 +21,16 @@ from dynamo_backends._torch_private import (
 from dynamo_backends.graph.calls import call_tensors, is_pointwise, tensors, unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
+from dynamo_backends.graph.planned import Rules, compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.logs import silenced
-from dynamo_backends.trials.samples import samples
+from dynamo_backends.trials.samples import samples, without_infinities
 from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.noise import UNWRITTEN
 from dynamo_backends.verify.rule import aliases, shape_difference
+
+Compile = Callable[[Graph], Any]
 
 LARGE = 1 << 20
 """Calls with more elements than this, inputs and outputs together, are tried on fewer."""
@@ -325,6 +328,33 @@ def not_plain(node: fx.Node, vendor: str) -> str | None:
 
 Spare = Callable[[fx.Node, Tensor], Tensor]
 """Takes what is accepted as a difference out of an input of a call."""
+
+
+_NORMS = frozenset({"native_group_norm.default", "native_layer_norm.default"})
+
+
+def without_lost_means(node: fx.Node, tensor: Tensor) -> Tensor:
+    """An input of a trial; of a norm that returns means, without infinities.
+
+    The mean of what holds one is that infinity, and NaN in eager; the result is NaN in both.
+    """
+    if str(node.target).removeprefix("aten.") in _NORMS and 1 in used_results(node):
+        return without_infinities(tensor)
+    return tensor
+
+
+def decomposing(compile_graph: Compile, rules: Callable[[], Rules]) -> Compile:
+    """Compiles a graph of one call, and of its results, with that call decomposed.
+
+    Args:
+        compile_graph: Compiles what the call becomes.
+        rules: How operators are decomposed in turn that come up inside.
+    """
+
+    def compile_call(graph: Graph) -> Any:
+        return compile_decomposed(graph, [graph.calls[0].name], rules(), compile_graph)
+
+    return compile_call
 
 
 def spared_samples(node: fx.Node, spare: Spare) -> Iterator[list[Any]]:

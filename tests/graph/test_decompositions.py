@@ -1,5 +1,8 @@
 """Operators that are decomposed by rules of our own."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -44,3 +47,41 @@ def test_the_sign_of_a_zero_of_frac_is_eagers():
     x = torch.tensor([-0.0, 0.0, -2.0, 2.5, -2.5, float("inf"), float("nan")])
     torch.testing.assert_close(frac(x), x.frac(), equal_nan=True)
     assert torch.equal(frac(x)[:5].signbit(), x.frac()[:5].signbit())
+
+
+attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2)])
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked", "hidden", "scaled"])
+def test_the_gradients_of_attention_are_eagers(
+    dtype: torch.dtype, heads: int, shared: int, kind: str
+):
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(dtype)
+
+    query, key, value = drawn(2, heads, 7, 8), drawn(2, shared, 9, 8), drawn(2, shared, 9, 8)
+    mask = drawn(2, 1, 7, 9) if kind in ("masked", "hidden") else None
+    if kind == "hidden" and mask is not None:
+        mask[0, :, :2] = -float("inf")
+        mask[1, :, :, :3] = -float("inf")
+    scale = 0.3 if kind == "scaled" else None
+    grad = drawn(2, heads, 7, 8)
+
+    def gradients(op: Callable[..., Any], *tensors: torch.Tensor) -> list[torch.Tensor]:
+        grad, query, key, value = tensors
+        wanted = {"scale": scale, "attn_mask": None if mask is None else mask.to(query.dtype)}
+        saved = attention(query, key, value, 0.0, kind == "causal", **wanted)
+        return list(op(grad, query, key, value, *saved, 0.0, kind == "causal", **wanted))
+
+    given = (grad, query, key, value)
+    expected = gradients(attention_backward, *given)
+    found = gradients(every_rule()[attention_backward], *given)
+    precise = gradients(attention_backward, *map(widen, given))
+    assert difference(expected, found, precise) is None
+    assert [g.stride() for g in found] == [g.stride() for g in expected]
+    assert [g.dtype for g in found] == [g.dtype for g in expected]

@@ -19,6 +19,22 @@ def test_outputs_that_are_inputs_once_optimised():
     check(fn, torch.randn(2, 3), torch.randn(2, 3), backend="ov", min_block_size=1)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_outputs_that_are_copies_of_one_value(dynamic: bool):
+    """Each is the caller's own, and nothing is left to eager for it."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(x)
+        return y, y.clone(), y.clone().clone(), torch.sigmoid(x), x.clone()
+
+    x = torch.randn(4, 3)
+    check(fn, x, backend="ov", min_block_size=1)
+    results = torch.compile(fn, backend="ov", dynamic=dynamic)(x)
+    results[0].fill_(3.0)
+    for found, right in zip(results[1:], fn(x)[1:], strict=True):
+        torch.testing.assert_close(found, right)
+
+
 def test_booleans_and_small_integers():
     def fn(x: torch.Tensor, mask: torch.Tensor, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         chosen = (x > 0) & mask

@@ -13,7 +13,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino import rules, trial
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.session import Settings
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 
 
 def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
@@ -77,9 +77,36 @@ def test_every_operator_that_is_taken_whole_exists():
     assert len(rules.whole_operators()) == len(rules.WHOLE)
 
 
+def gradients(fn: Callable[..., Tensor], *inputs: Tensor) -> dynamo_backends.GraphReport:
+    """The report of the forward graph; gradients are compared with eager's."""
+    given = [[x.clone().requires_grad_() for x in inputs] for _ in range(2)]
+    with dynamo_backends.record() as reports:
+        torch.compile(fn, backend="ov")(*given[0]).square().sum().backward()
+    fn(*given[1]).square().sum().backward()
+    for mine, right in zip(*given, strict=True):
+        torch.testing.assert_close(mine.grad, right.grad)
+    return next(r for r in reports if r.kind == "forward")
+
+
+def test_what_it_cannot_take_whole_is_decomposed():
+    """Its frontend gives one result of a norm and of attention; training needs the others too."""
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (8,), weight, bias).tanh()
+
+    report = gradients(norm, torch.randn(4, 8), torch.randn(8), torch.randn(8))
+    assert not report.fallbacks
+    query = torch.randn(2, 3, 5, 8)
+    assert not gradients(F.scaled_dot_product_attention, query, query, query).fallbacks
+
+
+def test_what_is_wrong_stays_refused_inside_of_a_decomposition():
+    assert "log1p.default: it becomes log(1 + x)" in refusals(torch.log1p, torch.rand(4))
+
+
 def test_a_late_failure_names_its_node(monkeypatch: pytest.MonkeyPatch):
     """A call that a trial let pass by mistake."""
-    monkeypatch.setattr(trial, "_try", lambda node, settings, known: None)
+    monkeypatch.setattr(trial, "_try", lambda node, settings, known: Verdict())
     monkeypatch.setattr(trial, "_verdicts", Verdicts("ov", (), shipped=False))
 
     def fn(x: Tensor) -> Tensor:

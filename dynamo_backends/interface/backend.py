@@ -112,9 +112,12 @@ class Executable(ABC):
     Attributes:
         serves_range: It was compiled from a graph whose sizes know where they come from (see
             `Backend.serves_ranges`), and takes inputs of all sizes that the symbols allow.
+        was_compared: It came from where it was compared with eager, on the same kind of machine:
+            with `verify="first"` it is not compared again.
     """
 
     serves_range: bool = False
+    was_compared: bool = False
 
     @abstractmethod
     def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:

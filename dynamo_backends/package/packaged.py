@@ -27,11 +27,16 @@ class Kept:
     """The parts of executables, in memory; see `interface.backend.Parts`.
 
     Args:
-        parts: By key.
+        parts: By key: those of a package, which were compared with eager when it was saved.
     """
 
     def __init__(self, parts: Mapping[str, Mapping[str, bytes]] | None = None):
         self.parts = dict(parts or {})
+        self._saved = tuple(self.parts.values())
+
+    def is_saved(self, parts: Mapping[str, bytes]) -> bool:
+        """Whether parts are the package's, and not of what this process has compiled."""
+        return any(parts is saved for saved in self._saved)
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """See `Parts.get`."""
@@ -93,7 +98,9 @@ class PackageBackend(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
         """See `Backend.load`."""
-        return self._inner.load(parts, graph, options)
+        made = self._inner.load(parts, graph, options)
+        made.was_compared = self.kept.is_saved(parts)
+        return made
 
     def buckets(self, options: Any) -> Buckets | None:
         """See `Backend.buckets`: wide ones alone, and none for single sizes.

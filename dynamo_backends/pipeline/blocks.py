@@ -330,10 +330,16 @@ class ProgramBuilder:
             self._options.freezing,
             self._options.fallback == "eager",
             self._report,
-            "off" if self._backend.is_verified else str(self._options.verify),
+            self._verify(executable),
             self._options.is_reduced,
             compile_part if graph is part.graph else None,
         )
+
+    def _verify(self, executable: Executable) -> str:
+        """Which calls of an executable are compared with eager."""
+        verify = str(self._options.verify)
+        known = verify == "first" and executable.was_compared
+        return "off" if known or self._backend.is_verified else verify
 
 
 def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Executable:

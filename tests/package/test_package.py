@@ -1,6 +1,7 @@
 """What comes out of a package is what went in."""
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,39 @@ def test_what_is_compiled_wrong_is_not_saved(
     with pytest.raises(SaveError, match=r"not right, and not saved: .*output 0 differs"):
         dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_was_compared_when_it_was_saved_is_not_compared_again(
+    verify: str,
+    elsewhere: bool,
+    model: Small,
+    call: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from dynamo_backends.package import loading
+    from dynamo_backends.verify.first import Comparison
+
+    path, compared = tmp_path / "m.dbp", []
+    dynamo_backends.save(path, model, *call, backend="onnxrt", options={"verify": verify})
+    right = Comparison.__call__
+
+    def noted(self: Comparison, *args: Any) -> Any:
+        compared.append(args)
+        return right(self, *args)
+
+    monkeypatch.setattr(Comparison, "__call__", noted)
+    if elsewhere:  # what is compiled here was compared nowhere
+        monkeypatch.setattr(loading, "differences", lambda there, here: ["another machine"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = dynamo_backends.load(path)
+    for _ in range(2):
+        torch.testing.assert_close(loaded(*call[0], **call[1]), expected(model, call))
+    times = {"first": int(elsewhere), "always": 2}[verify]
+    assert len(compared) == times * loaded.reports[0].blocks
 
 
 class Constants(nn.Module):

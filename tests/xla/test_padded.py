@@ -395,3 +395,59 @@ def test_elementwise_operators_need_not_say_anything():
     assert row is not None
     assert row.rule is elementwise
     assert registry.declared(aten.median.dim) is None
+
+
+def rows_vary(x: Tensor) -> Tensor:
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x
+
+
+def test_what_was_cut_from_memory_of_the_bounds_is_not_copied(
+    planted: None, nothing_beside: None, monkeypatch: pytest.MonkeyPatch
+):
+    """What lies beside it is padding, whatever it is."""
+    made: list[Sequence[int]] = []
+    plant = executable.new_padding
+
+    def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        made.append(shape)
+        return plant(shape, dtype, device)
+
+    monkeypatch.setattr(executable, "new_padding", new_padding)
+    run = compiled(lambda x: (x * 2, x.softmax(0), x.mean(0)), buckets=[8])
+    beside = executable.new_padding((8, 5), torch.float32, torch.device("cpu"))
+    made.clear()
+    for n in (3, 5, 6):
+        x = torch.randn(n, 5)
+        agree(run(rows_vary(x)), (x * 2, x.softmax(0), x.mean(0)))
+        assert made == [(8, 5)]
+        beside[:n] = x
+        cut = beside[:n]
+        agree(run(rows_vary(cut)), (x * 2, x.softmax(0), x.mean(0)))
+        assert made == [(8, 5)], "it is read where it is"
+        assert torch.equal(cut, x)
+        (again, *_) = run(rows_vary(run(rows_vary(x))[0]))
+        agree(again, x * 4)
+        assert made == [(8, 5)] * 2, "results are such memory"
+        made.clear()
+        small = torch.cat([torch.zeros(1, 5), x])[1:]  # its memory ends before that of the bounds
+        agree(run(rows_vary(small)), (x * 2, x.softmax(0), x.mean(0)))
+        assert made == [(8, 5)]
+        made.clear()
+
+
+def test_memory_that_is_updated_is_not_read_beside(planted: None, nothing_beside: None):
+    """What lies beside an input that the graph writes to stays what it is."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.sum(0)
+
+    run = compiled(fn, buckets=[8])
+    beside = torch.zeros(8, 5)
+    for n in (3, 5, 6):
+        beside.zero_()
+        x = beside[:n]
+        agree(run(rows_vary(x)), torch.full((5,), float(n)))
+        assert torch.equal(beside[:n], torch.ones(n, 5))
+        assert torch.equal(beside[n:], torch.zeros(8 - n, 5))

@@ -65,16 +65,30 @@ class Outline:
 
 
 class _Padder:
-    """Copies one input into memory of the bounds."""
+    """Gives one input the shape of the bounds.
 
-    def __init__(self, importer: Importer):
+    What was cut from memory of the bounds, as results of another padded program are, is read there:
+    what lies beside it is padding as good as any. Else it is copied.
+
+    Args:
+        importer: Of the input at the bounds.
+        reads_beside: Whether the program may read what lies beside an input.
+    """
+
+    def __init__(self, importer: Importer, reads_beside: bool):
         self._importer = importer
         self._inverse = [importer.storage.order.index(d) for d in range(len(importer.shape))]
+        self._reads_beside = reads_beside
+        dense = torch.empty(importer.dense_shape, dtype=importer.dtype, device="meta")
+        self._strides = dense.permute(self._inverse).stride()
+        self._bytes = dense.nbytes
 
     def __call__(self, tensor: Tensor) -> Tensor:
         importer = self._importer
         if tensor.shape == importer.shape:
             return tensor
+        if self._reads_beside and self._is_cut(tensor):
+            return tensor.detach().as_strided(importer.shape, self._strides)
         if tensor.dtype != importer.dtype or tensor.dim() != len(importer.shape):
             importer.view(tensor)  # which says what is wrong
         memory = new_padding(importer.dense_shape, importer.dtype, tensor.device)
@@ -85,6 +99,15 @@ class _Padder:
                 inner = inner.narrow(d, 0, n)
         inner.copy_(tensor.detach())
         return padded
+
+    def _is_cut(self, tensor: Tensor) -> bool:
+        """Whether memory goes on, around an input, as it would at the bounds."""
+        if tensor.stride() != self._strides or tensor.dtype != self._importer.dtype:
+            return False
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_conj() or tensor.is_neg():
+            return False
+        start = tensor.storage_offset() * tensor.element_size()
+        return start + self._bytes <= tensor.untyped_storage().nbytes()
 
 
 class PaddedExecutable(Executable):
@@ -113,7 +136,7 @@ class PaddedExecutable(Executable):
         self._bounds = [int(n) for n in numbers if n.expression in dims]
         places = [graph.placeholders[i] for i in graph.activations]
         self._padders: list[tuple[int, Callable[[Tensor], Tensor]]] = [
-            (i, _Padder(Importer(node.meta["val"])))
+            (i, _Padder(Importer(node.meta["val"]), not graph.updates))
             for i, node in enumerate(places)
             if sizes_in(node.meta.get(SIZES))
         ]

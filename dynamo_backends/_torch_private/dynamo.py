@@ -5,9 +5,11 @@
 | `torch._dynamo.lookup_backend` | 2.12+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._dynamo.convert_frame.compile_lock` | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,14 @@ def is_capturing() -> bool:
 
     name = "_CompilationCallbackHandler__pending_callbacks_counter"
     return bool(getattr(callback_handler, name, 0))
+
+
+def without_captures() -> contextlib.AbstractContextManager[Any]:
+    """Inside: Dynamo captures nothing in other threads; they wait."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    manager: contextlib.AbstractContextManager[Any] = compile_lock
+    return manager
 
 
 def dynamo_control_flow() -> tuple[type[Exception], ...]:

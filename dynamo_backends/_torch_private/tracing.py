@@ -8,11 +8,12 @@
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.12+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.12+ |
 | `torch.compiler._is_compiling_flag` | 2.12+ |
-| `torch._dynamo.utils._metrics_context_tls` | 2.12+ |
+| `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.12+ |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.12+ |
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,15 @@ def apart_from_compilation() -> Iterator[None]:
         yield
     finally:
         local.metrics_context = current
+
+
+def capture_seconds() -> float | None:
+    """Inside a backend called by Dynamo: seconds since it began with the frame; None outside."""
+    from torch._dynamo import utils
+
+    local: Any = getattr(utils, "_metrics_context_tls", None)
+    started: int = getattr(getattr(local, "metrics_context", None), "_start_time_ns", 0)
+    return (time.time_ns() - started) / 1e9 if started else None
 
 
 def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:

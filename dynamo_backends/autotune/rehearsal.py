@@ -25,8 +25,14 @@ from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.race import Run
 
 
-class _Rebuilt(nn.Module):
-    """The graph with weights that are parameters, as Dynamo had found it."""
+class Rebuilt(nn.Module):
+    """The graph with weights that are parameters, as Dynamo had found it.
+
+    Args:
+        graph: The graph.
+        values: Its inputs.
+        places: Which of them are weights, in their order.
+    """
 
     def __init__(self, graph: fx.GraphModule, values: Sequence[Any], places: Sequence[int]):
         super().__init__()
@@ -37,6 +43,7 @@ class _Rebuilt(nn.Module):
         )
 
     def forward(self, *activations: Any) -> Any:
+        """Runs the graph on what is no weight."""
         args = list(activations)
         for place, weight in zip(self.places, self.weights, strict=True):
             args.insert(place, weight)
@@ -51,20 +58,25 @@ def main(folder: Path) -> None:
     (folder / RESULT).write_text(json.dumps({"problem": problem}), encoding="utf-8")
 
 
+def read_options(given: dict[str, Any]) -> AutotuneOptions:
+    """Options that were JSON."""
+    settings: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in given.items()
+    }
+    return AutotuneOptions(**settings)
+
+
 def try_out(graph: fx.GraphModule, values: list[Any], task: dict[str, Any]) -> str:
     """What goes wrong when a candidate compiles and runs a graph; "" if nothing does."""
     candidate = Candidate(**task["candidate"])
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in task["options"].items()
-    }
-    options = AutotuneOptions(**settings)
+    options = read_options(task["options"])
     uncopied = frozenset(task["uncopied"])
     adapt: Callable[[Callable[..., Any]], Run] = differentiated if task["training"] else _plain
 
     def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return candidate.compile(captured, inputs, options)
 
-    module = _Rebuilt(graph, values, sorted(uncopied))
+    module = Rebuilt(graph, values, sorted(uncopied))
     compiled = torch.compile(module, backend=compile_captured)
     subject = Subject(
         adapt(graph.forward),

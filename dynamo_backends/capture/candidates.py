@@ -25,7 +25,7 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     several = any(row.graph for row in rows)
     for name in ("candidate", "of") if several else ("candidate",):
         table.add_column(name)
-    for name in ("compile s", "error", "ms", "× eager"):
+    for name in ("compile s", "verify s", "race s", "error", "ms", "× eager"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not", overflow="fold")
     for row in rows:
@@ -36,7 +36,7 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
 
 def _figures(row: CandidateReport) -> list[str]:
     return [
-        "-" if row.compile_s is None else f"{row.compile_s:.1f}",
+        *("-" if s is None else f"{s:.1f}" for s in (row.compile_s, row.verify_s, row.race_s)),
         "-" if row.error is None else f"{row.error:.0e}",
         "-" if row.seconds is None else f"{row.seconds * 1e3:.3g}",
         "-" if row.speedup is None else f"{row.speedup[0]:.2f}",

@@ -107,8 +107,23 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     yield from _compilations(report)
     if report.mesh is not None:
         yield from (_line(line, indent=4) for line in str(report.mesh).splitlines())
+    if report.tuning:
+        yield _line(f"tuning beside the calls: {report.tuning}", indent=4)
     if report.candidates:
+        yield _line(_tuning_seconds(report), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))
+
+
+def _tuning_seconds(report: GraphReport) -> str:
+    """Where the time of tuning went, in one line."""
+    rows = report.candidates
+    spent = {
+        **report.tuning_seconds,
+        "compile": sum(row.compile_s or 0.0 for row in rows),
+        "verify": sum(row.verify_s or 0.0 for row in rows),
+        "race": sum(row.race_s or 0.0 for row in rows),
+    }
+    return "tuning took: " + ", ".join(f"{name} {s:.2f} s" for name, s in spent.items())
 
 
 def _parts(report: GraphReport) -> str:

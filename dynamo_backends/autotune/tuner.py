@@ -1,0 +1,316 @@
+"""Has graphs tuned in another process: one after the other, and again where the process was lost.
+
+A thread waits for the other process. What is Python and takes time in this one (writing a graph,
+loading a winner) is done by the thread of `pipeline.background`, which lets calls go first.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dynamo_backends.autotune.session import Outcome
+from dynamo_backends.autotune.status import Followed
+from dynamo_backends.autotune.tuner_process import read_outcome
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.compiler_process import NICE
+from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+from dynamo_backends.tuning.budget import Budget
+
+log = logging.getLogger("dynamo_backends")
+
+SPARE = 5
+"""So often the process is started again for a graph where no candidate is to blame."""
+
+_START_S = 600.0  # for the imports, on a busy machine
+_IDLE_S = 60.0  # without anything to tune, after which the process is ended
+_LAST_S = 5.0  # that the end of this process waits for the thread
+_LOOK_S = 0.2
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _GaveUp(Exception):
+    """A graph cannot be tuned; the message says why."""
+
+
+class _NotWanted(Exception):
+    """The graph is gone, or this process ends."""
+
+
+class _Process(AnsweringProcess):
+    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.autotune.tuner_process")
+    niceness: ClassVar[int] = NICE
+
+
+@dataclass
+class Task:
+    """A graph that is to be tuned.
+
+    Attributes:
+        owner: Who serves it; once that is gone nobody wants it to be tuned.
+        followed: Its status.
+        budget: Of all graphs with the same options.
+        prepare: Writes the graph and its inputs into a folder, and makes the request.
+        decided: Takes over what came of it.
+        isolated: Names of candidates that may be silent for `timeout_s` alone.
+        timeout_s: Seconds.
+    """
+
+    owner: "weakref.ref[Any]"
+    followed: Followed
+    budget: Budget
+    prepare: Callable[[Any, Path], dict[str, Any]]
+    decided: Callable[[Any, Outcome], None]
+    isolated: Collection[str]
+    timeout_s: float
+
+
+class _Listener:
+    """What the other process said of a task before it answered, or was lost.
+
+    Args:
+        task: The task.
+    """
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._before_s = self._spent_s = task.budget.spent_s
+        self.candidate = ""  # that is under way
+        self.excluded: dict[str, CandidateReport] = {}
+
+    def __call__(self, said: dict[str, Any]) -> float | None:
+        """Notes a line; returns how many seconds may pass until the next one."""
+        if self._task.owner() is None:
+            raise _NotWanted
+        self._spent_s = said["spent_s"]
+        if "ended" in said:
+            row = CandidateReport.from_dict(said["ended"])
+            self.candidate = ""
+            if row.reason:
+                self.excluded[row.name] = row
+            return None
+        self.candidate, number, of = said["begins"]
+        self._task.followed.change(
+            candidate=self.candidate, number=number, of=of, spent_s=self._spent_s
+        )
+        return self._task.timeout_s if self.candidate in self._task.isolated else None
+
+    def count(self, spent_s: float | None = None) -> None:
+        """Takes from the budget what was spent."""
+        spent_s = self._spent_s if spent_s is None else spent_s
+        self._task.budget.spend(spent_s - self._before_s)
+        self._task.followed.change(spent_s=self._task.budget.spent_s)
+
+    def blame(self, lost: Exception, suspect: str) -> str:
+        """Why the candidate that was under way is tried no more; empty: it is not to blame.
+
+        Args:
+            lost: How the process was lost.
+            suspect: Who was under way when it was lost the time before.
+        """
+        if not self.candidate or not isinstance(lost, Lost):
+            return ""
+        if lost.status is None:
+            return f"did not finish within {self._task.timeout_s:g} s in a process of its own"
+        if -lost.status in _FROM_OUTSIDE:  # perhaps because memory did not suffice
+            twice = self.candidate == suspect
+            return "its process was killed twice" if twice else ""
+        if lost.status < 0:
+            name = signal.Signals(-lost.status).name
+            return f"crashed with {name} in a process of its own"
+        return f"ended with exit status {lost.status} in a process of its own"
+
+
+class Tuner:
+    """The thread, the other process, and what waits for them."""
+
+    def __init__(self) -> None:
+        self._process = _Process()
+        self._tasks: deque[Task] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def add(self, task: Task) -> None:
+        """Has a graph tuned after those that wait already."""
+        with self._changed:
+            self._tasks.append(task)
+            if self._thread is None:
+                # Linux ends the other process with the thread that started it.
+                self._thread = threading.Thread(
+                    target=self._work, name="dynamo_backends tuner", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the other process, and what is under way."""
+        with self._changed:
+            self._is_stopping = True
+            self._tasks.clear()
+            self._changed.notify_all()
+        self._process.end()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def disown(self) -> None:
+        """In a forked child: leaves all to the parent."""
+        self._process.disown()
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                with contextlib.suppress(_NotWanted):
+                    self._tune(task)
+            except Exception as error:
+                log.debug("tuning beside the calls failed", exc_info=True)
+                text = str(error) if isinstance(error, _GaveUp) else brief_error(error)
+                task.followed.give_up(text)
+            del task
+
+    def _next(self) -> Task | None:
+        with self._changed:
+            while not self._tasks and not self._is_stopping:
+                if not self._changed.wait(_IDLE_S if self._process.running else None):
+                    self._process.end()
+            return None if self._is_stopping else self._tasks.popleft()
+
+    def _tune(self, task: Task) -> None:
+        request: dict[str, Any] = {}
+        with _folder() as folder:
+            self._beside(task, lambda owner: request.update(task.prepare(owner, folder)))
+            task.followed.change(state="tuning", budget_s=task.budget.total_s)
+            outcome = self._asked(task, {**request, "folder": str(folder)})
+        self._beside(task, lambda owner: task.decided(owner, outcome))
+
+    def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
+        """What came of a task, however often the process is lost on the way."""
+        known: dict[str, CandidateReport] = {}
+        suspect, losses = "", 0
+        while True:
+            if task.owner() is None or self._is_stopping:
+                raise _NotWanted
+            heard = _Listener(task)
+            more = {"known": plain(list(known.values())), "spent_s": task.budget.spent_s}
+            try:
+                if not self._process.running:
+                    self._process.ask({}, _START_S)
+                answered = self._process.ask({**request, **more}, None, heard)
+                break
+            except (Lost, OSError) as lost:
+                if self._is_stopping:
+                    raise _NotWanted from lost
+                heard.count()
+                known |= heard.excluded
+                reason = heard.blame(lost, suspect)
+                if reason:
+                    known[heard.candidate] = CandidateReport(heard.candidate, reason)
+                    continue
+                suspect, losses = heard.candidate, losses + 1
+                log.info("autotune: the process that tunes was lost: %s", lost)
+                if losses > SPARE:
+                    text = f"the process that tunes was lost {losses} times, at last: {lost}"
+                    raise _GaveUp(text) from lost
+        if "problem" in answered:
+            heard.count()
+            raise _GaveUp(f"tuning failed: {answered['problem']}")
+        heard.count(answered["spent_s"])
+        return read_outcome(answered)
+
+    def _beside(self, task: Task, job: Callable[[Any], None]) -> None:
+        """Has the thread that lets calls go first do something, and waits for it.
+
+        Raises:
+            Exception: What the job raised.
+        """
+        over = threading.Event()
+        raised: list[Exception] = []
+
+        def run(owner: Any) -> None:
+            try:
+                job(owner)
+            except Exception as error:
+                raised.append(error)
+            finally:
+                over.set()
+
+        while not background.submit(over, run, owner=task.owner()):  # it has too much to do
+            self._look(task, over)
+        while not over.is_set():
+            self._look(task, over)
+        if raised:
+            raise raised[0]
+
+    def _look(self, task: Task, over: threading.Event) -> None:
+        if not over.wait(_LOOK_S) and (self._is_stopping or task.owner() is None):
+            raise _NotWanted
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one graph, beside the decisions; those of processes that are gone are removed.
+
+    Raises:
+        _GaveUp: There is no place for it.
+    """
+    root = cache_folder() / "tuning"
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for old in root.iterdir():
+            if not _is_alive(old.name.partition("-")[0]):
+                shutil.rmtree(old, ignore_errors=True)
+        name = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
+    except OSError as error:
+        raise _GaveUp(f"there is no place for a copy of the graph: {error}") from error
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            root.rmdir()  # if it is empty
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+_tuner = Tuner()
+
+
+def add(task: Task) -> None:
+    """Has a graph tuned, after those that wait already."""
+    _tuner.add(task)
+
+
+def _after_fork() -> None:
+    global _tuner
+    _tuner.disown()
+    _tuner = Tuner()
+
+
+def _stop() -> None:
+    _tuner.stop()
+
+
+atexit.register(_stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -141,6 +141,7 @@ from dynamo_backends._torch_private.torchscript import (
 from dynamo_backends._torch_private.tracing import (
     FakeTensorMode,
     apart_from_compilation,
+    as_if_captured,
     capture_seconds,
     compiling,
     detect_fake_mode,

@@ -4,6 +4,7 @@
 |---|---|
 | `torch.utils._python_dispatch._disable_current_modes` | 2.12+ |
 | `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.12+ |
+| `torch._guards`: `TracingContext`, `tracing` | 2.12+ |
 | `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.12+ |
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.12+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.12+ |
@@ -45,6 +46,18 @@ def apart_from_compilation() -> Iterator[None]:
         yield
     finally:
         local.metrics_context = current
+
+
+@contextlib.contextmanager
+def as_if_captured() -> Iterator[None]:
+    """Inside, after Dynamo's call of a backend: AOT Autograd works as if in that call.
+
+    Without a context it would not tell which inputs are parameters. Sizes are taken as they are.
+    """
+    from torch._guards import TracingContext, tracing
+
+    with tracing(TracingContext(FakeTensorMode())):
+        yield
 
 
 def capture_seconds() -> float | None:

@@ -71,7 +71,7 @@ class TunedBeside:
             self.followed.give_up(reason)
             return
         static = private.captured_static_inputs(ensemble.captured)
-        ensemble.values = copies(ensemble.values, static)
+        ensemble.values = ensemble.example_inputs = copies(ensemble.values, static)
         self.ensemble = ensemble
         first = background.going_first(lambda args: eager(*args))
         self.call = lambda *args: first(list(args))
@@ -248,13 +248,12 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
     """Writes a graph and its inputs for the other process; the request."""
     with owner.apart() as ensemble:
         static = private.captured_static_inputs(ensemble.captured)
-        arguments = Arguments(ensemble.values, static, ensemble.mutated(), watched=False)
-        serialization.write(folder, ensemble.captured, arguments.values)
+        serialization.write(folder, ensemble.captured, ensemble.values)
         options = dataclasses.replace(ensemble.options, mode="wait", isolate="off")
         return {
             "candidates": [dataclasses.asdict(c) for c in competing],
             "options": dataclasses.asdict(options),
-            "uncopied": sorted(arguments.uncopied),
+            "static": sorted(static),
             "number": ensemble.number,
             "settings": {
                 "environment": environment(),
@@ -295,8 +294,9 @@ def _problem(owner: TunedBeside, candidate: Candidate) -> str:
     Torch's generators are let alone, and so are the weights: calls use both meanwhile.
     """
     with owner.apart() as ensemble:
-        with private.without_captures():  # AOT Autograd and Inductor have settings for all threads
-            COUNTS.add(compiled=1)
+        COUNTS.add(compiled=1)
+        # AOT Autograd and Inductor have settings for all threads.
+        with private.without_captures(), private.as_if_captured():
             run = ensemble.build(candidate)
         for _ in range(_COMPARISONS):
             before = _versions(ensemble)

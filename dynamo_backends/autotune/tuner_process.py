@@ -24,7 +24,7 @@ from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.rehearsal import Rebuilt, read_options
+from dynamo_backends.autotune.rehearsal import read_options, rebuilt
 from dynamo_backends.autotune.session import Outcome, TuningSession
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
@@ -91,8 +91,8 @@ def tuned(
         request: What else is known, and asked for.
         say: Tells the parent.
     """
-    uncopied = frozenset(request["uncopied"])
-    module = Rebuilt(graph, values, sorted(uncopied))
+    static = frozenset(request["static"])
+    module = rebuilt(graph, values, static)
     found: list[dict[str, Any]] = []
 
     def choose(captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ def tuned(
 
     with torch.no_grad():
         run = torch.compile(module, backend=choose, dynamic=False)
-        run(*(value for i, value in enumerate(values) if i not in uncopied))
+        run(*(value for i, value in enumerate(values) if i not in static))
     return found[0] if len(found) == 1 else {"problem": "the copy of the graph is not one graph"}
 
 

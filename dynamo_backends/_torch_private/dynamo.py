@@ -10,7 +10,9 @@
 """
 
 import contextlib
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -36,12 +38,33 @@ def is_capturing() -> bool:
     return bool(getattr(callback_handler, name, 0))
 
 
-def without_captures() -> contextlib.AbstractContextManager[Any]:
+_excluding: list[threading.Thread] = []
+
+
+@contextlib.contextmanager
+def without_captures() -> Iterator[None]:
     """Inside: Dynamo captures nothing in other threads; they wait."""
     from torch._dynamo.convert_frame import compile_lock
 
-    manager: contextlib.AbstractContextManager[Any] = compile_lock
-    return manager
+    with compile_lock:
+        _excluding.append(threading.current_thread())
+        try:
+            yield
+        finally:
+            _excluding.pop()
+
+
+def _after_fork() -> None:
+    """A thread that is not in the child would hold the lock for ever."""
+    if _excluding and _excluding[0] is not threading.current_thread():
+        from torch._dynamo.convert_frame import compile_lock
+
+        _excluding.clear()
+        compile_lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def dynamo_control_flow() -> tuple[type[Exception], ...]:

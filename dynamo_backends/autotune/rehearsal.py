@@ -25,7 +25,9 @@ from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.race import Run
 
 
-def rebuilt(graph: fx.GraphModule, values: Sequence[Any], places: Collection[int]) -> fx.GraphModule:
+def rebuilt(
+    graph: fx.GraphModule, values: Sequence[Any], places: Collection[int]
+) -> fx.GraphModule:
     """The graph with weights that are parameters, as Dynamo had found it.
 
     Dynamo makes inputs in the order in which it comes upon them, which is the old one here, so that
@@ -50,7 +52,7 @@ def rebuilt(graph: fx.GraphModule, values: Sequence[Any], places: Collection[int
         nodes[node] = made.placeholder(f"activation_{i}")
         if isinstance(value, Tensor):
             made.call_method("dim", (nodes[node],))  # Dynamo comes upon an argument when it is used
-    made.output(made.graph_copy(graph.graph, nodes))  # type: ignore[arg-type]
+    made.output(made.graph_copy(graph.graph, nodes))
     return fx.GraphModule(root, made)
 
 
@@ -64,9 +66,7 @@ def main(folder: Path) -> None:
 
 def read_options(given: dict[str, Any]) -> AutotuneOptions:
     """Options that were JSON."""
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in given.items()
-    }
+    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return AutotuneOptions(**settings)
 
 

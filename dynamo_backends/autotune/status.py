@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.interface.report import GraphReport
 
 log = logging.getLogger("dynamo_backends")
+
+_LOOK_S = 0.5
 
 State = Literal["queued", "tuning", "loading", "serving", "gave up"]
 
@@ -141,10 +144,14 @@ def wait_for_tuning(timeout: float | None = None) -> bool:
     Returns:
         Whether it has ended.
     """
+    end = None if timeout is None else time.monotonic() + timeout
     with _changed:
-        return _changed.wait_for(
-            lambda: all(each.status.is_settled for each in list(_followed.values())), timeout
-        )
+        while not all(each.status.is_settled for each in list(_followed.values())):
+            left = _LOOK_S if end is None else end - time.monotonic()
+            if left <= 0:
+                return False
+            _changed.wait(min(left, _LOOK_S))  # a graph that is dropped says nothing
+    return True
 
 
 def _after_fork() -> None:

@@ -208,7 +208,8 @@ class Tuner:
             try:
                 if not self._process.running:
                     self._process.ask({}, _START_S)
-                answered = self._process.ask({**request, **more}, None, heard)
+                with self._ended_without(task.owner()):
+                    answered = self._process.ask({**request, **more}, None, heard)
                 break
             except (Lost, OSError) as lost:
                 if self._is_stopping:
@@ -229,6 +230,16 @@ class Tuner:
             raise _GaveUp(f"tuning failed: {answered['problem']}")
         heard.count(answered["spent_s"])
         return read_outcome(answered)
+
+    @contextlib.contextmanager
+    def _ended_without(self, owner: Any) -> Iterator[None]:
+        """Ends the process when the graph is dropped, even if it is silent."""
+        if owner is None:
+            raise _NotWanted
+        gone = weakref.ref(owner, lambda _: self._process.end())
+        del owner
+        yield
+        del gone
 
     def _beside(self, task: Task, job: Callable[[Any], None]) -> None:
         """Has the thread that lets calls go first do something, and waits for it.

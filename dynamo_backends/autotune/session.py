@@ -179,7 +179,10 @@ class TuningSession:
             order.sort(key=lambda name: not self._prepared[name].early)
             for number, name in enumerate(order, 1):
                 self._progress.begins(name, number, len(order))
-                self._admit(self._prepared[name], trials)
+                if name in self._known:
+                    self._rows[name] = self._known[name]
+                else:
+                    self._admit(self._prepared[name], trials)
                 self._progress.ended(self._rows[name])
             self._tell_of_the_cut()
             self._progress.begins("", len(order), len(order))
@@ -192,9 +195,6 @@ class TuningSession:
 
     def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""
-        if prepared.name in self._known:
-            self._rows[prepared.name] = self._known[prepared.name]
-            return
         refusal = self._refusal(prepared.name)
         if refusal:
             self._rows[prepared.name] = CandidateReport(prepared.name, refusal)

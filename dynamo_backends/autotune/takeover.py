@@ -21,6 +21,7 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.isolation import is_isolated
+from dynamo_backends.autotune.listening import Task
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import Outcome, failure_of
@@ -72,7 +73,7 @@ def begin(owner: TunedBeside) -> None:
 
         asked, timeout_s = weakref.ref(owner), options.trial_timeout_s
         followed, budget = owner.followed, flow.budget
-        tuner.add(tuner.Task(asked, followed, budget, prepare, decided, isolated, timeout_s))
+        tuner.add(Task(asked, followed, budget, prepare, decided, isolated, timeout_s))
     except Exception as error:
         log.debug("tuning beside the calls failed", exc_info=True)
         owner.leave(str(error) if isinstance(error, DrawsError) else brief_error(error))

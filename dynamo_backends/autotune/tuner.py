@@ -9,18 +9,16 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dynamo_backends.autotune.listening import Listener, NotWanted, Task
 from dynamo_backends.autotune.session import Outcome
-from dynamo_backends.autotune.status import Followed
 from dynamo_backends.autotune.tuner_process import read_outcome
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
@@ -28,7 +26,6 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
-from dynamo_backends.tuning.budget import Budget
 
 log = logging.getLogger("dynamo_backends")
 
@@ -39,99 +36,15 @@ _START_S = 600.0  # for the imports, on a busy machine
 _IDLE_S = 60.0  # without anything to tune, after which the process is ended
 _LAST_S = 5.0  # that the end of this process waits for the thread
 _LOOK_S = 0.2
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _GaveUp(Exception):
     """A graph cannot be tuned; the message says why."""
 
 
-class _NotWanted(Exception):
-    """The graph is gone, or this process ends."""
-
-
 class _Process(AnsweringProcess):
     command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.autotune.tuner_process")
     niceness: ClassVar[int] = NICE
-
-
-@dataclass
-class Task:
-    """A graph that is to be tuned.
-
-    Attributes:
-        owner: Who serves it; once that is gone nobody wants it to be tuned.
-        followed: Its status.
-        budget: Of all graphs with the same options.
-        prepare: Writes the graph and its inputs into a folder, and makes the request.
-        decided: Takes over what came of it.
-        isolated: Names of candidates that may be silent for `timeout_s` alone.
-        timeout_s: Seconds.
-    """
-
-    owner: "weakref.ref[Any]"
-    followed: Followed
-    budget: Budget
-    prepare: Callable[[Any, Path], dict[str, Any]]
-    decided: Callable[[Any, Outcome], None]
-    isolated: Collection[str]
-    timeout_s: float
-
-
-class _Listener:
-    """What the other process said of a task before it answered, or was lost.
-
-    Args:
-        task: The task.
-    """
-
-    def __init__(self, task: Task):
-        self._task = task
-        self._before_s = self._spent_s = task.budget.spent_s
-        self.candidate = ""  # that is under way
-        self.excluded: dict[str, CandidateReport] = {}
-
-    def __call__(self, said: dict[str, Any]) -> float | None:
-        """Notes a line; returns how many seconds may pass until the next one."""
-        if self._task.owner() is None:
-            raise _NotWanted
-        self._spent_s = said["spent_s"]
-        if "ended" in said:
-            row = CandidateReport.from_dict(said["ended"])
-            self.candidate = ""
-            if row.reason:
-                self.excluded[row.name] = row
-            return None
-        self.candidate, number, of = said["begins"]
-        self._task.followed.change(
-            candidate=self.candidate, number=number, of=of, spent_s=self._spent_s
-        )
-        return self._task.timeout_s if self.candidate in self._task.isolated else None
-
-    def count(self, spent_s: float | None = None) -> None:
-        """Takes from the budget what was spent."""
-        spent_s = self._spent_s if spent_s is None else spent_s
-        self._task.budget.spend(spent_s - self._before_s)
-        self._task.followed.change(spent_s=self._task.budget.spent_s)
-
-    def blame(self, lost: Exception, suspect: str) -> str:
-        """Why the candidate that was under way is tried no more; empty: it is not to blame.
-
-        Args:
-            lost: How the process was lost.
-            suspect: Who was under way when it was lost the time before.
-        """
-        if not self.candidate or not isinstance(lost, Lost):
-            return ""
-        if lost.status is None:
-            return f"did not finish within {self._task.timeout_s:g} s in a process of its own"
-        if -lost.status in _FROM_OUTSIDE:  # perhaps because memory did not suffice
-            twice = self.candidate == suspect
-            return "its process was killed twice" if twice else ""
-        if lost.status < 0:
-            name = signal.Signals(-lost.status).name
-            return f"crashed with {name} in a process of its own"
-        return f"ended with exit status {lost.status} in a process of its own"
 
 
 class Tuner:
@@ -173,7 +86,7 @@ class Tuner:
     def _work(self) -> None:
         while (task := self._next()) is not None:
             try:
-                with contextlib.suppress(_NotWanted):
+                with contextlib.suppress(NotWanted):
                     self._tune(task)
             except Exception as error:
                 log.debug("tuning beside the calls failed", exc_info=True)
@@ -202,8 +115,8 @@ class Tuner:
         suspect, losses = "", 0
         while True:
             if task.owner() is None or self._is_stopping:
-                raise _NotWanted
-            heard = _Listener(task)
+                raise NotWanted
+            heard = Listener(task)
             more = {"known": plain(list(known.values())), "spent_s": task.budget.spent_s}
             try:
                 if not self._process.running:
@@ -213,7 +126,7 @@ class Tuner:
                 break
             except (Lost, OSError) as lost:
                 if self._is_stopping:
-                    raise _NotWanted from lost
+                    raise NotWanted from lost
                 heard.count()
                 known |= heard.excluded
                 reason = heard.blame(lost, suspect)
@@ -235,7 +148,7 @@ class Tuner:
     def _ended_without(self, owner: Any) -> Iterator[None]:
         """Ends the process when the graph is dropped, even if it is silent."""
         if owner is None:
-            raise _NotWanted
+            raise NotWanted
         gone = weakref.ref(owner, lambda _: self._process.end())
         del owner
         yield
@@ -267,7 +180,7 @@ class Tuner:
 
     def _look(self, task: Task, over: threading.Event) -> None:
         if not over.wait(_LOOK_S) and (self._is_stopping or task.owner() is None):
-            raise _NotWanted
+            raise NotWanted
 
 
 @contextlib.contextmanager

@@ -6,12 +6,8 @@ Requests and answers are JSON, one per line, on standard input and output; betwe
 "said" tell what is going on. The graph and copies of its inputs are in a folder (`serialization`).
 """
 
-import json
 import os
-import queue
-import sys
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +27,7 @@ from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.tuning.budget import Budget, cpu_s
 from dynamo_backends.tuning.children import end_with_parent
 from dynamo_backends.tuning.progress import Progress
-
-Say = Callable[[dict[str, Any]], None]
+from dynamo_backends.tuning.requests import Say, answer_all
 
 
 class _Telling(Progress):
@@ -141,33 +136,10 @@ def read_outcome(answered: dict[str, Any]) -> Outcome:
     return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])
 
 
-def _lines() -> Iterable[str]:
-    """Requests; where there are no more, the parent is gone, and so is this process at once."""
-    given: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            given.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield given.get()
-
-
 def main() -> None:
     """Answers one request after the other."""
     end_with_parent()
-    # What libraries print must not come between the answers.
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def write(line: dict[str, Any]) -> None:
-        channel.write(json.dumps(line) + "\n")
-        channel.flush()
-
-    for line in _lines():
-        write(answer(json.loads(line), lambda said: write({"said": said})))
+    answer_all(answer)
 
 
 if __name__ == "__main__":

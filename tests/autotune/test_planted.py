@@ -66,6 +66,29 @@ def test_the_fast_one_that_is_right_wins(x: torch.Tensor):
 
 
 @pytest.mark.usefixtures("plant")
+def test_explain_shows_where_the_seconds_went(x: torch.Tensor):
+    options = {"candidates": ["good", "wrong_numbers"], "isolate": "off"}
+    with torch.no_grad():
+        measured, remembered = (
+            dynamo_backends.explain(Slow(), x, backend="autotune", options=options)
+            for _ in range(2)
+        )
+    (report,), (again,) = measured.reports, remembered.reports
+    rows = {row.name: row for row in report.candidates}
+    seconds = [s for r in rows.values() for s in (r.compile_s, r.verify_s, r.race_s)]
+    assert all(s >= 0 for s in seconds if s is not None)
+    assert rows["good"].race_s
+    assert rows["wrong_numbers"].verify_s
+    assert rows["wrong_numbers"].race_s is None
+    assert again.tuning_seconds == report.tuning_seconds, "kept with the decision"
+    assert again.candidates == report.candidates
+    spent = {**report.tuning_seconds, "race": sum(r.race_s or 0.0 for r in rows.values())}
+    assert list(spent) == ["capture", "reference", "race"]
+    for text in (str(measured), str(remembered)):
+        assert all(f"{name} {s:.2f} s" in text for name, s in spent.items())
+
+
+@pytest.mark.usefixtures("plant")
 @pytest.mark.parametrize("name", REASONS)
 def test_a_wrong_or_failing_one_is_not_used_and_the_reason_is_told(name: str, x: torch.Tensor):
     _, report = tune(Slow(), x, candidates=[name], isolate="off")

@@ -126,13 +126,18 @@ class Ensemble:
         """In which candidates run."""
         return torch.no_grad()
 
-    def subject(self, title: str) -> Subject:
-        """What the candidates compete for."""
-        original = self.adapt(self.captured.forward)
+    def subject(self, title: str, arguments: Arguments | None = None) -> Subject:
+        """What the candidates compete for.
+
+        Args:
+            title: For the progress line.
+            arguments: Other inputs than those of the call that is compiled.
+        """
+        static = private.captured_static_inputs(self.captured)
         return Subject(
-            original,
+            self.adapt(self.captured.forward),
             self.adapt(precise_captured(self.captured)),
-            Arguments(self.values, private.captured_static_inputs(self.captured), self.mutated()),
+            arguments or Arguments(self.values, static, self.mutated()),
             _promised(self.captured),
             self.ops,
             title,

@@ -13,7 +13,7 @@ from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning.answering import Lost
 from dynamo_backends.tuning.budget import Budget
 
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FROM_OUTSIDE = [getattr(signal, n, 0) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")]
 
 
 class NotWanted(Exception):

@@ -1,7 +1,6 @@
 """What Dynamo calls in place of a graph that is tuned beside the calls."""
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +17,6 @@ from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.pipeline import background
 
-log = logging.getLogger("dynamo_backends")
-
 
 class TunedBeside:
     """What Dynamo calls in place of a graph.
@@ -30,7 +27,7 @@ class TunedBeside:
     """
 
     def __init__(self, ensemble: Ensemble, reason: str):
-        self._eager = eager = ensemble.captured.forward
+        eager = ensemble.captured.forward
         self.report: GraphReport = ensemble.described(EAGER)[0]
         self.report.chosen = EAGER
         title = f"{self.report.kind} graph {ensemble.number} with {ensemble.ops} operations"
@@ -47,8 +44,7 @@ class TunedBeside:
         with ensemble.apart():
             ensemble.values = ensemble.example_inputs = copies(ensemble.values, static)
         self.ensemble = ensemble
-        first = background.going_first(lambda args: eager(*args))
-        self.call = lambda *args: first(list(args))
+        self.call = _going_first(eager)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph."""
@@ -74,13 +70,16 @@ class TunedBeside:
         if name != EAGER:
             eager, mutated = ensemble.captured.forward, sorted(ensemble.mutated())
             compiled = ensemble.compiled[name]
-            self.call = Chosen(name, compiled, eager, mutated, reports, flow.key)
+            self.call = _going_first(Chosen(name, compiled, eager, mutated, reports, flow.key))
+        else:
+            self.call = _going_first(ensemble.captured.forward)
         self.served_by = name
 
     def settle(self, winner: str, choice: Choice, flow: DecisionFlow) -> None:
         """As `serve`, for good."""
         if winner != self.served_by or winner == EAGER:
             self.serve(winner, choice, flow)
+        self.report.candidates, self.report.tuning_seconds = choice.candidates, choice.seconds
         trace(self.report, "autotune")
         self.release()
         self.followed.change(state="serving", winner=winner, candidate="")
@@ -88,10 +87,14 @@ class TunedBeside:
     def release(self) -> None:
         """Lets go of what tuning needed."""
         self.ensemble = None
-        if self.served_by == EAGER:
-            self.call = self._eager
 
     def leave(self, reason: str) -> None:
         """Leaves the graph to eager for good, or to who serves it since the first call."""
         self.release()
         self.followed.give_up(reason)
+
+
+def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for whose calls the thread pauses, whichever graph it is busy with."""
+    first = background.going_first(lambda args: run(*args))
+    return lambda *args: first(list(args))

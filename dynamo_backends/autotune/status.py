@@ -90,6 +90,7 @@ class Followed:
         self._note()
         with _changed:
             _followed[next(_numbers)] = self
+        log.info("autotune: %s: %s", status.graph, status)
 
     @property
     def status(self) -> TuningStatus:

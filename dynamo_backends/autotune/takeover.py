@@ -28,11 +28,15 @@ from dynamo_backends.autotune.session import Outcome, failure_of
 from dynamo_backends.autotune.verify import Trial
 from dynamo_backends.graph.random import DrawsError, RefusingDraws
 from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
+from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.runtime.tf32 import product_precision
 from dynamo_backends.tuning.children import environment
 from dynamo_backends.tuning.counts import COUNTS
 
 log = logging.getLogger("dynamo_backends")
+
+_ALONE = "not tried: it is registered in this process alone, and another one tunes"
 
 _COMPARISONS = 3  # while weights change
 
@@ -85,7 +89,9 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
         static = private.captured_static_inputs(ensemble.captured)
         serialization.write(folder, ensemble.captured, ensemble.values)
         options = dataclasses.replace(ensemble.options, mode="wait", isolate="off")
+        alone = [c for c in competing if _is_alone(c)]
         return {
+            "known": [plain(CandidateReport(c.name, _ALONE)) for c in alone],
             "candidates": [dataclasses.asdict(c) for c in competing],
             "options": dataclasses.asdict(options),
             "static": sorted(static),
@@ -99,6 +105,11 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
                 "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
             },
         }
+
+
+def _is_alone(candidate: Candidate) -> bool:
+    ours = candidate.owner == "ours"
+    return ours and not is_found_elsewhere(get_backend(candidate.backend))
 
 
 def _take_over(
@@ -138,7 +149,7 @@ def _problem(owner: TunedBeside, candidate: Candidate) -> str:
             static, mutated = private.captured_static_inputs(ensemble.captured), ensemble.mutated()
             values = copies(ensemble.values, static - mutated)  # calls write to the others
             given = Arguments(values, static, mutated, watched=False)
-            subject = dataclasses.replace(ensemble.subject(""), arguments=given)
+            subject = ensemble.subject("", given)
             trial = Trial(given, subject.original, subject.precise, subject.promised, draws=False)
             COUNTS.add(verified=1)
             verdict = trial.judge(run, candidate.reduced)

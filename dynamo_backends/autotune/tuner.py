@@ -111,7 +111,7 @@ class Tuner:
 
     def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
         """What came of a task, however often the process is lost on the way."""
-        known: dict[str, CandidateReport] = {}
+        known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
         suspect, losses = "", 0
         while True:
             if task.owner() is None or self._is_stopping:

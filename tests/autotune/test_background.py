@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import tuner
+from dynamo_backends.autotune import takeover, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
@@ -25,6 +26,7 @@ from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow
 
 LONG_S = 100
+OPTIONS = {"mode": "background", "candidates": ["ts_trace"]}
 
 
 @pytest.fixture(autouse=True)
@@ -265,8 +267,7 @@ REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: tuner.Tuner):
     fn, reason = REASONS[name]
     x = torch.randn(4, 4, requires_grad=name == "training")
-    options = {"mode": "background", "candidates": ["ts_trace"]}
-    run = torch.compile(fn, backend="autotune", options=options, dynamic=name == "symbols")
+    run = torch.compile(fn, backend="autotune", options=OPTIONS, dynamic=name == "symbols")
     with dynamo_backends.record() as reports, torch.autocast("cpu", enabled=name == "autocast"):
         torch.manual_seed(0)
         result, after = run(x), torch.rand(1)
@@ -301,6 +302,31 @@ def test_the_first_call_may_compile_who_promises_most(gate: Gate, counts: Counts
     with dynamo_backends.record() as reports:
         compiled(model, "waits", first_call_s=1000)(x)
     assert reports[0].tuning == "verified winner waits serving", "the decision is on disk"
+
+
+def test_explain_shows_where_tuning_stands():
+    explanation = dynamo_backends.explain(
+        lambda x: F.dropout(x, 0.5), torch.ones(3), backend="autotune", options=OPTIONS
+    )
+    assert until_settled(explanation).startswith("gave up (aten.")
+    assert "tuning beside the calls: gave up (aten." in str(explanation)
+
+
+def until_settled(explanation: dynamo_backends.Explanation) -> str:
+    (report,) = explanation.reports
+    until(lambda: report.tuning != "queued")
+    return report.tuning
+
+
+def test_what_other_processes_do_not_know_is_not_tried(
+    tuning: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(takeover, "is_found_elsewhere", lambda backend: False)
+    with torch.no_grad():
+        compiled(lambda x: x.relu() + 1, "ts_trace")(torch.randn(3))
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+    (row,) = (r for r in Decisions().all()[0].candidates if r.name == "ts_trace")
+    assert row.reason.startswith("not tried: it is registered in this process alone")
 
 
 def test_a_mode_that_is_none():

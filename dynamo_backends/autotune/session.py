@@ -1,7 +1,6 @@
 """Compiles, verifies and measures the candidates for one graph, and chooses."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -134,7 +133,7 @@ class TuningSession:
         prepared: Who takes part besides eager.
         options: Of autotune.
         model: What to expect of whom.
-        budget: Time that may be spent.
+        budget: Time that may be spent; its clock tells what compiling and verifying take.
         progress: Shows how far it is.
         known: What became of candidates in an earlier session that was lost; those that were
             excluded are not tried again.
@@ -172,9 +171,9 @@ class TuningSession:
         COUNTS.add(sessions=1)
         rng = snapshot_rng()
         try:
-            start = time.perf_counter()
+            start = self._budget.clock()
             trials = self._subject.trials()
-            self._reference_s = time.perf_counter() - start
+            self._reference_s = self._budget.clock() - start
             order = self._model.order(list(self._prepared), self._subject.ops)
             order.sort(key=lambda name: not self._prepared[name].early)
             for number, name in enumerate(order, 1):
@@ -200,22 +199,22 @@ class TuningSession:
             self._rows[prepared.name] = CandidateReport(prepared.name, refusal)
             return
         self._say(f"compiling {prepared.name}")
-        start, before = time.perf_counter(), memory.resident()
+        start, before = self._budget.clock(), memory.resident()
         compiled: float | None = None
         verified: float | None = None
         verdict = Verdict("")
         try:
             if prepared.rehearse is not None and (problem := prepared.rehearse()):
                 raise Unsuitable(problem)
-            start = time.perf_counter()
+            start = self._budget.clock()
             COUNTS.add(compiled=1)
             run = prepared.build()
-            compiled = time.perf_counter() - start
+            compiled = self._budget.clock() - start
             self._say(f"verifying {prepared.name}")
             COUNTS.add(verified=1)
-            start = time.perf_counter()
+            start = self._budget.clock()
             verdict = judge(trials, run, prepared.reduced)
-            verified = time.perf_counter() - start - verdict.first_s
+            verified = max(0.0, self._budget.clock() - start - verdict.first_s)
             compiled += verdict.first_s
             problem = prepared.failed()
             reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem

@@ -24,7 +24,7 @@ class Budget:
     ):
         self.total_s = total_s
         self._spent = spent_s
-        self._clock = clock
+        self.clock = clock
         self._since: float | None = None
         self._depth = 0
         self._told = False
@@ -38,7 +38,7 @@ class Budget:
     @property
     def spent_s(self) -> float:
         """Seconds that are gone."""
-        running = self._clock() - self._since if self._since is not None else 0.0
+        running = self.clock() - self._since if self._since is not None else 0.0
         return self._spent + running
 
     def spend(self, seconds: float) -> None:
@@ -55,14 +55,14 @@ class Budget:
         """The time inside the block counts. Other threads wait: measuring needs quiet."""
         with self._lock:
             if self._depth == 0:
-                self._since = self._clock()
+                self._since = self.clock()
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
                 if self._depth == 0 and self._since is not None:
-                    self._spent += self._clock() - self._since
+                    self._spent += self.clock() - self._since
                     self._since = None
 
 

@@ -13,6 +13,7 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.chosen import Chosen
+from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import try_out
 from dynamo_backends.interface.report import EagerEvent
@@ -160,6 +161,18 @@ def test_one_that_fails_later_is_replaced_at_that_call(
     plant.state["broken"] = False
     tune(model, x, candidates=["good"], isolate="off")
     assert counts.sessions == 2, "a decision for a candidate that failed is not kept"
+
+
+def test_what_fails_in_a_forked_child_is_decided_for_the_parent_still(
+    plant: ModuleType, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    compiled, report = tune(Slow(), x, candidates=["good"], isolate="off")
+    plant.state["broken"] = True
+    monkeypatch.setattr("dynamo_backends.autotune.chosen.os.getpid", lambda: -1)
+    with torch.no_grad():
+        compiled(x)
+    assert report.chosen == "eager"
+    assert [decision.winner for decision in Decisions().all()] == ["good"]
 
 
 def test_a_mistake_of_the_user_is_not_the_candidates_fault(plant: ModuleType, counts: Counts):

@@ -28,6 +28,8 @@ def switch_of_chosen(
         COUNTS.add(replaced=1)
         for report in reports:
             report.chosen = EAGER
+            if report.tuning:
+                report.tuning = f"gave up ({failure})"
         if key is not None and os.getpid() == process:  # a vendor may fail in a forked child alone
             Decisions().drop(key)
 

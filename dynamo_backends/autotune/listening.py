@@ -30,6 +30,7 @@ class Task:
         budget: Of all graphs with the same options.
         prepare: Writes the graph and its inputs into a folder, and makes the request.
         decided: Takes over what came of it.
+        left: Leaves the graph to who serves it, and why.
         isolated: Names of candidates that may be silent for `timeout_s` alone.
         timeout_s: Seconds.
     """
@@ -39,8 +40,15 @@ class Task:
     budget: Budget
     prepare: Callable[[Any, Path], dict[str, Any]]
     decided: Callable[[Any, Outcome], None]
+    left: Callable[[Any, str], None]
     isolated: Collection[str]
     timeout_s: float
+
+    def failed(self, reason: str) -> None:
+        """Leaves the graph to who serves it, if it is still there."""
+        owner = self.owner()
+        if owner is not None:
+            self.left(owner, reason)
 
 
 class Listener:

@@ -91,7 +91,10 @@ class TunedBeside:
     def leave(self, reason: str) -> None:
         """Leaves the graph to eager for good, or to who serves it since the first call."""
         self.release()
-        self.followed.give_up(reason)
+        if self.served_by == EAGER:
+            self.followed.give_up(reason)
+        else:
+            self.followed.change(state="serving", winner=self.served_by, reason=reason)
 
 
 def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -101,18 +101,23 @@ class Followed:
             return replace(status, state="gave up", reason=why)
         return status
 
-    def change(self, **fields: Any) -> None:
-        """Notes and tells that fields of the status have other values, from any thread."""
+    def change(self, level: int = logging.INFO, **fields: Any) -> None:
+        """Notes and tells that fields of the status have other values, from any thread.
+
+        Args:
+            level: Of the log line.
+            fields: The values.
+        """
         with _changed:
             before, self._status = str(self._status), replace(self._status, **fields)
             self._note()
             _changed.notify_all()
         if str(self._status) != before:
-            log.info("autotune: %s: %s", self._status.graph, self._status)
+            log.log(level, "autotune: %s: %s", self._status.graph, self._status)
 
-    def give_up(self, reason: str) -> None:
+    def give_up(self, reason: str, level: int = logging.WARNING) -> None:
         """Notes that the graph stays in eager."""
-        self.change(state="gave up", reason=reason, candidate="")
+        self.change(level, state="gave up", reason=reason, candidate="")
 
     def _note(self) -> None:
         for report in self.reports:
@@ -160,7 +165,7 @@ def _after_fork() -> None:
     _changed = threading.Condition()
     for each in list(_followed.values()):
         if not each.status.is_settled:
-            each.give_up("this process was forked from the one that tunes")
+            each.give_up("this process was forked from the one that tunes", logging.INFO)
 
 
 if hasattr(os, "register_at_fork"):

@@ -75,9 +75,18 @@ def begin(owner: TunedBeside) -> None:
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
             return _prepare(owner, folder, competing)
 
-        asked, timeout_s = weakref.ref(owner), options.trial_timeout_s
-        followed, budget = owner.followed, flow.budget
-        tuner.add(Task(asked, followed, budget, prepare, decided, isolated, timeout_s))
+        tuner.add(
+            Task(
+                owner=weakref.ref(owner),
+                followed=owner.followed,
+                budget=flow.budget,
+                prepare=prepare,
+                decided=decided,
+                left=TunedBeside.leave,
+                isolated=isolated,
+                timeout_s=options.trial_timeout_s,
+            )
+        )
     except Exception as error:
         log.debug("tuning beside the calls failed", exc_info=True)
         owner.leave(str(error) if isinstance(error, DrawsError) else brief_error(error))

@@ -91,7 +91,7 @@ class Tuner:
             except Exception as error:
                 log.debug("tuning beside the calls failed", exc_info=True)
                 text = str(error) if isinstance(error, _GaveUp) else brief_error(error)
-                task.followed.give_up(text)
+                task.failed(text)
             del task
 
     def _next(self) -> Task | None:

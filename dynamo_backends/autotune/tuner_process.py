@@ -7,6 +7,7 @@ Requests and answers are JSON, one per line, on standard input and output; betwe
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def _set(settings: dict[str, Any]) -> None:
     """torch and the environment are set as in the process that asks."""
     os.environ.clear()
     os.environ.update(settings["environment"])
+    places = settings["environment"]["PYTHONPATH"].split(os.pathsep)
+    sys.path += [place for place in places if place not in sys.path]
     torch.set_num_threads(settings["threads"])
     torch.set_float32_matmul_precision(settings["precision"])
     torch.set_default_dtype(getattr(torch, settings["dtype"]))

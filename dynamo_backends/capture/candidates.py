@@ -1,6 +1,6 @@
 """Autotune's candidates for one graph, as a table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -32,6 +32,23 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
         about = [row.graph or "graph"] if several else []
         table.add_row(row.name, *about, *_figures(row), _why(row, chosen))
     return table
+
+
+def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
+    """Where the time of tuning went, in one line.
+
+    Args:
+        rows: The candidates.
+        others: What is none's (see `GraphReport.tuning_seconds`).
+    """
+    rows = list(rows)
+    spent = {
+        **others,
+        "compile": sum(row.compile_s or 0.0 for row in rows),
+        "verify": sum(row.verify_s or 0.0 for row in rows),
+        "race": sum(row.race_s or 0.0 for row in rows),
+    }
+    return "tuning took: " + ", ".join(f"{name} {s:.2f} s" for name, s in spent.items())
 
 
 def _figures(row: CandidateReport) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.capture.candidates import candidates_table, tuning_seconds
 from dynamo_backends.capture.traffic import traffic_table
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
 
@@ -110,20 +110,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.tuning:
         yield _line(f"tuning beside the calls: {report.tuning}", indent=4)
     if report.candidates:
-        yield _line(_tuning_seconds(report), indent=4)
+        yield _line(tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))
-
-
-def _tuning_seconds(report: GraphReport) -> str:
-    """Where the time of tuning went, in one line."""
-    rows = report.candidates
-    spent = {
-        **report.tuning_seconds,
-        "compile": sum(row.compile_s or 0.0 for row in rows),
-        "verify": sum(row.verify_s or 0.0 for row in rows),
-        "race": sum(row.race_s or 0.0 for row in rows),
-    }
-    return "tuning took: " + ", ".join(f"{name} {s:.2f} s" for name, s in spent.items())
 
 
 def _parts(report: GraphReport) -> str:

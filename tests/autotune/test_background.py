@@ -145,6 +145,21 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
 
 
 @torch.no_grad()
+def test_a_winner_that_fails_in_a_call_serves_no_longer(plant: ModuleType):
+    model, x = Slow(), torch.randn(40, 50)
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "good", first_call_s=1000)
+        torch.testing.assert_close(run(x), model(x))
+    assert dynamo_backends.wait_for_tuning(LONG_S)
+    plant.state["broken"] = True
+    torch.testing.assert_close(run(x), model(x))
+    text = "good, which autotune had chosen, failed"
+    assert only_status().state == "gave up"
+    assert only_status().reason == f"{text}: RuntimeError: the licence has expired"
+    assert reports[0].tuning == f"gave up ({text})"
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("moment", ["at its start", "in a candidate", "twice in a candidate"])
 def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: tuner.Tuner, gate: Gate):
     model, x = Slow(), torch.randn(40, 50)

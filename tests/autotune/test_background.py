@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -185,6 +186,34 @@ def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: tuner.Tuner, 
     assert "no such chip" in rows["raises_at_compile"].reason
     if winner == "eager":
         assert rows["waits"].reason == "its process was killed twice"
+    torch.testing.assert_close(run(x), model(x))
+
+
+DIES = textwrap.dedent("""
+    import json, os, signal, sys
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "folder" in request:
+            said = {"begins": ["", 1, 1], "spent_s": request["spent_s"] + 2.5}
+            print(json.dumps({"said": said}), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("{}", flush=True)
+""")
+
+
+@torch.no_grad()
+def test_a_tuner_that_is_lost_again_and_again_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(tuner._Process, "command", ("-S", "-c", DIES))
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    run = compiled(model, "ts_trace", budget_s=20)
+    run(x)
+    assert dynamo_backends.wait_for_tuning(LONG_S)
+    reason = "the process that tunes was lost 6 times, at last: its process ended with status -9"
+    assert str(only_status()) == f"gave up ({reason})"
+    assert only_status().spent_s == 6 * 2.5, "what was lost was spent"
+    assert f"gave up ({reason})" in caplog.text
     torch.testing.assert_close(run(x), model(x))
 
 

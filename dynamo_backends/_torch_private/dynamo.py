@@ -5,7 +5,7 @@
 | `torch._dynamo.lookup_backend` | 2.12+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch._dynamo.convert_frame.compile_lock` | 2.13.0 |
+| `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
 """
 
@@ -60,7 +60,8 @@ def _after_fork() -> None:
         from torch._dynamo.convert_frame import compile_lock
 
         _excluding.clear()
-        compile_lock._at_fork_reinit()
+        lock: Any = compile_lock
+        lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):

@@ -100,6 +100,35 @@ ENDS = (
 )
 
 
+LOADS = (
+    PROGRAM
+    + """
+    import signal, threading
+    from dynamo_backends import _torch_private as private
+
+    held, over = threading.Event(), threading.Event()
+
+    def load():
+        with private.without_captures():
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        result = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        say(result=result.tolist())
+        os._exit(0)
+    say(status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    over.set()
+    thread.join()
+"""
+)
+
+
 @pytest.fixture
 def site(tmp_path: Path, planted_folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Variables for a program that has the planted package, and a folder of its own for files."""
@@ -136,6 +165,12 @@ def test_a_forked_child_serves_what_it_has(site: dict[str, str], tmp_path: Path)
     )
     assert parent == {"right": True, "ended": True, "parent": "verified winner waits serving"}
     assert later == {"right": True, "later": "verified winner waits serving"}
+
+
+def test_a_child_captures_that_is_forked_while_a_winner_is_loaded(
+    site: dict[str, str], tmp_path: Path
+):
+    assert said(run(site, tmp_path, LOADS)) == [{"result": [2.0, 2.0]}, {"status": 0}]
 
 
 def test_a_spawned_process_tunes_itself(site: dict[str, str], tmp_path: Path):

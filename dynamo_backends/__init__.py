@@ -69,6 +69,9 @@ _PUBLIC = {
     "Fallback": "interface.report",
     "GraphReport": "interface.report",
     "record": "interface.report",
+    "TuningStatus": "autotune.status",
+    "tuning_status": "autotune.status",
+    "wait_for_tuning": "autotune.status",
 }
 
 __all__ = sorted(_PUBLIC)

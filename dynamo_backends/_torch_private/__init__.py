@@ -50,6 +50,7 @@ from dynamo_backends._torch_private.dynamo import (
     is_capturing,
     lookup_backend,
     same,
+    without_captures,
 )
 from dynamo_backends._torch_private.graphs import (
     captured_static_inputs,
@@ -140,6 +141,8 @@ from dynamo_backends._torch_private.torchscript import (
 from dynamo_backends._torch_private.tracing import (
     FakeTensorMode,
     apart_from_compilation,
+    as_if_captured,
+    capture_seconds,
     compiling,
     detect_fake_mode,
     disable_current_modes,

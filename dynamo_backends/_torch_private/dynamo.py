@@ -5,10 +5,14 @@
 | `torch._dynamo.lookup_backend` | 2.12+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
 """
 
-from collections.abc import Callable
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -32,6 +36,36 @@ def is_capturing() -> bool:
 
     name = "_CompilationCallbackHandler__pending_callbacks_counter"
     return bool(getattr(callback_handler, name, 0))
+
+
+_excluding: list[threading.Thread] = []
+
+
+@contextlib.contextmanager
+def without_captures() -> Iterator[None]:
+    """Inside: Dynamo captures nothing in other threads; they wait."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock:
+        _excluding.append(threading.current_thread())
+        try:
+            yield
+        finally:
+            _excluding.pop()
+
+
+def _after_fork() -> None:
+    """A thread that is not in the child would hold the lock for ever."""
+    if _excluding and _excluding[0] is not threading.current_thread():
+        from torch._dynamo.convert_frame import compile_lock
+
+        _excluding.clear()
+        lock: Any = compile_lock
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def dynamo_control_flow() -> tuple[type[Exception], ...]:

@@ -4,17 +4,22 @@
 |---|---|
 | `torch.utils._python_dispatch._disable_current_modes` | 2.12+ |
 | `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.12+ |
+| `torch._guards`: `TracingContext`, `tracing` | 2.12+ |
+| `torch._dynamo.utils.preserve_rng_state` calls `torch.random.set_rng_state` | 2.13 |
 | `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.12+ |
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.12+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.12+ |
 | `torch.compiler._is_compiling_flag` | 2.12+ |
-| `torch._dynamo.utils._metrics_context_tls` | 2.12+ |
+| `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.12+ |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.12+ |
 """
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -44,6 +49,38 @@ def apart_from_compilation() -> Iterator[None]:
         yield
     finally:
         local.metrics_context = current
+
+
+@contextlib.contextmanager
+def as_if_captured() -> Iterator[None]:
+    """Inside, after Dynamo's call of a backend: AOT Autograd works as if in that call.
+
+    Without a context it would not tell which inputs are parameters. Sizes are taken as they are.
+    AOT Autograd and Inductor put the state of torch's generator back when they are ready; that is
+    left out, for other threads have drawn meanwhile.
+    """
+    from torch._guards import TracingContext, tracing
+
+    here, original = threading.current_thread(), torch.random.set_rng_state
+
+    def set_elsewhere(state: torch.Tensor) -> None:
+        if threading.current_thread() is not here:
+            original(state)
+
+    with (
+        tracing(TracingContext(FakeTensorMode())),
+        mock.patch.object(torch.random, "set_rng_state", set_elsewhere),
+    ):
+        yield
+
+
+def capture_seconds() -> float | None:
+    """Inside a backend called by Dynamo: seconds since it began with the frame; None outside."""
+    from torch._dynamo import utils
+
+    local: Any = getattr(utils, "_metrics_context_tls", None)
+    started: int = getattr(getattr(local, "metrics_context", None), "_start_time_ns", 0)
+    return (time.time_ns() - started) / 1e9 if started else None
 
 
 def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:

@@ -100,9 +100,16 @@ class Arguments:
         values: One per input; for symbols, numbers.
         static: Positions of parameters and buffers.
         mutated: Positions of the inputs that the graph itself writes to.
+        watched: Whether writes to weights are noticed, and undone. Not where others write to them.
     """
 
-    def __init__(self, values: Sequence[Any], static: Collection[int], mutated: Collection[int]):
+    def __init__(
+        self,
+        values: Sequence[Any],
+        static: Collection[int],
+        mutated: Collection[int],
+        watched: bool = True,
+    ):
         self.values = list(values)
         self.mutated = frozenset(mutated)
         shared = {memory_of(v) for i, v in enumerate(values) if i not in static or i in mutated}
@@ -110,7 +117,9 @@ class Arguments:
             i for i in static if i not in mutated and memory_of(values[i]) not in shared - {None}
         )
         weights = {
-            i: v for i, v in enumerate(values) if i in self.uncopied and isinstance(v, Tensor)
+            i: v
+            for i, v in enumerate(values)
+            if watched and i in self.uncopied and isinstance(v, Tensor)
         }
         self.weights = Watch(weights)
 

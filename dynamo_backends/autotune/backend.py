@@ -35,7 +35,13 @@ class Autotune(Backend):
         from dynamo_backends.autotune.ensemble import Ensemble
         from dynamo_backends.autotune.training import TrainingEnsemble
 
-        if _is_differentiated(example_inputs):
+        differentiated = _is_differentiated(example_inputs)
+        if options.mode == "background":
+            from dynamo_backends.autotune.beside import compile_beside
+
+            ensemble = Ensemble(captured, example_inputs, options, number)
+            return compile_beside(ensemble, differentiated)
+        if differentiated:
             return TrainingEnsemble(captured, example_inputs, options, number, Split()).compile()
         return Ensemble(captured, example_inputs, options, number).compile()
 

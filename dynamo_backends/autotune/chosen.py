@@ -1,5 +1,6 @@
 """The candidate that was chosen for a graph, and its way back to eager."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,12 +22,15 @@ def switch_of_chosen(
     key: str | None,
 ) -> EagerSwitch:
     """The way back from what autotune had chosen, whose decision on disk, if any, is dropped."""
+    process = os.getpid()
 
     def forget() -> None:
         COUNTS.add(replaced=1)
         for report in reports:
             report.chosen = EAGER
-        if key is not None:
+            if report.tuning:
+                report.tuning = f"gave up ({failure})"
+        if key is not None and os.getpid() == process:  # a vendor may fail in a forked child alone
             Decisions().drop(key)
 
     return EagerSwitch(eager, reports, region, failure=failure, on_switch=forget)

@@ -57,6 +57,7 @@ class Ensemble:
         self.values = [private.concrete(x) for x in example_inputs]
         self.devices = sorted({x.device.type for x in self.values if isinstance(x, Tensor)})
         self.ops = sum(node.op.startswith("call_") for node in captured.graph.nodes)
+        self.capture_s = private.capture_seconds()
         self.reports: dict[str, list[GraphReport]] = {}
         self.compiled: dict[str, Callable[..., Any]] = {}
         self._mutated: frozenset[int] | None = None
@@ -64,16 +65,17 @@ class Ensemble:
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
         competing = self.competing()
-        flow = DecisionFlow(self._question(), competing, self.options)
+        flow = DecisionFlow(self.question(), competing, self.options)
         decision = flow.recall()
         if decision is not None and self._is_built_again(decision, competing, flow):
             self._mutated = frozenset(decision.mutated)
-            return self._finish(Choice(decision.winner, decision.candidates), flow)
+            choice = Choice(decision.winner, decision.candidates, decision.seconds)
+            return self._finish(choice, flow)
         choice = flow.tune(
             f"{self.kind} graph {self.number} with {self.ops} operations",
             self.subject,
             lambda subject: [self.prepared(c, subject) for c in competing],
-            self._apart(),
+            self.apart(),
         )
         return self._finish(choice, flow)
 
@@ -81,7 +83,8 @@ class Ensemble:
         """Who takes part, besides eager."""
         return list(candidates(self.options, self.devices))
 
-    def _question(self) -> Question:
+    def question(self) -> Question:
+        """What is decided."""
         static = private.captured_static_inputs(self.captured)
         inputs = [describe(v) if isinstance(v, Tensor) else repr(v) for v in self.values]
         return Question(
@@ -91,6 +94,7 @@ class Ensemble:
             tuple(value_text(v) for i, v in enumerate(self.values) if i not in static),
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
+            self.capture_s,
         )
 
     def _is_built_again(
@@ -102,7 +106,7 @@ class Ensemble:
         (candidate,) = [c for c in competing if c.name == decision.winner]
         try:
             COUNTS.add(compiled=1)
-            self._build(candidate)
+            self.build(candidate)
         except Exception as error:
             text = brief_error(error)
             log.warning("autotune chooses anew, %s failed: %s", decision.winner, text)
@@ -113,7 +117,7 @@ class Ensemble:
     # The session.
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def apart(self) -> Iterator[None]:
         """As if nothing were being compiled, in the mode of gradients that candidates run in."""
         with private.apart_from_compilation(), private.disable_current_modes(), self.grad_mode():
             yield
@@ -122,13 +126,18 @@ class Ensemble:
         """In which candidates run."""
         return torch.no_grad()
 
-    def subject(self, title: str) -> Subject:
-        """What the candidates compete for."""
-        original = self.adapt(self.captured.forward)
+    def subject(self, title: str, arguments: Arguments | None = None) -> Subject:
+        """What the candidates compete for.
+
+        Args:
+            title: For the progress line.
+            arguments: Other inputs than those of the call that is compiled.
+        """
+        static = private.captured_static_inputs(self.captured)
         return Subject(
-            original,
+            self.adapt(self.captured.forward),
             self.adapt(precise_captured(self.captured)),
-            Arguments(self.values, private.captured_static_inputs(self.captured), self.mutated()),
+            arguments or Arguments(self.values, static, self.mutated()),
             _promised(self.captured),
             self.ops,
             title,
@@ -154,13 +163,14 @@ class Ensemble:
 
         return PreparedCandidate(
             name,
-            lambda: self._build(candidate),
+            lambda: self.build(candidate),
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
             lambda: failure_of(self.reports.get(name, [])),
         )
 
-    def _build(self, candidate: Candidate) -> Run:
+    def build(self, candidate: Candidate) -> Run:
+        """The graph compiled by a candidate."""
         name = candidate.name
         with reporting.apart() as self.reports[name]:
             compiled = candidate.compile(self.captured, self.example_inputs, self.options)
@@ -185,6 +195,7 @@ class Ensemble:
         reports = self.described(winner)
         self.describe_choice(reports, winner, choice.candidates)
         for report in reports:
+            report.tuning_seconds = choice.seconds
             report.log_fallbacks()
             publish(report)
         trace(reports[0], "autotune")

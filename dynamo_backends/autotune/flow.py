@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dynamo_backends.autotune.candidates import Candidate
@@ -16,7 +17,7 @@ from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningSession
+from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
@@ -33,10 +34,12 @@ class Choice(NamedTuple):
     Attributes:
         winner: Name of the candidate.
         candidates: What is known about each.
+        seconds: See `GraphReport.tuning_seconds`.
     """
 
     winner: str
     candidates: tuple[CandidateReport, ...]
+    seconds: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Question:
         ops: Number of calls in the graph.
         inputs: Data types and shapes of the inputs that are no weights, for people.
         devices: Types of the devices that tensors are on.
+        capture_s: Seconds that Dynamo took for the graph.
         facts: What else the decision depends on, in types that JSON has.
     """
 
@@ -59,6 +63,7 @@ class Question:
     inputs: tuple[str, ...]
     devices: Sequence[str]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    capture_s: float | None = None
 
 
 class DecisionFlow:
@@ -152,9 +157,20 @@ class DecisionFlow:
             log.warning("autotune left a graph to eager: %s", brief_error(error))
             log.debug("autotune failed", exc_info=True)
             return Choice(EAGER, (CandidateReport(EAGER),))
+        return self.accept(outcome, given.arguments.mutated)
+
+    def accept(self, outcome: Outcome, mutated: Collection[int]) -> Choice:
+        """The choice that a session made, which is written to the disk.
+
+        Args:
+            outcome: Of the session.
+            mutated: Positions of the inputs that the graph writes to.
+        """
         self._short_of_s = outcome.short_of_s
-        self._mutated = tuple(sorted(given.arguments.mutated))
-        choice = Choice(outcome.winner, outcome.rows)
+        self._mutated = tuple(sorted(mutated))
+        capture_s = self._question.capture_s
+        capture = {} if capture_s is None else {"capture": capture_s}
+        choice = Choice(outcome.winner, outcome.rows, {**capture, **outcome.seconds})
         self.keep(choice)
         return choice
 
@@ -181,6 +197,7 @@ class DecisionFlow:
                     self._mutated,
                     environment(question.devices),
                     short_of_s=self._short_of_s,
+                    seconds=dict(choice.seconds),
                 )
             )
 

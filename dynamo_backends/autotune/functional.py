@@ -138,7 +138,7 @@ class GraphEnsemble(Executable):
         decision = flow.recall()
         if decision is not None:
             COUNTS.add(compiled=decision.winner not in NOT_COMPILED)
-            return Choice(decision.winner, decision.candidates)
+            return Choice(decision.winner, decision.candidates, decision.seconds)
         return flow.tune(
             f"{self._graph.kind} graph with {len(self._graph.calls)} operators",
             lambda title: self._subject(values, title),
@@ -162,6 +162,7 @@ class GraphEnsemble(Executable):
         """Keeps a choice that was made later, in the report and on disk."""
         if self._report is not None:
             self._report.candidates, self._report.chosen = choice.candidates, choice.winner
+            self._report.tuning_seconds = choice.seconds
             self._count_if_eager(choice.winner)
             trace(self._report, "autotune")
         self._flow.keep(choice)
@@ -246,6 +247,7 @@ class GraphEnsemble(Executable):
         if report is None:
             return
         report.candidates += rows
+        report.tuning_seconds = choice.seconds
         names = dict.fromkeys([*filter(None, report.chosen.split(", ")), winner])
         report.chosen = ", ".join(names)
         if own is not None:

@@ -33,6 +33,12 @@ class AutotuneOptions(Options):
             crash or a hang costs only the candidate: "third-party" (backends of other packages),
             "all", or "off".
         trial_timeout_s: Seconds after which such a process is ended and its candidate dropped.
+        mode: "wait": the first call tunes. "background": calls run in eager while another process
+            tunes on copies of their inputs, and the winner takes over between two calls;
+            `budget_s` are seconds of processors there (docs/autotune.md).
+        first_call_s: With "background": a candidate that a decision on disk names, or that promises
+            most, is compiled in the first call if that is expected to take at most so many
+            seconds.
     """
 
     candidates: tuple[str, ...] = ()
@@ -41,6 +47,8 @@ class AutotuneOptions(Options):
     precision: Literal["float32", "bf16"] = "float32"
     isolate: Literal["third-party", "all", "off"] = "third-party"
     trial_timeout_s: float | int = 120
+    mode: Literal["wait", "background"] = "wait"
+    first_call_s: float | int = 0
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
@@ -53,14 +61,27 @@ class AutotuneOptions(Options):
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        self.refuse_beside(backend)
+        super().refuse_beside(backend)
         for name in ("budget_s", "trial_timeout_s"):
             if not getattr(self, name) > 0:
                 raise OptionError(
                     f"option {name!r} of {backend} must be more than 0 seconds, "
                     f"not {getattr(self, name)}."
                 )
+        if not self.first_call_s >= 0:
+            raise OptionError(
+                f"option 'first_call_s' of {backend} must be at least 0 seconds, "
+                f"not {self.first_call_s}."
+            )
         check_names(self.candidates, backend)
+
+    def refuse_beside(self, who: str) -> None:
+        """See `Options.refuse_beside`: refuses to tune beside the calls, too."""
+        super().refuse_beside(who)
+        if self.mode != "wait":
+            raise OptionError(
+                f"{who} tunes while its caller waits; mode must be 'wait', not {self.mode!r}."
+            )
 
     def common(self) -> dict[str, Any]:
         """The options that every backend has, to be handed on to a candidate."""

@@ -5,12 +5,12 @@ python -m dynamo_backends.autotune.rehearsal FOLDER
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
@@ -25,22 +25,35 @@ from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.tuning.race import Run
 
 
-class _Rebuilt(nn.Module):
-    """The graph with weights that are parameters, as Dynamo had found it."""
+def rebuilt(
+    graph: fx.GraphModule, values: Sequence[Any], places: Collection[int]
+) -> fx.GraphModule:
+    """The graph with weights that are parameters, as Dynamo had found it.
 
-    def __init__(self, graph: fx.GraphModule, values: Sequence[Any], places: Sequence[int]):
-        super().__init__()
-        self.graph = graph
-        self.places = tuple(places)
-        self.weights = nn.ParameterList(
-            nn.Parameter(values[i].detach(), values[i].requires_grad) for i in places
-        )
+    Dynamo makes inputs in the order in which it comes upon them, which is the old one here, so that
+    what is compiled of the graph has the same name in the disk cache.
 
-    def forward(self, *activations: Any) -> Any:
-        args = list(activations)
-        for place, weight in zip(self.places, self.weights, strict=True):
-            args.insert(place, weight)
-        return self.graph(*args)
+    Args:
+        graph: The graph.
+        values: Its inputs.
+        places: Which of them are weights.
+    """
+    root, made = nn.Module(), fx.Graph()
+    for name, buffer in graph.named_buffers():
+        root.register_buffer(name, buffer)
+    nodes: dict[fx.Node, fx.Node] = {}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for i, (node, value) in enumerate(zip(placeholders, values, strict=True)):
+        if i in places:
+            weight = nn.Parameter(value.detach(), value.requires_grad)
+            root.register_parameter(f"weight_{i}", weight)
+            nodes[node] = made.get_attr(f"weight_{i}")
+            continue
+        nodes[node] = made.placeholder(f"activation_{i}")
+        if isinstance(value, Tensor):
+            made.call_method("dim", (nodes[node],))  # Dynamo comes upon an argument when it is used
+    made.output(made.graph_copy(graph.graph, nodes))
+    return fx.GraphModule(root, made)
 
 
 def main(folder: Path) -> None:
@@ -51,20 +64,23 @@ def main(folder: Path) -> None:
     (folder / RESULT).write_text(json.dumps({"problem": problem}), encoding="utf-8")
 
 
+def read_options(given: dict[str, Any]) -> AutotuneOptions:
+    """Options that were JSON."""
+    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return AutotuneOptions(**settings)
+
+
 def try_out(graph: fx.GraphModule, values: list[Any], task: dict[str, Any]) -> str:
     """What goes wrong when a candidate compiles and runs a graph; "" if nothing does."""
     candidate = Candidate(**task["candidate"])
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in task["options"].items()
-    }
-    options = AutotuneOptions(**settings)
+    options = read_options(task["options"])
     uncopied = frozenset(task["uncopied"])
     adapt: Callable[[Callable[..., Any]], Run] = differentiated if task["training"] else _plain
 
     def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return candidate.compile(captured, inputs, options)
 
-    module = _Rebuilt(graph, values, sorted(uncopied))
+    module = rebuilt(graph, values, uncopied)
     compiled = torch.compile(module, backend=compile_captured)
     subject = Subject(
         adapt(graph.forward),

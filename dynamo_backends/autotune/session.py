@@ -1,9 +1,8 @@
 """Compiles, verifies and measures the candidates for one graph, and chooses."""
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
@@ -117,11 +116,13 @@ class Outcome:
         winner: Name of the candidate that was chosen.
         rows: What became of each.
         short_of_s: Seconds of the budget, if that did not last for all; else 0.
+        seconds: See `GraphReport.tuning_seconds`.
     """
 
     winner: str
     rows: tuple[CandidateReport, ...]
     short_of_s: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class TuningSession:
@@ -132,8 +133,10 @@ class TuningSession:
         prepared: Who takes part besides eager.
         options: Of autotune.
         model: What to expect of whom.
-        budget: Time that may be spent.
+        budget: Time that may be spent; its clock tells what compiling and verifying take.
         progress: Shows how far it is.
+        known: What became of candidates in an earlier session that was lost; those that were
+            excluded are not tried again.
     """
 
     def __init__(
@@ -144,7 +147,10 @@ class TuningSession:
         model: CostModel,
         budget: Budget,
         progress: Progress,
+        known: Sequence[CandidateReport] = (),
     ):
+        self._known = {row.name: row for row in known if row.reason}
+        self._reference_s = 0.0
         self._subject = subject
         self._prepared = {e.name: e for e in prepared}
         self._options = options
@@ -165,11 +171,20 @@ class TuningSession:
         COUNTS.add(sessions=1)
         rng = snapshot_rng()
         try:
+            start = self._budget.clock()
             trials = self._subject.trials()
+            self._reference_s = self._budget.clock() - start
             order = self._model.order(list(self._prepared), self._subject.ops)
-            for name in sorted(order, key=lambda name: not self._prepared[name].early):
-                self._admit(self._prepared[name], trials)
+            order.sort(key=lambda name: not self._prepared[name].early)
+            for number, name in enumerate(order, 1):
+                self._progress.begins(name, number, len(order))
+                if name in self._known:
+                    self._rows[name] = self._known[name]
+                else:
+                    self._admit(self._prepared[name], trials)
+                self._progress.ended(self._rows[name])
             self._tell_of_the_cut()
+            self._progress.begins("", len(order), len(order))
             return self._choose(self._measure())
         finally:
             restore_rng(rng)
@@ -184,19 +199,22 @@ class TuningSession:
             self._rows[prepared.name] = CandidateReport(prepared.name, refusal)
             return
         self._say(f"compiling {prepared.name}")
-        start, before = time.perf_counter(), memory.resident()
+        start, before = self._budget.clock(), memory.resident()
         compiled: float | None = None
+        verified: float | None = None
         verdict = Verdict("")
         try:
             if prepared.rehearse is not None and (problem := prepared.rehearse()):
                 raise Unsuitable(problem)
-            start = time.perf_counter()
+            start = self._budget.clock()
             COUNTS.add(compiled=1)
             run = prepared.build()
-            compiled = time.perf_counter() - start
+            compiled = self._budget.clock() - start
             self._say(f"verifying {prepared.name}")
             COUNTS.add(verified=1)
+            start = self._budget.clock()
             verdict = judge(trials, run, prepared.reduced)
+            verified = max(0.0, self._budget.clock() - start - verdict.first_s)
             compiled += verdict.first_s
             problem = prepared.failed()
             reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem
@@ -206,7 +224,7 @@ class TuningSession:
             log.debug("autotune: %s failed", prepared.name, exc_info=True)
             at = "could not be compiled" if compiled is None else "raised when it was called"
             reason = f"{at}: {brief_error(error)}"
-        row = CandidateReport(prepared.name, reason, compiled)
+        row = CandidateReport(prepared.name, reason, compiled, verify_s=verified)
         if not reason:
             self._runs[prepared.name] = run
             self._memory[prepared.name] = memory.resident() - before
@@ -252,6 +270,8 @@ class TuningSession:
         measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))
         for name, reason in measured.failed.items():
             self._drop(name, f"raised when it was called: {reason}")
+        for name, seconds in measured.seconds.items():
+            self._rows[name] = replace(self._rows[name], race_s=seconds)
         base = measured.timings[EAGER].median
         for name, timing in measured.timings.items():
             ratio = timing.speedup
@@ -279,7 +299,8 @@ class TuningSession:
             self._rows[name] = replace(self._rows[name], reason=self._why_not(name, winner))
         rows = [self._rows[n] for n in order]
         rows += [row for n, row in self._rows.items() if n not in order]
-        return Outcome(winner, tuple(rows), self._budget.total_s if self._cut else 0.0)
+        short = self._budget.total_s if self._cut else 0.0
+        return Outcome(winner, tuple(rows), short, {"reference": self._reference_s})
 
     def _fastest(self, order: Sequence[str], measured: Measured) -> str:
         """The fastest; eager if it is no slower, else of several equal ones the cheapest."""

@@ -151,7 +151,8 @@ class StepEnsemble(StepProgram):
 
     def _settle_for_eager(self) -> None:
         assert self._choice is not None
-        self._choice = Choice(FUNCTION, (*self._choice.candidates, CandidateReport(FUNCTION)))
+        rows = (*self._choice.candidates, CandidateReport(FUNCTION))
+        self._choice = self._choice._replace(winner=FUNCTION, candidates=rows)
         self._ensemble.settle(self._choice)
 
     def _compile_rivals(self, choice: Choice) -> dict[str, StepProgram]:
@@ -207,7 +208,7 @@ class StepEnsemble(StepProgram):
             self._report.fallbacks = tuple(f for f in self._report.fallbacks if f.by_design)
         rows = [*self._choice.candidates, CandidateReport(FUNCTION, seconds=eager)]
         told = (replace(r, reason=why_not(r.name)) if r.name in seconds else r for r in rows)
-        self._choice = Choice(winner, tuple(told))
+        self._choice = self._choice._replace(winner=winner, candidates=tuple(told))
         self._ensemble.settle(self._choice)
 
     def _compile(self, candidate: Candidate) -> StepProgram:

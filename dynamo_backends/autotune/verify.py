@@ -66,6 +66,8 @@ class Trial:
         original: Eager.
         precise: Eager in float64; None if it cannot be computed so.
         promised: Strides of the outputs that Dynamo promises, besides eager's own.
+        draws: Whether random numbers may be drawn. If not, torch's generators are let alone, which
+            are those of the program's other threads, too.
     """
 
     def __init__(
@@ -74,10 +76,11 @@ class Trial:
         original: Run,
         precise: Run | None,
         promised: Sequence[Sequence[int] | None] = (),
+        draws: bool = True,
     ):
         self._arguments = arguments
         self._original = original
-        self._rng = snapshot_rng()
+        self._rng = snapshot_rng() if draws else None
         self._promised = promised
         args = arguments.fresh()
         self._expected = list(original(list(args)))
@@ -85,9 +88,13 @@ class Trial:
         self._expected += [args[i] for i in sorted(arguments.mutated)]
         self._precise = self._expected
         if precise is not None:
-            restore_rng(self._rng)
+            self._restore_rng()
             self._precise = self._in_float64(precise) or self._expected
-        restore_rng(self._rng)
+        self._restore_rng()
+
+    def _restore_rng(self) -> None:
+        if self._rng is not None:
+            restore_rng(self._rng)
 
     def _in_float64(self, precise: Run) -> list[Any] | None:
         args = [_widen(a) for a in self._arguments.fresh()]
@@ -101,7 +108,7 @@ class Trial:
     def _expected_in_bfloat16(self) -> list[Any]:
         """Eager's results under autocast; those without it if it fails there."""
         args = self._arguments.fresh()
-        restore_rng(self._rng)
+        self._restore_rng()
         try:
             with autocast_bfloat16():
                 results = list(self._original(list(args)))
@@ -124,16 +131,17 @@ class Trial:
                 number must stay the same; the others must be accurate each time.
         """
         verdicts: list[Verdict] = []
-        before = snapshot_rng()
+        before = snapshot_rng() if self._rng is not None else None
         alive: list[Any] = []
         try:
             for _ in range(calls):
-                restore_rng(self._rng)
+                self._restore_rng()
                 verdicts.append(self._call(run, reduced, alive))
                 if not verdicts[-1].right:
                     break
         finally:
-            restore_rng(before)
+            if before is not None:
+                restore_rng(before)
         return _together(verdicts)
 
     def _call(self, run: Run, reduced: bool, alive: list[Any]) -> Verdict:

@@ -1,6 +1,6 @@
 """Autotune's candidates for one graph, as a table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -25,7 +25,7 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     several = any(row.graph for row in rows)
     for name in ("candidate", "of") if several else ("candidate",):
         table.add_column(name)
-    for name in ("compile s", "error", "ms", "× eager"):
+    for name in ("compile s", "verify s", "race s", "error", "ms", "× eager"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not", overflow="fold")
     for row in rows:
@@ -34,9 +34,26 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     return table
 
 
+def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
+    """Where the time of tuning went, in one line.
+
+    Args:
+        rows: The candidates.
+        others: What is none's (see `GraphReport.tuning_seconds`).
+    """
+    rows = list(rows)
+    spent = {
+        **others,
+        "compile": sum(row.compile_s or 0.0 for row in rows),
+        "verify": sum(row.verify_s or 0.0 for row in rows),
+        "race": sum(row.race_s or 0.0 for row in rows),
+    }
+    return "tuning took: " + ", ".join(f"{name} {s:.2f} s" for name, s in spent.items())
+
+
 def _figures(row: CandidateReport) -> list[str]:
     return [
-        "-" if row.compile_s is None else f"{row.compile_s:.1f}",
+        *("-" if s is None else f"{s:.1f}" for s in (row.compile_s, row.verify_s, row.race_s)),
         "-" if row.error is None else f"{row.error:.0e}",
         "-" if row.seconds is None else f"{row.seconds * 1e3:.3g}",
         "-" if row.speedup is None else f"{row.speedup[0]:.2f}",

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.capture.candidates import candidates_table, tuning_seconds
 from dynamo_backends.capture.traffic import traffic_table
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
 
@@ -107,7 +107,10 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     yield from _compilations(report)
     if report.mesh is not None:
         yield from (_line(line, indent=4) for line in str(report.mesh).splitlines())
+    if report.tuning:
+        yield _line(f"tuning beside the calls: {report.tuning}", indent=4)
     if report.candidates:
+        yield _line(tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))
 
 

@@ -87,7 +87,7 @@ def _gain(decision: "Decision") -> str:
 
 
 def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
-    from dynamo_backends.capture.candidates import table_of
+    from dynamo_backends.capture.candidates import table_of, tuning_seconds
 
     decision = _find(args.key, decisions)
     if args.json:
@@ -101,6 +101,7 @@ def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
     for name, value in decision.environment.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         console.print(f"{name}: {text}", markup=False)
+    console.print(tuning_seconds(decision.candidates, decision.seconds), markup=False)
     console.print(table_of(decision.candidates, decision.winner))
     return 0
 

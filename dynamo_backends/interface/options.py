@@ -141,9 +141,11 @@ class Options:
                     f"{', '.join(sorted(valid))}."
                 )
             if not _matches(value, hints[name]):
+                words = [w for w in _allowed(hints[name]) if isinstance(w, str)]
+                hint = did_you_mean(value, words) if isinstance(value, str) else ""
                 raise OptionError(
                     f"option {name!r} of {backend} must be {_describe(hints[name])}, "
-                    f"not {value!r} ({type(value).__name__})."
+                    f"not {value!r} ({type(value).__name__}).{hint}"
                 )
         options = cls(**given)
         options.validate(backend)
@@ -186,6 +188,15 @@ def _elements_match(value: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
     if len(hints) == 2 and hints[1] is Ellipsis:
         return all(_matches(v, hints[0]) for v in value)
     return len(value) == len(hints) and all(map(_matches, value, hints))
+
+
+def _allowed(hint: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, also inside of a union; empty for other types."""
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(v for h in typing.get_args(hint) for v in _allowed(h))
+    return ()
 
 
 def _describe(hint: Any) -> str:

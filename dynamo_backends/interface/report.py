@@ -130,6 +130,8 @@ class CandidateReport:
         memory: Bytes by which the process grew; None unless memory is the objective.
         graph: What was tuned, if it is more than the report's graph: "training" is the forward
             and backward graph of one capture together.
+        verify_s: Seconds of proving it right, after the first call; None if that did not begin.
+        race_s: Seconds in which it was measured, pauses included; None if it was not.
     """
 
     name: str
@@ -140,6 +142,8 @@ class CandidateReport:
     speedup: tuple[float, float, float] | None = None
     memory: int | None = None
     graph: str = ""
+    verify_s: float | None = None
+    race_s: float | None = None
 
     @property
     def chosen(self) -> bool:
@@ -218,6 +222,10 @@ class GraphReport:
         ops_on_inductor: ATen calls that Inductor runs, if the graph was reverted to it.
         candidates: With autotune: every candidate and what became of it.
         chosen: With autotune: the candidate that runs the graph; empty without.
+        tuning: With autotune's `mode="background"`: where tuning stands, in words.
+        tuning_seconds: With autotune: where the time of tuning went that is no candidate's:
+            "capture" (Dynamo, until the graph was handed over) and "reference" (eager's results,
+            also in float64).
         symbols: Of a graph with symbolic sizes, each with the range that its guards allow, such as
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
@@ -255,6 +263,8 @@ class GraphReport:
     ops_on_inductor: int = 0
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
     chosen: str = ""
+    tuning: str = ""
+    tuning_seconds: Mapping[str, float] = field(default_factory=dict)
     symbols: Mapping[str, str] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
     mesh: MeshReport | None = None

@@ -30,7 +30,7 @@ def chosen_backend(
     Raises:
         SaveError: The model is several graphs, for which autotune may choose differently.
     """
-    given = dict(options)
+    given = {**options, "mode": "wait"}  # the one call decides
     if not given.get("candidates"):
         given["candidates"] = tuple(n for n in SHIPPED if availability_of(get_backend(n)).usable)
     tuned = torch.compile(model, backend=compiler("autotune", **given), dynamic=False)

@@ -8,7 +8,6 @@ bytes that `Backend.load` takes. What the other process cannot do is done here.
 import base64
 import logging
 import pickle
-import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from dynamo_backends.runtime.tf32 import product_precision
 from dynamo_backends.runtime.verdicts import without_trials
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
 from dynamo_backends.tuning.children import environment
-from dynamo_backends.tuning.priority import give_way
 
 log = logging.getLogger("dynamo_backends")
 
@@ -77,11 +75,7 @@ class Job:
 
 class _Process(AnsweringProcess):
     command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.pipeline.compiler_worker")
-
-    def _start(self) -> "subprocess.Popen[str]":
-        child = super()._start()
-        give_way(child.pid, NICE)  # the imports, too, take seconds and all processors
-        return child
+    niceness: ClassVar[int] = NICE
 
 
 class CompilerProcess:

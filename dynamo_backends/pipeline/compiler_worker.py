@@ -4,13 +4,8 @@ Requests and answers are JSON, one per line, on standard input and output.
 """
 
 import base64
-import json
 import os
 import pickle
-import queue
-import sys
-import threading
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,6 +22,7 @@ from dynamo_backends.pipeline.compiler_process import (
     answered_parts,
     answered_plan,
 )
+from dynamo_backends.tuning.requests import answer_all
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -67,28 +63,9 @@ def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
     return {"unable": "it cannot be kept"} if parts is None else answered_parts(parts)
 
 
-def _lines() -> Iterable[str]:
-    """Requests; where there are no more, the parent is gone, and so is this process at once."""
-    given: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            given.put(line)
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield given.get()
-
-
 def main() -> None:
     """Answers one request after the other."""
-    # What libraries print must not come between the answers.
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for line in _lines():
-        channel.write(json.dumps(answer(json.loads(line))) + "\n")
-        channel.flush()
+    answer_all(lambda request, _: answer(request))
 
 
 if __name__ == "__main__":

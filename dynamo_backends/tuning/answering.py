@@ -7,13 +7,26 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
+from dynamo_backends.tuning.priority import give_way
+
+Hear = Callable[[dict[str, Any]], float | None]
+"""Gets what the process says before its answer; returns the seconds that it may now be silent."""
 
 
 class Lost(Exception):
-    """The process crashed or took too long; the message says which."""
+    """The process crashed or took too long; the message says which.
+
+    Attributes:
+        status: With which it ended; None: it took too long.
+    """
+
+    def __init__(self, text: str, status: int | None = None):
+        super().__init__(text)
+        self.status = status
 
 
 class AnsweringProcess:
@@ -21,6 +34,7 @@ class AnsweringProcess:
 
     Attributes:
         command: What Python runs there.
+        niceness: By how much the priority of the process is lower than that of this one.
 
     Example:
         >>> with MeasuringProcess() as process:
@@ -29,6 +43,7 @@ class AnsweringProcess:
     """
 
     command: ClassVar[tuple[str, ...]]
+    niceness: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
@@ -47,12 +62,15 @@ class AnsweringProcess:
         """Whether there is a process."""
         return self._child is not None
 
-    def ask(self, request: dict[str, Any], limit_s: float | None) -> dict[str, Any]:
+    def ask(
+        self, request: dict[str, Any], limit_s: float | None, hear: Hear | None = None
+    ) -> dict[str, Any]:
         """An answer.
 
         Args:
             request: What the command takes.
             limit_s: Seconds after which the process is ended; None: it may take for ever.
+            hear: Gets each line with "said" in it, of which there may be some before the answer.
 
         Raises:
             Lost: There is none. The next request starts a new process.
@@ -62,21 +80,22 @@ class AnsweringProcess:
         try:
             child.stdin.write(json.dumps(request) + "\n")
             child.stdin.flush()
-            line = self._answers.get(timeout=limit_s)
+            while line := self._answers.get(timeout=limit_s):
+                answer: dict[str, Any] = json.loads(line)
+                if hear is None or "said" not in answer:
+                    return answer
+                limit_s = hear(answer["said"])
         except queue.Empty:
             self.end()
             raise Lost(f"it took more than {limit_s:g} s") from None
         except (OSError, ValueError):  # its pipe is broken, or closed by `end` in another thread
-            line = ""
+            pass
         except BaseException:  # Ctrl-C; the answer would be taken for that of the next request
             self.end()
             raise
-        if not line:
-            status = child.wait()
-            self.end()
-            raise Lost(f"its process ended with status {status}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        status = child.wait()
+        self.end()
+        raise Lost(f"its process ended with status {status}", status)
 
     def _start(self) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
@@ -90,6 +109,8 @@ class AnsweringProcess:
             # niceness against this process (see autogroups in `man 7 sched`).
             process_group=0,
         )
+        if self.niceness:
+            give_way(child.pid, self.niceness)  # the imports, too, take seconds and all processors
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def read() -> None:

@@ -1,8 +1,9 @@
 """How long this process may tune."""
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -11,11 +12,19 @@ class Budget:
 
     Args:
         total_s: Seconds in all.
+        spent_s: How many of them are gone.
+        clock: Tells seconds.
     """
 
-    def __init__(self, total_s: float):
+    def __init__(
+        self,
+        total_s: float,
+        spent_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.total_s = total_s
-        self._spent = 0.0
+        self._spent = spent_s
+        self.clock = clock
         self._since: float | None = None
         self._depth = 0
         self._told = False
@@ -24,8 +33,17 @@ class Budget:
     @property
     def left_s(self) -> float:
         """Seconds that are left; 0 if it is overdrawn."""
-        running = time.perf_counter() - self._since if self._since is not None else 0.0
-        return max(0.0, self.total_s - self._spent - running)
+        return max(0.0, self.total_s - self.spent_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that are gone."""
+        running = self.clock() - self._since if self._since is not None else 0.0
+        return self._spent + running
+
+    def spend(self, seconds: float) -> None:
+        """Counts what was spent elsewhere."""
+        self._spent += seconds
 
     def tell(self) -> bool:
         """Whether to tell the user that it does not last: True once."""
@@ -37,15 +55,21 @@ class Budget:
         """The time inside the block counts. Other threads wait: measuring needs quiet."""
         with self._lock:
             if self._depth == 0:
-                self._since = time.perf_counter()
+                self._since = self.clock()
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
                 if self._depth == 0 and self._since is not None:
-                    self._spent += time.perf_counter() - self._since
+                    self._spent += self.clock() - self._since
                     self._since = None
+
+
+def cpu_s() -> float:
+    """Seconds of processors that this process and those that it waited for have used."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 _budgets: dict[tuple[str, float], Budget] = {}

@@ -22,6 +22,18 @@ class Progress:
             display, number = self._task
             display.update(number, description=what)
 
+    def begins(self, name: str, number: int, of: int) -> None:
+        """A candidate is compiled and verified next; here nobody is told.
+
+        Args:
+            name: Of the candidate; empty: all that are left are measured.
+            number: Among the candidates, from 1.
+            of: How many there are.
+        """
+
+    def ended(self, row: Any) -> None:
+        """What became of it, before it is measured; here nobody is told."""
+
 
 _active: list[Progress] = []
 

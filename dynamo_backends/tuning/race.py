@@ -9,7 +9,8 @@ the leader, and the race ends when all others have left or are equal to the lead
 import itertools
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +49,14 @@ class Measured:
         equal: Names of those whose difference from the fastest is not significant, or below
             `EQUAL`.
         failed: Candidates that raised, with the reason; they are in none of the others.
+        seconds: How long each one was measured, pauses included; also those that failed.
     """
 
     timings: Mapping[str, Timing]
     order: tuple[str, ...]
     equal: frozenset[str]
     failed: Mapping[str, str]
+    seconds: Mapping[str, float]
 
 
 class Race:
@@ -86,6 +89,7 @@ class Race:
         self._shuffler = random.Random(seed)
         self._samples: dict[str, list[float]] = {name: [] for name in runs}
         self._failed: dict[str, str] = {}
+        self._spent: dict[str, float] = dict.fromkeys(runs, 0.0)
         self._repeat = 1
         self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
 
@@ -117,10 +121,11 @@ class Race:
     def _warm_up(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for name in list(self._runs):
-            try:
-                found[name] = min(self._first_calls(self._runs[name]))
-            except Exception as error:
-                self._fail(name, error)
+            with self._spending(name):
+                try:
+                    found[name] = min(self._first_calls(self._runs[name]))
+                except Exception as error:
+                    self._fail(name, error)
         return found
 
     def _first_calls(self, run: Run) -> list[float]:
@@ -133,13 +138,22 @@ class Race:
         order = list(active)
         self._shuffler.shuffle(order)
         for name in order:
-            try:
-                time.sleep(self._pause)
-                if self._pause:
-                    self._runs[name](list(next(self._next)))  # wakes threads that slept
-                self._samples[name].append(self._sample(self._runs[name], self._repeat))
-            except Exception as error:
-                self._fail(name, error)
+            with self._spending(name):
+                try:
+                    time.sleep(self._pause)
+                    if self._pause:
+                        self._runs[name](list(next(self._next)))  # wakes threads that slept
+                    self._samples[name].append(self._sample(self._runs[name], self._repeat))
+                except Exception as error:
+                    self._fail(name, error)
+
+    @contextmanager
+    def _spending(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[name] += time.perf_counter() - start
 
     def _sample(self, run: Run, repeat: int) -> float:
         sets = [list(next(self._next)) for _ in range(repeat)]
@@ -194,7 +208,8 @@ class Race:
         others = [n for n in timings if n != leader]
         order = [leader, *sorted(others, key=lambda n: -timings[n].speedup.value)]
         equal = {n for n in active if n != leader and self._is_equal(leader, n)}
-        return Measured(timings, tuple(order), frozenset(equal), dict(self._failed))
+        spent = dict(self._spent)
+        return Measured(timings, tuple(order), frozenset(equal), dict(self._failed), spent)
 
     def _is_equal(self, leader: str, name: str) -> bool:
         ratio = self._against(leader, name)

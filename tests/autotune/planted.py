@@ -30,6 +30,7 @@ ENTRY_POINTS = (
     "exits",
     "hangs",
     "crashes",
+    "waits",
 )
 
 state = {"broken": False}
@@ -142,6 +143,15 @@ def hangs(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         file.write("it began")
     while True:
         time.sleep(1)
+
+
+def waits(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles until somebody removes a file; says in another one that it began."""
+    with open(os.environ["PLANTED_MARK"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while os.path.exists(os.environ["PLANTED_GATE"]):
+        time.sleep(0.01)
+    return good(gm, inputs)
 
 
 def crashes(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.chosen import Chosen
+from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import try_out
 from dynamo_backends.interface.report import EagerEvent
@@ -63,6 +64,29 @@ def test_the_fast_one_that_is_right_wins(x: torch.Tensor):
     assert rows["good"].speedup is not None
     assert rows["good"].speedup[1] > 1
     assert "times as long as good" in rows["eager"].reason
+
+
+@pytest.mark.usefixtures("plant")
+def test_explain_shows_where_the_seconds_went(x: torch.Tensor):
+    options = {"candidates": ["good", "wrong_numbers"], "isolate": "off"}
+    with torch.no_grad():
+        measured, remembered = (
+            dynamo_backends.explain(Slow(), x, backend="autotune", options=options)
+            for _ in range(2)
+        )
+    (report,), (again,) = measured.reports, remembered.reports
+    rows = {row.name: row for row in report.candidates}
+    seconds = [s for r in rows.values() for s in (r.compile_s, r.verify_s, r.race_s)]
+    assert all(s >= 0 for s in seconds if s is not None)
+    assert rows["good"].race_s
+    assert rows["wrong_numbers"].verify_s
+    assert rows["wrong_numbers"].race_s is None
+    assert again.tuning_seconds == report.tuning_seconds, "kept with the decision"
+    assert again.candidates == report.candidates
+    spent = {**report.tuning_seconds, "race": sum(r.race_s or 0.0 for r in rows.values())}
+    assert list(spent) == ["capture", "reference", "race"]
+    for text in (str(measured), str(remembered)):
+        assert all(f"{name} {s:.2f} s" in text for name, s in spent.items())
 
 
 @pytest.mark.usefixtures("plant")
@@ -137,6 +161,18 @@ def test_one_that_fails_later_is_replaced_at_that_call(
     plant.state["broken"] = False
     tune(model, x, candidates=["good"], isolate="off")
     assert counts.sessions == 2, "a decision for a candidate that failed is not kept"
+
+
+def test_what_fails_in_a_forked_child_is_decided_for_the_parent_still(
+    plant: ModuleType, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    compiled, report = tune(Slow(), x, candidates=["good"], isolate="off")
+    plant.state["broken"] = True
+    monkeypatch.setattr("dynamo_backends.autotune.chosen.os.getpid", lambda: -1)
+    with torch.no_grad():
+        compiled(x)
+    assert report.chosen == "eager"
+    assert [decision.winner for decision in Decisions().all()] == ["good"]
 
 
 def test_a_mistake_of_the_user_is_not_the_candidates_fault(plant: ModuleType, counts: Counts):

@@ -4,6 +4,7 @@ import json
 import os
 import textwrap
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,11 @@ CHILD = textwrap.dedent("""
         if do == "crash":
             os.abort()
         if do == "hang":
+            time.sleep(600)
+        if do.startswith("talk"):
+            print(json.dumps({"said": 1}), flush=True)
+            print(json.dumps({"said": 2}), flush=True)
+        if do == "talk and hang":
             time.sleep(600)
         print(json.dumps({"count": count}), flush=True)
 """)
@@ -42,6 +48,20 @@ def test_a_crash_and_a_hang_cost_the_process_alone():
     assert child is not None
     assert child.poll() is not None
     assert not process.running
+
+
+def test_what_is_said_before_the_answer():
+    heard: list[Any] = []
+    with Counting() as process:
+        assert process.ask({"do": "talk"}, 60, heard.append) == {"count": 1}
+        assert heard == [1, 2]
+
+        def impatient(said: Any) -> float:
+            return 60 if said == 1 else 0.2
+
+        with pytest.raises(Lost, match=r"it took more than 0\.2 s") as raised:
+            process.ask({"do": "talk and hang"}, 60, impatient)
+        assert raised.value.status is None
 
 
 def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch):

@@ -33,6 +33,8 @@ def test_the_fastest_is_first_and_the_hopeless_are_not_measured(monkeypatch: pyt
     assert measured.equal == frozenset()
     assert len(measured.timings["c"].samples) == 1
     assert measured.timings["b"].speedup.value == pytest.approx(1 / 0.7, rel=0.03)
+    assert set(measured.seconds) == {"eager", "a", "b", "c"}
+    assert 0 < measured.seconds["c"] < measured.seconds["a"], "it left after the warm-up calls"
 
 
 def test_who_is_slower_leaves_early_and_front_runners_go_on(monkeypatch: pytest.MonkeyPatch):

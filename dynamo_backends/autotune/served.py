@@ -1,0 +1,103 @@
+"""What Dynamo calls in place of a graph that is tuned beside the calls."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.autotune.arguments import copies
+from dynamo_backends.autotune.chosen import Chosen
+from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.flow import Choice, DecisionFlow
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.status import Followed, TuningStatus
+from dynamo_backends.interface.publishing import trace
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.pipeline import background
+
+
+class TunedBeside:
+    """What Dynamo calls in place of a graph.
+
+    Args:
+        ensemble: The candidates; its values are copied.
+        reason: Why the graph is not tuned beside calls; empty: it is.
+    """
+
+    def __init__(self, ensemble: Ensemble, reason: str):
+        eager = ensemble.captured.forward
+        self.report: GraphReport = ensemble.described(EAGER)[0]
+        self.report.chosen = EAGER
+        title = f"{self.report.kind} graph {ensemble.number} with {ensemble.ops} operations"
+        state = TuningStatus(title, budget_s=ensemble.options.budget_s)
+        self.followed = Followed(state, [self.report])
+        self.is_inference = torch.is_inference_mode_enabled()
+        self.served_by = EAGER
+        self.ensemble: Ensemble | None = None
+        self.call: Callable[..., Any] = eager
+        if reason:
+            self.followed.give_up(reason)
+            return
+        static = private.captured_static_inputs(ensemble.captured)
+        with ensemble.apart():
+            ensemble.values = ensemble.example_inputs = copies(ensemble.values, static)
+        self.ensemble = ensemble
+        self.call = _going_first(eager)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the graph."""
+        return self.call(*args)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Ensemble]:
+        """The candidates, in the modes that the graph was captured in."""
+        assert self.ensemble is not None
+        with torch.inference_mode(self.is_inference), self.ensemble.apart():
+            yield self.ensemble
+
+    def serve(self, name: str, choice: Choice, flow: DecisionFlow) -> None:
+        """Has a candidate that was compiled run the calls from now on."""
+        ensemble = self.ensemble
+        assert ensemble is not None
+        own, *others = ensemble.described(name)
+        kept = {field: vars(self.report)[field] for field in ("compile_id", "tuning")}
+        vars(self.report).update(vars(own) | kept)  # lists of events are shared
+        reports = [self.report, *others]
+        ensemble.describe_choice(reports, name, choice.candidates)
+        self.report.tuning_seconds = choice.seconds
+        if name != EAGER:
+            eager, mutated = ensemble.captured.forward, sorted(ensemble.mutated())
+            compiled = ensemble.compiled[name]
+            self.call = _going_first(Chosen(name, compiled, eager, mutated, reports, flow.key))
+        else:
+            self.call = _going_first(ensemble.captured.forward)
+        self.served_by = name
+
+    def settle(self, winner: str, choice: Choice, flow: DecisionFlow) -> None:
+        """As `serve`, for good."""
+        if winner != self.served_by or winner == EAGER:
+            self.serve(winner, choice, flow)
+        self.report.candidates, self.report.tuning_seconds = choice.candidates, choice.seconds
+        trace(self.report, "autotune")
+        self.release()
+        self.followed.change(state="serving", winner=winner, candidate="")
+
+    def release(self) -> None:
+        """Lets go of what tuning needed."""
+        self.ensemble = None
+
+    def leave(self, reason: str) -> None:
+        """Leaves the graph to eager for good, or to who serves it since the first call."""
+        self.release()
+        if self.served_by == EAGER:
+            self.followed.give_up(reason)
+        else:
+            self.followed.change(state="serving", winner=self.served_by, reason=reason)
+
+
+def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for whose calls the thread pauses, whichever graph it is busy with."""
+    first = background.going_first(lambda args: run(*args))
+    return lambda *args: first(list(args))

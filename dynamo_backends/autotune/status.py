@@ -1,0 +1,172 @@
+"""Where tuning beside the calls stands: `tuning_status`, `wait_for_tuning`."""
+
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.interface.report import GraphReport
+
+log = logging.getLogger("dynamo_backends")
+
+_LOOK_S = 0.5
+
+State = Literal["queued", "tuning", "loading", "serving", "gave up"]
+
+
+@dataclass(frozen=True)
+class TuningStatus:
+    """Where tuning of one graph stands that runs in eager meanwhile.
+
+    Attributes:
+        graph: Which one, in words.
+        state: "queued": it waits for other graphs; "tuning": another process tunes it; "loading":
+            the winner is compiled or loaded here, and compared with eager; "serving": the winner
+            runs the calls, which may be eager; "gave up": the calls stay in eager.
+        candidate: Which one is compiled and verified; empty while those that are left are measured.
+        number: Of this candidate, from 1.
+        of: How many candidates there are.
+        spent_s: Seconds of the budget that are gone, for all graphs with these options.
+        budget_s: Seconds of processors that may be spent, for all of them.
+        winner: Name of the candidate that was proven to be the fastest; empty before.
+        reason: Why the calls stay in eager, if autotune gave up.
+    """
+
+    graph: str
+    state: State = "queued"
+    candidate: str = ""
+    number: int = 0
+    of: int = 0
+    spent_s: float = 0.0
+    budget_s: float = 0.0
+    winner: str = ""
+    reason: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will change."""
+        return self.state in ("serving", "gave up")
+
+    def __str__(self) -> str:
+        """All of it but the graph, in one line."""
+        spent = f"{self.spent_s:.1f} s of {self.budget_s:g} s used"
+        match self.state:
+            case "tuning" if self.candidate:
+                return f"tuning candidate {self.candidate} ({self.number} of {self.of}, {spent})"
+            case "tuning" if self.of:
+                return f"tuning: measuring the candidates ({spent})"
+            case "tuning":
+                return f"tuning: the other process starts ({spent})"
+            case "loading":
+                return f"winner {self.winner}: loading and comparing with eager"
+            case "serving":
+                return f"verified winner {self.winner} serving"
+            case "gave up":
+                return f"gave up ({self.reason})"
+        return self.state
+
+
+_changed = threading.Condition()
+_numbers = itertools.count()
+_followed: "weakref.WeakValueDictionary[int, Followed]" = weakref.WeakValueDictionary()
+
+
+class Followed:
+    """A graph whose status is told.
+
+    Args:
+        status: At the beginning.
+        reports: Of the graph; their `tuning` says where it stands.
+    """
+
+    def __init__(self, status: TuningStatus, reports: list[GraphReport]):
+        self.reports = reports
+        self._status = status
+        self._note()
+        with _changed:
+            _followed[next(_numbers)] = self
+        log.info("autotune: %s: %s", status.graph, status)
+
+    @property
+    def status(self) -> TuningStatus:
+        """Where it stands; a winner that failed in a call since then serves no longer."""
+        status, report = self._status, self.reports[0]
+        if status.state == "serving" and status.winner != report.chosen == EAGER:
+            why = report.runtime_fallbacks[-1] if report.events else f"{status.winner} failed"
+            return replace(status, state="gave up", reason=why)
+        return status
+
+    def change(self, level: int = logging.INFO, **fields: Any) -> None:
+        """Notes and tells that fields of the status have other values, from any thread.
+
+        Args:
+            level: Of the log line.
+            fields: The values.
+        """
+        with _changed:
+            before, self._status = str(self._status), replace(self._status, **fields)
+            self._note()
+            _changed.notify_all()
+        if str(self._status) != before:
+            log.log(level, "autotune: %s: %s", self._status.graph, self._status)
+
+    def give_up(self, reason: str, level: int = logging.WARNING) -> None:
+        """Notes that the graph stays in eager."""
+        self.change(level, state="gave up", reason=reason, candidate="")
+
+    def _note(self) -> None:
+        for report in self.reports:
+            report.tuning = str(self._status)
+
+
+def tuning_status() -> list[TuningStatus]:
+    """Where tuning stands, of each graph of this process that `mode="background"` is for.
+
+    Graphs that were dropped, such as by `torch.compiler.reset()`, are not listed.
+
+    Example:
+        >>> for status in dynamo_backends.tuning_status():
+        ...     print(status.graph, status)
+        inference graph 1 with 12 operations: tuning candidate ov (2 of 5, 3.1 s of 120 s used)
+    """
+    with _changed:
+        found = list(_followed.values())
+    return [each.status for each in found]
+
+
+def wait_for_tuning(timeout: float | None = None) -> bool:
+    """Waits until tuning beside the calls has ended: each graph's winner serves, or it gave up.
+
+    For scripts; what serves need not wait.
+
+    Args:
+        timeout: Seconds; None: for as long as it takes.
+
+    Returns:
+        Whether it has ended.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    with _changed:
+        while not all(each.status.is_settled for each in list(_followed.values())):
+            left = _LOOK_S if end is None else end - time.monotonic()
+            if left <= 0:
+                return False
+            _changed.wait(min(left, _LOOK_S))  # a graph that is dropped says nothing
+    return True
+
+
+def _after_fork() -> None:
+    global _changed
+    _changed = threading.Condition()
+    for each in list(_followed.values()):
+        if not each.status.is_settled:
+            each.give_up("this process was forked from the one that tunes", logging.INFO)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,175 @@
+"""Beside the calls: has a graph tuned, and lets the winner take over.
+
+All of it is done by the thread of `pipeline.background`, which lets calls go first. A winner is
+compared with eager on copies there and not in a call, which would take the time of both.
+"""
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.autotune import serialization, tuner
+from dynamo_backends.autotune.arguments import Arguments, copies
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.flow import Choice, DecisionFlow
+from dynamo_backends.autotune.isolation import is_isolated
+from dynamo_backends.autotune.listening import Task
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.served import TunedBeside
+from dynamo_backends.autotune.session import Outcome, failure_of
+from dynamo_backends.autotune.verify import Trial
+from dynamo_backends.graph.random import DrawsError, RefusingDraws
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
+from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.runtime.tf32 import product_precision
+from dynamo_backends.tuning.children import environment
+from dynamo_backends.tuning.counts import COUNTS
+
+log = logging.getLogger("dynamo_backends")
+
+_ALONE = "not tried: it is registered in this process alone, and another one tunes"
+
+_COMPARISONS = 3  # while weights change
+
+
+class _Excluded(Exception):
+    """The winner cannot serve here; the message says why."""
+
+
+def begin(owner: TunedBeside) -> None:
+    """Lets the winner of an earlier decision take over, or has the graph tuned."""
+    try:
+        with owner.apart() as ensemble:
+            with RefusingDraws():
+                ensemble.mutated()
+            competing = ensemble.competing()
+            flow = DecisionFlow(ensemble.question(), competing, ensemble.options)
+            decision = flow.recall()
+        if decision is not None:
+            choice = Choice(decision.winner, decision.candidates, decision.seconds)
+            try:
+                _take_over(owner, flow, competing, choice)
+                return
+            except _Excluded as error:
+                log.warning("autotune chooses anew, %s %s", decision.winner, error)
+        options = ensemble.options
+        isolated = [c.name for c in competing if is_isolated(c, options)]
+
+        def decided(owner: TunedBeside, outcome: Outcome) -> None:
+            try:
+                assert owner.ensemble is not None
+                choice = flow.accept(outcome, owner.ensemble.mutated())
+                _take_over(owner, flow, competing, choice)
+            except _Excluded as error:
+                owner.leave(f"{outcome.winner} was proven right, and {error}")
+
+        def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
+            return _prepare(owner, folder, competing)
+
+        tuner.add(
+            Task(
+                owner=weakref.ref(owner),
+                followed=owner.followed,
+                budget=flow.budget,
+                prepare=prepare,
+                decided=decided,
+                left=TunedBeside.leave,
+                isolated=isolated,
+                timeout_s=options.trial_timeout_s,
+            )
+        )
+    except Exception as error:
+        log.debug("tuning beside the calls failed", exc_info=True)
+        owner.leave(str(error) if isinstance(error, DrawsError) else brief_error(error))
+
+
+def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -> dict[str, Any]:
+    """Writes a graph and its inputs for the other process; the request."""
+    with owner.apart() as ensemble:
+        static = private.captured_static_inputs(ensemble.captured)
+        serialization.write(folder, ensemble.captured, ensemble.values)
+        options = dataclasses.replace(ensemble.options, mode="wait", isolate="off")
+        alone = [c for c in competing if _is_alone(c)]
+        return {
+            "known": [plain(CandidateReport(c.name, _ALONE)) for c in alone],
+            "candidates": [dataclasses.asdict(c) for c in competing],
+            "options": dataclasses.asdict(options),
+            "static": sorted(static),
+            "number": ensemble.number,
+            "settings": {
+                "environment": environment(),
+                "threads": torch.get_num_threads(),
+                "precision": product_precision(),
+                "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
+                "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+            },
+        }
+
+
+def _is_alone(candidate: Candidate) -> bool:
+    ours = candidate.owner == "ours"
+    return ours and not is_found_elsewhere(get_backend(candidate.backend))
+
+
+def _take_over(
+    owner: TunedBeside, flow: DecisionFlow, competing: Sequence[Candidate], choice: Choice
+) -> None:
+    """Loads the winner, compares it with eager, and has it run the calls.
+
+    Raises:
+        _Excluded: It fails, or is wrong; the decision on disk is dropped.
+    """
+    winner = choice.winner
+    owner.followed.change(state="loading", winner=winner, candidate="")
+    if winner not in (EAGER, owner.served_by):
+        candidate = next(c for c in competing if c.name == winner)
+        try:
+            problem = _problem(owner, candidate)
+        except Exception as error:
+            problem = f"failed: {brief_error(error)}"
+        if problem:
+            flow.forget()
+            raise _Excluded(problem)
+    owner.settle(winner, choice, flow)
+
+
+def _problem(owner: TunedBeside, candidate: Candidate) -> str:
+    """What is wrong with a candidate that is compiled here, in words; empty if nothing is.
+
+    Torch's generators are let alone, and so are the weights: calls use both meanwhile.
+    """
+    with owner.apart() as ensemble:
+        COUNTS.add(compiled=1)
+        # AOT Autograd and Inductor have settings for all threads.
+        with private.without_captures(), private.as_if_captured():
+            run = ensemble.build(candidate)
+        for _ in range(_COMPARISONS):
+            before = _versions(ensemble)
+            static, mutated = private.captured_static_inputs(ensemble.captured), ensemble.mutated()
+            values = copies(ensemble.values, static - mutated)  # calls write to the others
+            given = Arguments(values, static, mutated, watched=False)
+            subject = ensemble.subject("", given)
+            trial = Trial(given, subject.original, subject.precise, subject.promised, draws=False)
+            COUNTS.add(verified=1)
+            verdict = trial.judge(run, candidate.reduced)
+            if not verdict.wrong or before == _versions(ensemble):
+                break
+        if verdict.wrong:
+            return f"is wrong here: {verdict.wrong}"
+        return failure_of(ensemble.reports[candidate.name])
+
+
+def _versions(ensemble: Ensemble) -> list[int]:
+    written = ensemble.mutated()
+    tensors = (x for i, x in enumerate(ensemble.values) if i not in written)
+    return [x._version for x in tensors if isinstance(x, Tensor) and not x.is_inference()]

@@ -1,0 +1,240 @@
+"""Has graphs tuned in another process: one after the other, and again where the process was lost.
+
+A thread waits for the other process. What is Python and takes time in this one (writing a graph,
+loading a winner) is done by the thread of `pipeline.background`, which lets calls go first.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dynamo_backends.autotune.listening import Listener, NotWanted, Task
+from dynamo_backends.autotune.session import Outcome
+from dynamo_backends.autotune.tuner_process import read_outcome
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.compiler_process import NICE
+from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+
+log = logging.getLogger("dynamo_backends")
+
+SPARE = 5
+"""So often the process is started again for a graph where no candidate is to blame."""
+
+_START_S = 600.0  # for the imports, on a busy machine
+_IDLE_S = 60.0  # without anything to tune, after which the process is ended
+_LAST_S = 5.0  # that the end of this process waits for the thread
+_LOOK_S = 0.2
+
+
+class _GaveUp(Exception):
+    """A graph cannot be tuned; the message says why."""
+
+
+class _Process(AnsweringProcess):
+    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.autotune.tuner_process")
+    niceness: ClassVar[int] = NICE
+
+
+class Tuner:
+    """The thread, the other process, and what waits for them."""
+
+    def __init__(self) -> None:
+        self._process = _Process()
+        self._tasks: deque[Task] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def add(self, task: Task) -> None:
+        """Has a graph tuned after those that wait already."""
+        with self._changed:
+            self._tasks.append(task)
+            if self._thread is None:
+                # Linux ends the other process with the thread that started it.
+                self._thread = threading.Thread(
+                    target=self._work, name="dynamo_backends tuner", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the other process, and what is under way."""
+        with self._changed:
+            self._is_stopping = True
+            self._tasks.clear()
+            self._changed.notify_all()
+        self._process.end()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def disown(self) -> None:
+        """In a forked child: leaves all to the parent."""
+        self._process.disown()
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                with contextlib.suppress(NotWanted):
+                    self._tune(task)
+            except Exception as error:
+                log.debug("tuning beside the calls failed", exc_info=True)
+                text = str(error) if isinstance(error, _GaveUp) else brief_error(error)
+                task.failed(text)
+            del task
+
+    def _next(self) -> Task | None:
+        with self._changed:
+            while not self._tasks and not self._is_stopping:
+                if not self._changed.wait(_IDLE_S if self._process.running else None):
+                    self._process.end()
+            return None if self._is_stopping else self._tasks.popleft()
+
+    def _tune(self, task: Task) -> None:
+        request: dict[str, Any] = {}
+        with _folder() as folder:
+            self._beside(task, lambda owner: request.update(task.prepare(owner, folder)))
+            task.followed.change(state="tuning", budget_s=task.budget.total_s)
+            outcome = self._asked(task, {**request, "folder": str(folder)})
+        self._beside(task, lambda owner: task.decided(owner, outcome))
+
+    def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
+        """What came of a task, however often the process is lost on the way."""
+        known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
+        suspect, losses = "", 0
+        while True:
+            if task.owner() is None or self._is_stopping:
+                raise NotWanted
+            heard = Listener(task)
+            more = {"known": plain(list(known.values())), "spent_s": task.budget.spent_s}
+            try:
+                if not self._process.running:
+                    self._process.ask({}, _START_S)
+                with self._ended_without(task.owner()):
+                    answered = self._process.ask({**request, **more}, None, heard)
+                break
+            except (Lost, OSError) as lost:
+                if self._is_stopping:
+                    raise NotWanted from lost
+                heard.count()
+                known |= heard.excluded
+                reason = heard.blame(lost, suspect)
+                if reason:
+                    known[heard.candidate] = CandidateReport(heard.candidate, reason)
+                    continue
+                suspect, losses = heard.candidate, losses + 1
+                log.info("autotune: the process that tunes was lost: %s", lost)
+                if losses > SPARE:
+                    text = f"the process that tunes was lost {losses} times, at last: {lost}"
+                    raise _GaveUp(text) from lost
+        if "problem" in answered:
+            heard.count()
+            raise _GaveUp(f"tuning failed: {answered['problem']}")
+        heard.count(answered["spent_s"])
+        return read_outcome(answered)
+
+    @contextlib.contextmanager
+    def _ended_without(self, owner: Any) -> Iterator[None]:
+        """Ends the process when the graph is dropped, even if it is silent."""
+        if owner is None:
+            raise NotWanted
+        gone = weakref.ref(owner, lambda _: self._process.end())
+        del owner
+        yield
+        del gone
+
+    def _beside(self, task: Task, job: Callable[[Any], None]) -> None:
+        """Has the thread that lets calls go first do something, and waits for it.
+
+        Raises:
+            Exception: What the job raised.
+        """
+        over = threading.Event()
+        raised: list[Exception] = []
+
+        def run(owner: Any) -> None:
+            try:
+                job(owner)
+            except Exception as error:
+                raised.append(error)
+            finally:
+                over.set()
+
+        while not background.submit(over, run, owner=task.owner()):  # it has too much to do
+            self._look(task, over)
+        while not over.is_set():
+            self._look(task, over)
+        if raised:
+            raise raised[0]
+
+    def _look(self, task: Task, over: threading.Event) -> None:
+        if not over.wait(_LOOK_S) and (self._is_stopping or task.owner() is None):
+            raise NotWanted
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one graph, beside the decisions; those of processes that are gone are removed.
+
+    Raises:
+        _GaveUp: There is no place for it.
+    """
+    root = cache_folder() / "tuning"
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for old in root.iterdir():
+            if not _is_alive(old.name.partition("-")[0]):
+                shutil.rmtree(old, ignore_errors=True)
+        name = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
+    except OSError as error:
+        raise _GaveUp(f"there is no place for a copy of the graph: {error}") from error
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            root.rmdir()  # if it is empty
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+_tuner = Tuner()
+
+
+def add(task: Task) -> None:
+    """Has a graph tuned, after those that wait already."""
+    _tuner.add(task)
+
+
+def _after_fork() -> None:
+    global _tuner
+    _tuner.disown()
+    _tuner = Tuner()
+
+
+def _stop() -> None:
+    _tuner.stop()
+
+
+atexit.register(_stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

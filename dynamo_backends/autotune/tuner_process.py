@@ -1,0 +1,149 @@
+"""The process in which `mode="background"` tunes: one graph after the other.
+
+python -m dynamo_backends.autotune.tuner_process
+
+Requests and answers are JSON, one per line, on standard input and output; between them lines with
+"said" tell what is going on. The graph and copies of its inputs are in a folder (`serialization`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dynamo_backends.autotune import serialization
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.rehearsal import read_options, rebuilt
+from dynamo_backends.autotune.session import Outcome, TuningSession
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.tuning.budget import Budget, cpu_s
+from dynamo_backends.tuning.children import end_with_parent
+from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.tuning.requests import Say, answer_all
+
+
+class _Telling(Progress):
+    """Tells the parent how far it is.
+
+    Args:
+        say: Writes a line.
+        budget: Of which is told how much is gone.
+    """
+
+    def __init__(self, say: Say, budget: Budget):
+        super().__init__()
+        self._say, self._budget = say, budget
+
+    def begins(self, name: str, number: int, of: int) -> None:
+        """See `Progress.begins`."""
+        self._say({"begins": [name, number, of], "spent_s": self._budget.spent_s})
+
+    def ended(self, row: CandidateReport) -> None:
+        """See `Progress.ended`."""
+        self._say({"ended": plain(row), "spent_s": self._budget.spent_s})
+
+
+def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
+    """What came of tuning a graph, or why nothing did; {} without one."""
+    if "folder" not in request:
+        return {}
+    try:
+        _set(request["settings"])
+        graph, values = serialization.read(Path(request["folder"]))
+        return tuned(graph, values, request, say)
+    except Exception as error:
+        return {"problem": brief_error(error)}
+    finally:
+        torch._dynamo.reset()
+
+
+def _set(settings: dict[str, Any]) -> None:
+    """torch and the environment are set as in the process that asks."""
+    os.environ.clear()
+    os.environ.update(settings["environment"])
+    places = settings["environment"]["PYTHONPATH"].split(os.pathsep)
+    sys.path += [place for place in places if place not in sys.path]
+    torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.set_default_dtype(getattr(torch, settings["dtype"]))
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warns"])
+
+
+def tuned(
+    graph: fx.GraphModule, values: Sequence[Any], request: dict[str, Any], say: Say
+) -> dict[str, Any]:
+    """Captures the graph anew, so that it is tuned as in Dynamo's call of a backend.
+
+    Args:
+        graph: As another process captured it.
+        values: Copies of its inputs.
+        request: What else is known, and asked for.
+        say: Tells the parent.
+    """
+    static = frozenset(request["static"])
+    module = rebuilt(graph, values, static)
+    found: list[dict[str, Any]] = []
+
+    def choose(captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            found.append(_answered(*_decided(captured, inputs, request, say)))
+        except Exception as error:
+            found.append({"problem": brief_error(error)})
+        return captured.forward
+
+    with torch.no_grad():
+        run = torch.compile(module, backend=choose, dynamic=False)
+        run(*(value for i, value in enumerate(values) if i not in static))
+    return found[0] if len(found) == 1 else {"problem": "the copy of the graph is not one graph"}
+
+
+def _decided(
+    captured: fx.GraphModule, inputs: Sequence[Any], request: dict[str, Any], say: Say
+) -> tuple[Outcome, Budget]:
+    competing = [Candidate(**given) for given in request["candidates"]]
+    known = list(map(CandidateReport.from_dict, request["known"]))
+    options: AutotuneOptions = read_options(request["options"])
+    ensemble = Ensemble(captured, inputs, options, request["number"])
+    budget = Budget(options.budget_s, request["spent_s"], cpu_s)
+    with budget.spending(), ensemble.apart():
+        subject = ensemble.subject("")
+        prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
+        model = CostModel(Decisions().all())
+        progress = _Telling(say, budget)
+        session = TuningSession(subject, prepared, options, model, budget, progress, known)
+        return session.decide(), budget
+
+
+def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
+    return {
+        "winner": outcome.winner,
+        "rows": plain(outcome.rows),
+        "short_of_s": outcome.short_of_s,
+        "seconds": plain(outcome.seconds),
+        "spent_s": budget.spent_s,
+    }
+
+
+def read_outcome(answered: dict[str, Any]) -> Outcome:
+    """The outcome in an answer."""
+    rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
+    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])
+
+
+def main() -> None:
+    """Answers one request after the other."""
+    end_with_parent()
+    answer_all(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dynamo_backends.interface.errors import DeviceError, text_of
+from dynamo_backends.interface.errors import DeviceError, RankError, text_of
 
 
 class Home(Protocol):
@@ -101,6 +101,8 @@ class DeviceValue:
             return
         try:
             self.home.download(self.array, _flat(tensor, self.dtype))
+        except RankError:
+            raise
         except Exception as error:
             raise DeviceError(
                 f"{self.origin or 'a copy'} failed on {self.home.name}: {text_of(error)}"

@@ -1,0 +1,122 @@
+"""A thread by which the ranks tell each other that they live, through torch's store."""
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from dynamo_backends.runtime.ranks.peers import DOUBT, SILENCE, STORE, Signs, Verdict, judge
+
+BEAT = 1.0
+"""Seconds from one sign of life to the next."""
+
+
+class Watch:
+    """Tells the others of this rank and listens to them.
+
+    A process that is suspended tells nothing, for its threads stand still. One that computes for
+    long, in Python or elsewhere, goes on telling.
+
+    Args:
+        store: Of torch.distributed, on a connection that nobody else uses.
+        farewell: Another one, for the end.
+        rank: This process.
+        size: How many there are.
+        keeper: Who holds the store, for people.
+        keeper_rank: Its rank; None: it is none of them.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        farewell: Any,
+        rank: int,
+        size: int,
+        keeper: str,
+        keeper_rank: int | None,
+    ):
+        self._store = store
+        self._farewell = farewell
+        self._rank = rank
+        self._others = [r for r in range(size) if r != rank]
+        self._keeper = keeper, keeper_rank
+        self._lock = threading.Lock()
+        self._mine = Signs(process=f"process {os.getpid()} on {socket.gethostname()}")
+        self._signs = {r: Signs() for r in self._others}
+        self._texts = dict.fromkeys(self._others, "")
+        self._heard = dict.fromkeys(self._others, time.monotonic())
+        self._round = time.monotonic()
+        self._beats = 0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begins to tell; returns at once."""
+        self._tell(self._store)
+        threading.Thread(target=self._run, name="dynamo-backends ranks", daemon=True).start()
+
+    def note(self, number: int, what: str) -> None:
+        """Notes an operation in which all ranks take part, and that begins now."""
+        with self._lock:
+            self._mine.note(number, what)
+
+    def fail(self, verdict: Verdict) -> None:
+        """Tells the others why steps cannot go on."""
+        with self._lock:
+            self._mine.failure, self._mine.blamed = verdict.text, verdict.rank
+
+    def leave(self) -> None:
+        """Tells the others that this process ends; for its exit."""
+        self._stopped.set()
+        with self._lock:
+            self._mine.has_left = True
+        self._tell(self._farewell)
+
+    def verdict(self, in_doubt: bool) -> Verdict | None:
+        """Whom to blame for waiting; None: nobody, for now.
+
+        Args:
+            in_doubt: Whether a connection is broken.
+        """
+        with self._lock:
+            now = time.monotonic()
+            quiet = now - self._round
+            if quiet > (DOUBT if in_doubt else STORE):
+                who, rank = self._keeper
+                return Verdict(rank, f"{who} does not answer: it has ended or is suspended")
+            silent = {r: now - at for r, at in self._heard.items()}
+            return judge(self._rank, self._mine, self._signs, silent, in_doubt)
+
+    def _tell(self, store: Any) -> None:
+        with self._lock:
+            self._beats += 1
+            text = self._mine.dump(self._beats)
+        store.set(_key(self._rank), text)
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(BEAT):
+            try:
+                self._tell(self._store)
+                known = [r for r in self._others if self._store.check([_key(r)])]
+                texts = {r: self._store.get(_key(r)).decode() for r in known}
+            except Exception:  # the store is gone: what that means `verdict` says in its time
+                continue
+            now = time.monotonic()
+            self._hear(texts, now, was_away=now - before > SILENCE / 2)
+            before = now
+
+    def _hear(self, texts: dict[int, str], now: float, was_away: bool) -> None:
+        """Takes in what the others told; who was suspended itself blames nobody for it."""
+        with self._lock:
+            self._round = now
+            for rank in self._others:
+                text = texts.get(rank, "")
+                if was_away or text != self._texts[rank]:
+                    self._heard[rank] = now
+                if text and text != self._texts[rank]:
+                    self._texts[rank], self._signs[rank] = text, Signs.load(text)
+
+
+def _key(rank: int) -> str:
+    return f"signs/{rank}"

@@ -12,7 +12,8 @@ def default_store() -> Any:
     """The store of the default process group, on a connection of its own."""
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return _get_default_store().clone()
+    store: Any = _get_default_store()
+    return store.clone()
 
 
 def host_of(store: Any) -> str:

@@ -62,6 +62,7 @@ class DeviceTensor(Tensor):
 
     _handle: Tensor
     home: str
+    _is_in_parts = False  # see `device_checkpoints`
 
     @staticmethod
     def __new__(cls, handle: Tensor, home: str) -> "DeviceTensor":
@@ -173,6 +174,24 @@ class DeviceTensor(Tensor):
         elif self.requires_grad and self.is_leaf:
             plain.requires_grad_()
         return plain.__reduce_ex__(protocol)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[Any]:
+        """See `device_checkpoints.write_items`; for torch.distributed.checkpoint."""
+        from dynamo_backends.runtime.device_checkpoints import write_items
+
+        return write_items(self, name)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """See `device_checkpoints.chunks`."""
+        from dynamo_backends.runtime.device_checkpoints import chunks
+
+        return chunks(self)
+
+    def __get_tensor_shard__(self, _: Any) -> Tensor:
+        """See `device_checkpoints.shard`."""
+        from dynamo_backends.runtime.device_checkpoints import shard
+
+        return shard(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
         """A copy on the device; copies of views of one tensor are views of one."""

@@ -34,6 +34,9 @@ class Home(Protocol):
             DeviceError: What computes the array has failed.
         """
 
+    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """Where this process's part of an array begins, and its contents; None: it has all."""
+
 
 _homes: dict[str, Home] = {}
 

@@ -35,9 +35,7 @@ def serve_keys(address: str, size: int) -> Any:
         address: Where, such as "127.0.0.1:2345".
         size: How many processes there are.
     """
-    return _jax.get_distributed_runtime_service(
-        address, size, heartbeat_timeout=_NEVER, recoverable=True
-    )
+    return _jax.get_distributed_runtime_service(address, size, heartbeat_timeout=_NEVER)
 
 
 def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tuple[Any, Any]:

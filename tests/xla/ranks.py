@@ -88,9 +88,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(
-    code: str, folder: Path, size: int = 2, arguments: tuple[str, ...] = ()
-) -> Iterator[Job]:
+def job(code: str, folder: Path, size: int = 2, arguments: tuple[str, ...] = ()) -> Iterator[Job]:
     """A `Job` that has ended afterwards."""
     started = Job(code, folder, size, arguments)
     try:

@@ -44,6 +44,11 @@ class Signs:
         """Of the last operation."""
         return max(self.doing, default=0)
 
+    @property
+    def now(self) -> str:
+        """The last operation, in words."""
+        return self.doing.get(self.number, "waits")
+
     def dump(self, beat: int) -> str:
         """As text that differs from the one before."""
         return json.dumps({"beat": beat, **vars(self)})
@@ -101,15 +106,11 @@ def judge(
         if signs.has_left and (in_doubt or signs.number < mine.number):
             return Verdict(
                 rank,
-                f"rank {rank} ({signs.process}) has ended, while rank {me} {_now(mine)}. If it "
+                f"rank {rank} ({signs.process}) has ended, while rank {me} {mine.now}. If it "
                 "raised an exception, that is what to look at; else all ranks have to take "
                 "equally many steps",
             )
     return _different(me, mine, others)
-
-
-def _now(signs: Signs) -> str:
-    return signs.doing.get(signs.number, "waits")
 
 
 def _different(me: int, mine: Signs, others: Mapping[int, Signs]) -> Verdict | None:

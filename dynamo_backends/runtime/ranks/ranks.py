@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import datetime
 import functools
+import math
 import os
 import pickle
 import time
@@ -68,22 +69,27 @@ class Ranks:
         """Says what to do when steps cannot go on, before the error is raised."""
         self._on_failure.append(call)
 
-    def together(self, what: str, call: Callable[[], Any]) -> Any:
+    def together(self, what: str, call: Callable[[], Any], patience: float = math.inf) -> Any:
         """Does what all ranks do at this point.
 
         Args:
             what: The same on all ranks; what goes after "rank 0" in an error.
             call: Does it; may wait for the other ranks.
+            patience: So many seconds it waits for ranks that are slow.
 
         Raises:
             RankError: One of them has ended, is suspended, or does something else.
         """
         self._number += 1
         self._watch.note(self._number, what)
-        return self.wait(call)
+        return self.wait(call, patience)
 
-    def wait(self, call: Callable[[], Any]) -> Any:
+    def wait(self, call: Callable[[], Any], patience: float = math.inf) -> Any:
         """Does what may wait for other ranks, beside this thread.
+
+        Args:
+            call: Does it.
+            patience: So many seconds.
 
         Raises:
             RankError: See `together`.
@@ -91,8 +97,11 @@ class Ranks:
         if self._failed is not None:
             raise _error(self._failed)
         task = self._worker.submit(call)
+        until = time.monotonic() + patience
         while not task.wait(_SLICE):
             self._look(in_doubt=False)
+            if time.monotonic() > until:
+                self._fail(self._watch.behind(patience))
         if task.error is not None:
             self._explain(task.error)
             raise task.error
@@ -120,12 +129,12 @@ class Ranks:
             time.sleep(_SLICE / 4)
         self._fail(Verdict(None, f"an operation of all ranks failed: {text_of(error)}"))
 
-    def _of_group(self, what: str, call: Callable[[Any], Any]) -> Any:
+    def _of_group(self, what: str, call: Callable[[Any], Any], patience: float = math.inf) -> Any:
         """An operation of torch.distributed on a group of its own."""
         if self._group is None:
             make = functools.partial(torch.distributed.new_group, backend="gloo", timeout=_LONG)
             self._group = self.together("makes a process group", make)
-        return self.together(what, lambda: call(self._group))
+        return self.together(what, lambda: call(self._group), patience)
 
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A picklable value of each rank, on all of them."""
@@ -151,7 +160,7 @@ class Ranks:
 
         self._of_group(what, send)
 
-    def joined(self, what: str, tensor: Tensor) -> list[Tensor]:
+    def joined(self, what: str, tensor: Tensor, patience: float = math.inf) -> list[Tensor]:
         """A tensor of the host of each rank, all of one shape, on all of them."""
         plain = tensor.detach().contiguous()
         data = plain.reshape(-1).view(torch.uint8)
@@ -161,7 +170,7 @@ class Ranks:
             torch.distributed.all_gather(found, data, group=group)
             return found
 
-        parts = self._of_group(what, gather)
+        parts = self._of_group(what, gather, patience)
         return [part.view(plain.dtype).reshape(plain.shape) for part in parts]
 
     def agree(self, what: str, key: str, facts: Sequence[str], advice: str) -> None:

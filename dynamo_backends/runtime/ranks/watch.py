@@ -87,6 +87,17 @@ class Watch:
             silent = {r: now - at for r, at in self._heard.items()}
             return judge(self._rank, self._mine, self._signs, silent, in_doubt)
 
+    def behind(self, seconds: float) -> Verdict:
+        """Whom to blame for waiting so many seconds where nobody should."""
+        with self._lock:
+            late = min(self._others, key=lambda rank: self._signs[rank].number)
+            return Verdict(
+                late,
+                f"rank {late} ({self._signs[late].process}) lives, but did not come within "
+                f"{seconds:.0f} seconds to where rank {self._rank} {self._mine.now}. All ranks "
+                "have to read parameters that are split (state_dict) together",
+            )
+
     def _tell(self, store: Any) -> None:
         with self._lock:
             self._beats += 1

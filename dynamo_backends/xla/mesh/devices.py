@@ -116,9 +116,17 @@ class MeshDevice(Device):
         whole = to_numpy(flat).reshape(array.shape)
         what = f"reads a tensor {array.dtype}{list(array.shape)} that is split"
         places = array.sharding.devices_indices_map(array.shape)
-        parts = self.ranks.joined(what, from_numpy(np.array(part)))
+        parts = self.ranks.joined(what, from_numpy(np.array(part)), patience=_PATIENCE)
         for handle, each in zip(self._by_rank(), parts, strict=True):
             whole[places[handle]] = to_numpy(each)
+
+    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """See `Home.part_of`."""
+        if self.ranks is None or array.sharding.is_fully_replicated:
+            return None
+        place = array.sharding.devices_indices_map(array.shape)[self.handle]
+        part = self.ranks.wait(lambda: np.array(array.addressable_data(0)))
+        return tuple(each.start or 0 for each in place), from_numpy(part)
 
     def _by_rank(self) -> list[Any]:
         return sorted(self.handles, key=lambda device: device.process_index)
@@ -149,6 +157,9 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
 
 _FEW = 2
 """So many programs of several processes may be on their way: one more would wait in XLA."""
+
+_PATIENCE = 300.0
+"""Seconds that who reads a tensor waits for other processes to read it, too."""
 
 _lock = threading.Lock()
 

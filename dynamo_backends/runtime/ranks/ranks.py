@@ -212,7 +212,7 @@ class Ranks:
         found = [int(each) for each in self.joined("chooses a program", number)]
         for rank, other in enumerate(found):
             if other != found[0]:
-                said = f"rank 0 runs program {found[0]}, but rank {rank} program {other}"
+                said = f"rank 0 runs program {found[0] + 1}, but rank {rank} program {other + 1}"
                 verdict = Verdict(
                     rank,
                     f"ranks do different things at the same point: {said} of those compiled; "

@@ -1,5 +1,9 @@
 """Training steps of two processes equal those of one with the whole batch."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from dynamo_backends import compile_step
-from tests.xla.ranks import job
+from tests.xla.ranks import LIMIT, ROOT, job
 
 _SHARED = """
 import sys, torch
@@ -234,3 +238,21 @@ def test_arguments_with_several_processes(tmp_path: Path):
             assert "on CPUs only, not on tpu" in refused[1]
             assert "a tensor of the batch requires a gradient" in refused[2]
             assert "home: cpu mesh (all=2) of 2 processes, Shard(0) over all" in said
+
+
+def test_the_example_trains_under_torchrun(tmp_path: Path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", ROOT / "examples" / "train_ddp.py"),
+            *("--parallel", "fsdp", "--checkpoint", tmp_path / "points"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"(9\d|100)\.\d% of 2048 points", done.stdout)
+    assert (tmp_path / "points" / ".metadata").exists()

@@ -186,7 +186,7 @@ def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
             f"mesh spans {ranks.size} processes, which work together on CPUs only, not on "
             f"{platform}"
         )
-    with _threads(2):
+    with _threads(1):
         devices = join(ranks)
     handles = [devices[i] for i in mesh.devices]
     grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)

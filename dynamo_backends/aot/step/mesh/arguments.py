@@ -1,5 +1,6 @@
 """What users say of a mesh, checked and in plain numbers."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ def mesh_of(given: Any) -> Mesh:
     """
     made = _named(given) if isinstance(given, Mapping) else _of_torch(given)
     if not is_shared():
+        _refuse_lonely(made)
         return made
     size = torch.distributed.get_world_size()
     if sorted(made.devices) != list(range(size)):
@@ -32,6 +34,19 @@ def mesh_of(given: Any) -> Mesh:
             f"{{'data': {size}}}."
         )
     return replace(made, of_ranks=True)
+
+
+def _refuse_lonely(mesh: Mesh) -> None:
+    """Processes of torchrun that do not know each other would train apart."""
+    distributed = torch.distributed
+    if not distributed.is_available() or distributed.is_initialized():
+        return
+    size = os.environ.get("WORLD_SIZE", "1")
+    if distributed.is_torchelastic_launched() and size != "1":
+        raise OptionError(
+            f"mesh ({mesh}) is asked for in one of {size} processes of torchrun, which do not know "
+            "each other yet. Call torch.distributed.init_process_group('gloo') before compile_step."
+        )
 
 
 def _of_torch(given: Any) -> Mesh:

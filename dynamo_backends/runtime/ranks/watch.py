@@ -11,6 +11,8 @@ from dynamo_backends.runtime.ranks.peers import DOUBT, SILENCE, STORE, Signs, Ve
 BEAT = 1.0
 """Seconds from one sign of life to the next."""
 
+_FAILURES = 3  # of the store in a row, after which it is left alone: torch reports each
+
 
 class Watch:
     """Tells the others of this rank and listens to them.
@@ -106,16 +108,18 @@ class Watch:
 
     def _run(self) -> None:
         before = time.monotonic()
-        while not self._stopped.wait(BEAT):
+        failures = 0
+        while failures < _FAILURES and not self._stopped.wait(BEAT):
             try:
                 self._tell(self._store)
                 known = [r for r in self._others if self._store.check([_key(r)])]
                 texts = {r: self._store.get(_key(r)).decode() for r in known}
             except Exception:  # the store is gone: what that means `verdict` says in its time
+                failures += 1
                 continue
             now = time.monotonic()
             self._hear(texts, now, was_away=now - before > SILENCE / 2)
-            before = now
+            before, failures = now, 0
 
     def _hear(self, texts: dict[int, str], now: float, was_away: bool) -> None:
         """Takes in what the others told; who was suspended itself blames nobody for it."""

@@ -14,13 +14,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from dynamo_backends.runtime.device_tensor import DeviceTensor
-from dynamo_backends.runtime.device_values import fills_storage, value_of
+from dynamo_backends.runtime.device_values import fills_storage, on_host, value_of
 
 
-def part_of(tensor: DeviceTensor) -> tuple[tuple[int, ...], Tensor] | None:
+def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     """Where this process's part of a tensor begins, and its contents; None: it has all of it."""
-    handle = tensor._handle
     value = value_of(handle)
     if value is None or value.array is None or value.on_host:
         return None
@@ -29,35 +27,30 @@ def part_of(tensor: DeviceTensor) -> tuple[tuple[int, ...], Tensor] | None:
     return value.home.part_of(value.array) if value.array.shape == tuple(handle.shape) else None
 
 
-def write_items(tensor: DeviceTensor, name: str) -> list[Any]:
+def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
     """What this process has to write; of several that have the same, one does.
 
     Args:
-        tensor: To be written.
+        handle: Of a tensor that is to be written.
         name: In the checkpoint.
+
+    Returns:
+        The items, and whether it is this process's part alone.
     """
-    found = part_of(tensor)
+    found = part_of(handle)
     if found is None:
-        tensor.host()  # where it has to be gathered for that, all processes are here
-    offsets, part = ((0,) * tensor.dim(), tensor) if found is None else found
+        on_host(handle)  # where it has to be gathered for that, all processes are here
+    offsets, part = ((0,) * handle.dim(), handle) if found is None else found
     data = TensorWriteData(
         chunk=ChunkStorageMetadata(Size(offsets), part.shape),
         properties=TensorProperties.create_from_tensor(part),
-        size=tensor.shape,
+        size=handle.shape,
     )
-    tensor._is_in_parts = found is not None
-    index = MetadataIndex(name, Size(offsets))
     kind = WriteItemType.TENSOR if found is None else WriteItemType.SHARD
-    return [WriteItem(index=index, type=kind, tensor_data=data)]
+    index = MetadataIndex(name, Size(offsets))
+    return [WriteItem(index=index, type=kind, tensor_data=data)], found is not None
 
 
-def chunks(tensor: DeviceTensor) -> list[Any]:
+def chunks(handle: Tensor) -> list[Any]:
     """What this process has to read: all of it."""
-    tensor._is_in_parts = False
-    return [ChunkStorageMetadata(Size((0,) * tensor.dim()), tensor.shape)]
-
-
-def shard(tensor: DeviceTensor) -> Tensor:
-    """What was announced last, by `write_items` or by `chunks`."""
-    found = part_of(tensor) if tensor._is_in_parts else None
-    return tensor if found is None else found[1]
+    return [ChunkStorageMetadata(Size((0,) * handle.dim()), handle.shape)]

@@ -83,6 +83,7 @@ def run_job(name: str, settings: argparse.Namespace) -> dict[str, Any] | str:
         for rank in range(settings.processes):
             variables = {"RANK": str(rank), "WORLD_SIZE": str(settings.processes)}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            variables["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor{rank}"
             command = [sys.executable, __file__, *flags]
             processes.append(subprocess.Popen(command, env={**os.environ, **variables}))
         statuses = [process.wait() for process in processes]

@@ -30,7 +30,14 @@ class InFlight:
         """
         if results:
             self._launched.append(min(results, key=lambda array: array.size))
-        while len(self._launched) > self._most:
+        self._keep(self._most)
+
+    def drain(self) -> None:
+        """Waits for all."""
+        self._keep(0)
+
+    def _keep(self, most: int) -> None:
+        while len(self._launched) > most:
             oldest = self._launched.popleft()
             with contextlib.suppress(Exception):  # whoever reads a result is told
                 if not oldest.is_deleted():

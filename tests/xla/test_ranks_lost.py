@@ -1,5 +1,6 @@
 """What becomes of a step of several processes if one of them ends, stands still or is slow."""
 
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dynamo_backends import compile_step
 from dynamo_backends.runtime.ranks import peers
 from dynamo_backends.runtime.ranks import watch
 
+peers.DOUBT = watch.DOUBT = 3
 if len(sys.argv) > 2:
     peers.SILENCE = float(sys.argv[2])
     watch.STORE = float(sys.argv[2])
@@ -48,6 +50,8 @@ for number in range(10**9):
             raise ValueError("a mistake")
         if mode == "fewer" and rank:
             break
+        if mode == "rates" and rank:
+            optimizer.param_groups[0]["lr"] = 0.02
     if mode.startswith("slow") and number == 6:
         print("goes on", flush=True)
         break
@@ -59,11 +63,13 @@ def running(folder: Path, *arguments: str) -> Job:
     return job(_TRAINING, folder, arguments=arguments)
 
 
-def survivor_says(started: Job, lost: int, number: signal.Signals) -> tuple[str, float]:
+def survivor_says(
+    started: Job, lost: int, number: signal.Signals, delay: float = 0.2
+) -> tuple[str, float]:
     """What the other rank raises once one gets a signal, and after how many seconds it ends."""
     for rank in (0, 1):
         started.wait_for(rank, "trains")
-    time.sleep(0.2)
+    time.sleep(delay)
     started.processes[lost].send_signal(number)
     start = time.monotonic()
     assert started.wait(1 - lost) == 1, started.output(1 - lost)
@@ -111,3 +117,27 @@ def test_a_rank_that_ends_before_the_others_is_named(mode: str, tmp_path: Path):
         said = started.output(0)
     assert "RankError: rank 1" in said
     assert "has ended" in said
+
+
+def test_learning_rates_that_differ_are_told_apart(tmp_path: Path):
+    with running(tmp_path, "rates") as started:
+        for rank in (0, 1):
+            assert started.wait(rank) == 1
+            said = started.output(rank)
+            assert "RankError: ranks do different things at the same point" in said
+            assert "numbers [0.01, …]" in said
+            assert "numbers [0.02, …]" in said
+
+
+def test_nothing_hangs_in_a_hundred_jobs(tmp_path: Path, only_with_full: Callable[[bool], None]):
+    only_with_full(True)
+    for number in range(100):
+        drawn = random.Random(number)
+        lost, mode = drawn.randrange(2), drawn.choice(["read", "unread"])
+        sent = drawn.choice([signal.SIGKILL, signal.SIGSTOP])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running(folder, mode, "5") as started:
+            said, seconds = survivor_says(started, lost, sent, drawn.random())
+        assert f"RankError: rank {lost}" in said, number
+        assert seconds < 60, number

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,55 @@ def test_arguments_with_several_processes(tmp_path: Path):
             assert "on CPUs only, not on tpu" in refused[1]
             assert "a tensor of the batch requires a gradient" in refused[2]
             assert "home: cpu mesh (all=2) of 2 processes, Shard(0) over all" in said
+
+
+_TENSOR_PARALLEL = (
+    _SHARED
+    + """
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard
+from dynamo_backends import RankError, compile_step
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = net()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+step = compile_step(
+    trainer(model, optimizer), model=model, optimizer=optimizer, mesh={"data": 2, "model": 2},
+    placements={
+        "0.*": [Replicate(), Shard(0)], "1.*": [Replicate(), Shard(0)],
+        "4.weight": [Replicate(), Shard(1)],
+    },
+)
+half = rank // 2
+try:
+    step(*(t[8 * half : 8 * half + 8] + (rank == 3) for t in batch(0)))
+except RankError as error:
+    print(f"refused: {error}", flush=True)
+torch.manual_seed(50)
+losses = []
+for number in range(20):
+    loss, _ = step(*(t[8 * half : 8 * half + 8] for t in batch(number)))
+    losses.append(float(loss))
+torch.save((losses, {k: v.clone() for k, v in model.state_dict().items()}), f"{rank}.pt")
+"""
+)
+
+
+def test_tensor_parallel_steps_of_four_processes(
+    tmp_path: Path, only_with_full: Callable[[bool], None]
+):
+    only_with_full(True)
+    with job(_TENSOR_PARALLEL, tmp_path, size=4) as started:
+        for said in started.finish():
+            assert "refused: rank 2 and rank 3 have to give equal parts of the batch" in said
+    expected, model = eager_training()
+    for rank in range(4):
+        losses, parameters = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(losses, expected, rtol=1e-9, atol=1e-9)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(parameters[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_the_example_trains_under_torchrun(tmp_path: Path):

@@ -13,8 +13,9 @@ DOUBT = 6.0
 STORE = 20.0
 """Seconds without the store after which whoever holds it is taken for dead."""
 
-REMEMBERED = 16
-"""So many of the last operations are told to the others."""
+_BASE, _LEVELS = 8, 6
+"""The last 8 operations are told to the others, and the last 8 whose number a power of 8 divides,
+up to the sixth: of two ranks that are far apart, too, some are the same."""
 
 
 @dataclass
@@ -36,8 +37,10 @@ class Signs:
     blamed: int | None = None
 
     def note(self, number: int, what: str) -> None:
-        """Notes the operation that begins; old ones are forgotten."""
-        self.doing = {**dict(list(self.doing.items())[1 - REMEMBERED :]), number: what}
+        """Notes the operation that begins; most of the old ones are forgotten."""
+        self.doing[number] = what
+        for old in [k for k in self.doing if not _is_told(k, number)]:
+            del self.doing[old]
 
     @property
     def number(self) -> int:
@@ -60,6 +63,12 @@ class Signs:
         values.pop("beat")
         values["doing"] = {int(k): v for k, v in values["doing"].items()}
         return cls(**values)
+
+
+def _is_told(number: int, last: int) -> bool:
+    """Whether an operation is still told when another is the last one."""
+    strides = (_BASE**level for level in range(_LEVELS))
+    return any(number % n == 0 and last - number < _BASE * n for n in strides)
 
 
 @dataclass(frozen=True)
@@ -110,10 +119,10 @@ def judge(
                 "raised an exception, that is what to look at; else all ranks have to take "
                 "equally many steps",
             )
-    return _different(me, mine, others)
+    return different(me, mine, others)
 
 
-def _different(me: int, mine: Signs, others: Mapping[int, Signs]) -> Verdict | None:
+def different(me: int, mine: Signs, others: Mapping[int, Signs]) -> Verdict | None:
     """Ranks that do different things at the same point."""
     for rank, signs in sorted(others.items()):
         for number in sorted(mine.doing.keys() & signs.doing.keys()):
@@ -122,8 +131,8 @@ def _different(me: int, mine: Signs, others: Mapping[int, Signs]) -> Verdict | N
                 return Verdict(
                     rank,
                     f"ranks do different things at the same point: {text}. All ranks have to take "
-                    "the same steps in the same order, with batches of the same shapes, and to "
-                    "read parameters that are split (state_dict) together",
+                    "the same steps in the same order, with batches of the same shapes and equal "
+                    "learning rates, and to read parameters that are split (state_dict) together",
                 )
     return None
 

@@ -6,7 +6,6 @@ import datetime
 import functools
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from dynamo_backends.runtime.ranks.worker import Worker
 _ALL_HERE = 300.0  # seconds in which all ranks have to begin
 _SLICE = 1.0  # seconds of waiting between two looks at the others
 _LONG = datetime.timedelta(days=365)  # who waits in vain is told by `Watch`, not by gloo
-_AT_EXIT = 60.0  # seconds that the end waits for what is under way
 
 
 def is_shared() -> bool:
@@ -59,6 +57,7 @@ class Ranks:
         self._group: Any = None
         self._programs: list[str] = []
         self._on_failure: list[Callable[[], None]] = []
+        self._before_end: list[Callable[[], None]] = []
 
     @property
     def has_failed(self) -> bool:
@@ -68,6 +67,10 @@ class Ranks:
     def on_failure(self, call: Callable[[], None]) -> None:
         """Says what to do when steps cannot go on, before the error is raised."""
         self._on_failure.append(call)
+
+    def before_end(self, call: Callable[[], None]) -> None:
+        """Says what has to be waited for before this process may end."""
+        self._before_end.append(call)
 
     def together(self, what: str, call: Callable[[], Any], patience: float = math.inf) -> Any:
         """Does what all ranks do at this point.
@@ -80,6 +83,8 @@ class Ranks:
         Raises:
             RankError: One of them has ended, is suspended, or does something else.
         """
+        if self._failed is None and self._watch.found is not None:
+            self._fail(self._watch.found)
         self._number += 1
         self._watch.note(self._number, what)
         return self.wait(call, patience)
@@ -138,14 +143,14 @@ class Ranks:
 
     def gathered(self, what: str, value: Any) -> list[Any]:
         """A picklable value of each rank, on all of them."""
-        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
         def gather(group: Any) -> list[Any]:
             found: list[Any] = [None] * self.size
-            torch.distributed.all_gather_object(found, data, group=group)
+            torch.distributed.all_gather_object(found, value, group=group)
             return found
 
-        return [pickle.loads(each.numpy().tobytes()) for each in self._of_group(what, gather)]
+        gathered: list[Any] = self._of_group(what, gather)
+        return gathered
 
     def broadcast(self, what: str, tensors: Sequence[Tensor]) -> None:
         """Gives tensors of the host rank 0's contents, on all ranks."""
@@ -237,8 +242,9 @@ class Ranks:
 
     def close(self) -> None:
         """Waits for what is under way, and tells the others that this process ends."""
-        if self._failed is None:
-            self._worker.submit(lambda: None).wait(_AT_EXIT)
+        with contextlib.suppress(Exception):  # whoever waits is told
+            for call in self._before_end if self._failed is None else ():
+                call()
         with contextlib.suppress(Exception):  # the store may have ended before
             self._watch.leave()
 

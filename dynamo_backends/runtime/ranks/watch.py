@@ -6,7 +6,15 @@ import threading
 import time
 from typing import Any
 
-from dynamo_backends.runtime.ranks.peers import DOUBT, SILENCE, STORE, Signs, Verdict, judge
+from dynamo_backends.runtime.ranks.peers import (
+    DOUBT,
+    SILENCE,
+    STORE,
+    Signs,
+    Verdict,
+    different,
+    judge,
+)
 
 BEAT = 1.0
 """Seconds from one sign of life to the next."""
@@ -27,6 +35,9 @@ class Watch:
         size: How many there are.
         keeper: Who holds the store, for people.
         keeper_rank: Its rank; None: it is none of them.
+
+    Attributes:
+        found: Ranks that did different things, which is looked for when nobody waits, too.
     """
 
     def __init__(
@@ -51,6 +62,7 @@ class Watch:
         self._round = time.monotonic()
         self._beats = 0
         self._stopped = threading.Event()
+        self.found: Verdict | None = None
 
     def start(self) -> None:
         """Begins to tell; returns at once."""
@@ -131,6 +143,7 @@ class Watch:
                     self._heard[rank] = now
                 if text and text != self._texts[rank]:
                     self._texts[rank], self._signs[rank] = text, Signs.load(text)
+            self.found = self.found or different(self._rank, self._mine, self._signs)
 
 
 def _key(rank: int) -> str:

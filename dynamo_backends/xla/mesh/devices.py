@@ -193,6 +193,7 @@ def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
     leave_service(ranks, grid)
     here = devices[ranks.rank]
     few = InFlight(_FEW, lambda array: ranks.wait(array.block_until_ready))
+    ranks.before_end(few.drain)
     place = platform, here.client, here, os.getpid()
     return MeshDevice(*place, in_flight=few, mesh=mesh, grid=grid, ranks=ranks)
 

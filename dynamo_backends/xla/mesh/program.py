@@ -1,5 +1,6 @@
 """Runs training steps on a mesh: each device has its parts of parameters, state and batch."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -51,6 +52,7 @@ class MeshStep(ResidentStep):
         self._splits = splits
         self._mesh = device
         self._key = key
+        self._what = "takes a step"
         super().__init__(device, graph, executable)
         self._layout = layout
         self._target = target
@@ -60,19 +62,16 @@ class MeshStep(ResidentStep):
         """See `StepProgram.__call__`."""
         ranks = self._mesh.ranks
         if ranks is not None:
+            self._what = f"takes a step with program {self._key[:8]} and {_numbers(inputs[0])}"
             ranks.check_program(self._what, self._key)
         super().__call__(inputs, taken)
 
-    @property
-    def _what(self) -> str:
-        return f"takes a step with program {self._key[:8]}"
-
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
         call = _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
-        ranks, what = self._mesh.ranks, self._what
+        ranks = self._mesh.ranks
         if ranks is None:
             return call
-        return lambda arrays: cast(list[Any], ranks.together(what, lambda: call(arrays)))
+        return lambda arrays: cast(list[Any], ranks.together(self._what, lambda: call(arrays)))
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
         importer, sharding = self._importers[place], self._splits.inputs[place]
@@ -132,3 +131,10 @@ class MeshStep(ResidentStep):
 
     def dump(self) -> None:
         """See `StepProgram.dump`: programs for meshes are not kept on disk."""
+
+
+def _numbers(given: Tensor) -> str:
+    """Learning rates and the like, which have to be the same on all ranks, in words."""
+    numbers = given.tolist()
+    shown = ", ".join(f"{n:.6g}" for n in numbers[:4])
+    return f"numbers [{shown}, …] ({zlib.crc32(str(numbers).encode()):x})"

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.parallel import Parallel
-from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
+from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.ranks.ranks import Ranks, this_job
 
 _ADVICE = "All ranks have to build the same model and optimizer, and to pass the same arguments."
@@ -82,9 +83,18 @@ def _gathered(ranks: Ranks, parallel: Parallel, tensor: Tensor) -> Tensor:
     parts = ranks.joined("compares a step with eager", plain)
     grid = torch.tensor(mesh.devices).reshape(mesh.sizes)
     whole = plain.new_empty(mesh.whole_shape(placement, tensor.shape))
+    given: dict[tuple[tuple[int, int], ...], int] = {}
     for place in torch.cartesian_prod(*map(torch.arange, mesh.sizes)).reshape(-1, grid.dim()):
+        rank = int(grid[tuple(place)])
         index = _part(mesh.sizes, placement, place.tolist(), tensor.shape)
-        whole[index] = parts[int(grid[tuple(place)])]
+        first = given.setdefault(tuple((s.start, s.stop) for s in index), rank)
+        if not torch.equal(bits_of(parts[first]), bits_of(parts[rank])):
+            raise RankError(
+                f"rank {first} and rank {rank} have to give equal parts of the batch, because the "
+                f"mesh ({mesh}) does not split it between them, but a tensor of it differs.",
+                rank,
+            )
+        whole[index] = parts[rank]
     return whole
 
 

@@ -166,10 +166,9 @@ def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
 
     if way.startswith("DDP"):
         return lambda: train(batch)
-    spread: dict[str, Any] = {}
+    spread: dict[str, Any] = {"options": {"verify": "off"}}
     if way != ONE:
-        spread = {"mesh": {"data": dist.get_world_size()}, "parallel": way.split()[-1]}
-        spread["options"] = {"verify": "off"}
+        spread |= {"mesh": {"data": dist.get_world_size()}, "parallel": way.split()[-1]}
     step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, **spread)
     return lambda: step(batch)
 

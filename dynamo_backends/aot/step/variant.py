@@ -79,7 +79,9 @@ class Variant:
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
+            inputs = len(step.graph.inputs)
             self.graph, self._draw = hoist(step.graph)
+            self._draws = len(self.graph.inputs) > inputs
             self._constants = step.constants
             captured = time.perf_counter()
             self._ranks = ranks_of(definition.parallel)
@@ -188,7 +190,7 @@ class Variant:
 
     def _drawn(self) -> list[Tensor]:
         """What the step draws; with several processes the same on all."""
-        if self._ranks is None or self._draw is list:
+        if self._ranks is None or not self._draws:
             return self._draw()
         with self._ranks.drawing():
             return self._draw()

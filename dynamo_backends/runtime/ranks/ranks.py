@@ -4,8 +4,10 @@ import atexit
 import contextlib
 import datetime
 import functools
+import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -63,6 +65,11 @@ class Ranks:
     def has_failed(self) -> bool:
         """Whether steps cannot go on."""
         return self._failed is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call has not come back."""
+        return self._worker.is_busy
 
     def on_failure(self, call: Callable[[], None]) -> None:
         """Says what to do when steps cannot go on, before the error is raised."""
@@ -257,6 +264,21 @@ def _error(verdict: Verdict) -> RankError:
 
 
 _known: dict[tuple[int, int], tuple[Any, Ranks]] = {}
+
+
+@atexit.register  # when this module is imported, so that it comes after what others do at the end
+def _end_here() -> None:
+    """Ends a process that an exception ends and that still waits in vain for other ranks.
+
+    Its thread may come back from XLA while Python ends, which would end the process by a signal.
+    """
+    waits = any(ranks.has_failed and ranks.is_waiting for _, ranks in _known.values())
+    if waits and getattr(sys, "last_value", None) is not None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1)
 
 
 def this_job() -> Ranks:

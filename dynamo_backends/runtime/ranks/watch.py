@@ -19,6 +19,8 @@ from dynamo_backends.runtime.ranks.peers import (
 BEAT = 1.0
 """Seconds from one sign of life to the next."""
 
+_LAST = 5.0  # seconds that the end waits for the thread, which a dead store may hold
+
 _FAILURES = 3  # of the store in a row, after which it is left alone: torch reports each
 
 
@@ -62,12 +64,13 @@ class Watch:
         self._round = time.monotonic()
         self._beats = 0
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dynamo-backends ranks", daemon=True)
         self.found: Verdict | None = None
 
     def start(self) -> None:
         """Begins to tell; returns at once."""
         self._tell(self._store)
-        threading.Thread(target=self._run, name="dynamo-backends ranks", daemon=True).start()
+        self._thread.start()
 
     def note(self, number: int, what: str) -> None:
         """Notes an operation in which all ranks take part, and that begins now."""
@@ -80,8 +83,12 @@ class Watch:
             self._mine.failure, self._mine.blamed = verdict.text, verdict.rank
 
     def leave(self) -> None:
-        """Tells the others that this process ends; for its exit."""
+        """Tells the others that this process ends; for its exit.
+
+        A daemon thread that comes back from torch while Python ends would end the process.
+        """
         self._stopped.set()
+        self._thread.join(_LAST)
         with self._lock:
             self._mine.has_left = True
         self._tell(self._farewell)

@@ -38,10 +38,15 @@ class Task:
 
 
 class Worker:
-    """One thread that does one call after the other."""
+    """One thread that does one call after the other.
+
+    Attributes:
+        is_busy: Whether it is at one.
+    """
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self.is_busy = False
         threading.Thread(target=self._run, name="dynamo-backends mesh", daemon=True).start()
 
     def submit(self, call: Callable[[], Any]) -> Task:
@@ -52,4 +57,7 @@ class Worker:
 
     def _run(self) -> None:
         while True:
-            self._tasks.get().run()
+            task = self._tasks.get()
+            self.is_busy = True
+            task.run()
+            self.is_busy = False

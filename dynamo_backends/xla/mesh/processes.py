@@ -6,6 +6,7 @@ connections are made at once, and the service is left; who lives is found out by
 """
 
 import itertools
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -66,25 +67,27 @@ def _groups(grid: jax.sharding.Mesh) -> Iterator[tuple[str, ...]]:
 
 
 def _meeting(grid: jax.sharding.Mesh, axes: tuple[str, ...]) -> Any:
-    """A small program with an all-reduce over some dimensions of a mesh."""
+    """A small program with an all-reduce over some dimensions of a mesh, taken as one."""
     names = grid.axis_names
-    given = NamedSharding(grid, PartitionSpec(*names))
-    left = NamedSharding(grid, PartitionSpec(*(None if n in axes else n for n in names)))
-    shape = jax.ShapeDtypeStruct(grid.devices.shape, np.float32)
-    over = tuple(i for i, n in enumerate(names) if n in axes)
+    last = [i for i, n in enumerate(names) if n in axes]
+    order = [i for i in range(len(names)) if i not in last] + last
+    turned = grid.devices.transpose(order)
+    size = math.prod(grid.devices.shape[i] for i in last)
+    together = jax.sharding.Mesh(turned.reshape(-1, size), ("apart", "together"))
+    given = NamedSharding(together, PartitionSpec("apart", "together"))
+    left = NamedSharding(together, PartitionSpec("apart", None))
+    shape = jax.ShapeDtypeStruct(together.devices.shape, np.float32)
+    sums = jax.ShapeDtypeStruct((shape.shape[0], 1), np.float32)
 
     def add(x: jax.Array) -> jax.Array:
-        return x.sum(over, keepdims=True)
+        return x.sum(1, keepdims=True)
 
     traced = jax.jit(add, in_shardings=given, out_shardings=left).trace(shape)
     module = _jaxlib.bytecode(traced.lower(lowering_platforms=("cpu",)))
-    handles = list(grid.devices.flat)
+    handles = list(together.devices.flat)
 
     def run() -> None:
         executable = _jaxlib.compile_split(handles[0].client, handles, module)
-        sums = jax.ShapeDtypeStruct(
-            tuple(1 if n in axes else s for n, s in grid.shape.items()), np.float32
-        )
         array = _jaxlib.split(np.ones(shape.shape, np.float32), given)
         _jaxlib.split_caller(executable, [sums], [left])([array])[0].block_until_ready()
 

@@ -136,5 +136,5 @@ class MeshStep(ResidentStep):
 def _numbers(given: Tensor) -> str:
     """Learning rates and the like, which have to be the same on all ranks, in words."""
     numbers = given.tolist()
-    shown = ", ".join(f"{n:.6g}" for n in numbers[:4])
-    return f"numbers [{shown}, …] ({zlib.crc32(str(numbers).encode()):x})"
+    shown = ", ".join([*(f"{n:.6g}" for n in numbers[:4]), *["…"] * (len(numbers) > 4)])
+    return f"numbers [{shown}] ({zlib.crc32(str(numbers).encode()):x})"

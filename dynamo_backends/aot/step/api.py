@@ -74,7 +74,8 @@ def compile_step(
         fallback: What to do if it cannot be captured as one graph: raise `StepCaptureError`, or
             compile the parts of it with `torch.compile`.
         mesh: Several devices over which the step is spread (docs/scaling.md): a torch `DeviceMesh`,
-            or names and sizes of its dimensions, such as {"data": 4, "model": 2}.
+            or names and sizes of its dimensions, such as {"data": 4, "model": 2}. With several
+            processes of torch.distributed one device of each, and each gives a part of the batch.
         parallel: "ddp" (the default with a mesh): each device has all parameters; "fsdp": each has
             a part of them and of their state.
         placements: Of single parameters, by patterns of their names: one `Shard` or `Replicate` of
@@ -87,6 +88,7 @@ def compile_step(
         DeviceError: There are fewer devices than the mesh has.
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
+        RankError: Another process of the mesh does not come.
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
     _check_arguments(fallback, accumulate, mesh)
@@ -212,6 +214,7 @@ class Step:
 
         Raises:
             StepCaptureError: It cannot be one graph, and `fallback` is "error".
+            RankError: Another process of the mesh has ended, is suspended or does something else.
         """
         if self._split is not None:
             return self._split(*args, **kwargs)

@@ -313,6 +313,7 @@ def _connected() -> Ranks:
     until = time.monotonic() + _ALL_HERE
     watch.start()
     ranks = Ranks(watch, rank, size, stores[2])
+    atexit.register(ranks.close)
     while missing := [r for r in range(size) if not stores[2].check([f"signs/{r}"])]:
         if time.monotonic() > until:
             raise RankError(
@@ -321,7 +322,6 @@ def _connected() -> Ranks:
                 missing[0],
             )
         time.sleep(0.02)
-    atexit.register(ranks.close)
     return ranks
 
 

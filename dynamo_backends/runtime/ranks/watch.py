@@ -131,14 +131,22 @@ class Watch:
         while failures < _FAILURES and not self._stopped.wait(BEAT):
             try:
                 self._tell(self._store)
-                known = [r for r in self._others if self._store.check([_key(r)])]
-                texts = {r: self._store.get(_key(r)).decode() for r in known}
+                texts = self._texts_of_others()
             except Exception:  # the store is gone: what that means `verdict` says in its time
                 failures += 1
                 continue
             now = time.monotonic()
             self._hear(texts, now, was_away=now - before > SILENCE / 2)
             before, failures = now, 0
+
+    def _texts_of_others(self) -> dict[int, str]:
+        """What the others have told, those that have begun."""
+        if all(self._texts.values()) and self._store.has_extended_api():
+            found = self._store.multi_get([_key(r) for r in self._others])
+        else:
+            known = [r for r in self._others if self._store.check([_key(r)])]
+            return {r: self._store.get(_key(r)).decode() for r in known}
+        return {r: text.decode() for r, text in zip(self._others, found, strict=True)}
 
     def _hear(self, texts: dict[int, str], now: float, was_away: bool) -> None:
         """Takes in what the others told; who was suspended itself blames nobody for it."""

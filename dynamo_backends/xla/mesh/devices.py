@@ -84,10 +84,10 @@ class MeshDevice(Device):
         """An array of which each process gives its part, a tensor."""
         return _jaxlib.joined(to_numpy(tensor.contiguous()), shape, sharding)
 
-    def duplicated(self, array: Any) -> Any:
-        """A copy of an array, which may be given away."""
+    def duplicated(self, array: Any, sharding: NamedSharding) -> Any:
+        """A copy of an array, which may be given away; of several processes split as it is."""
         if self.ranks is None:
-            return _jaxlib.split(np.asarray(array), array.sharding)
+            return _jaxlib.split(np.asarray(array), sharding)
         part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
         return _jaxlib.joined(part, array.shape, array.sharding)
 

@@ -101,7 +101,7 @@ class MeshStep(ResidentStep):
         return self._take_in(place, tensor)
 
     def _duplicated(self, place: int, array: Any) -> Any:
-        return self._mesh.duplicated(array)
+        return self._mesh.duplicated(array, self._splits.inputs[place])
 
     def _settle(self, place: int, tensor: Tensor) -> None:
         self._target.place(tensor, self._layout.inputs[place])

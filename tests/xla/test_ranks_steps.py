@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from dynamo_backends import compile_step
+from dynamo_backends.xla.mesh.processes import own_address
 from tests.xla.ranks import LIMIT, ROOT, job
 
 _SHARED = """
@@ -306,3 +307,8 @@ def test_the_example_trains_under_torchrun(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"(9\d|100)\.\d% of 2048 points", done.stdout)
     assert (tmp_path / "points" / ".metadata").exists()
+
+
+def test_a_process_knows_its_address_on_the_way_to_another():
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert own_address("no such name") == "127.0.0.1"

@@ -104,6 +104,7 @@ SHARES = {
     "xla/test_mesh_steps.py": 9,
     "xla/test_padded.py": 12,
     "xla/test_padded_images.py": 8,
+    "xla/test_ranks_lost.py": 4,
 }
 """`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
 

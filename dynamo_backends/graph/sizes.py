@@ -181,7 +181,7 @@ def is_ranged(graph: fx.Graph) -> bool:
     return any(
         isinstance(size, Size)
         for node in graph.find_nodes(op="placeholder")
-        for size in node.meta.get(SIZES) or ()
+        for size in (node.meta.get("val"), *(node.meta.get(SIZES) or ()))
     )
 
 
@@ -189,6 +189,16 @@ def all_sizes(graph: Graph) -> Iterator[Size]:
     """Every size of a graph that may vary: of values, among arguments and among outputs."""
     for node in graph.module.graph.nodes:
         values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
+        yield from sizes_in(values)
+
+
+def inner_sizes(graph: Graph) -> Iterator[Size]:
+    """Every size of a graph that may vary, but for numbers that it is given and returns as such.
+
+    Those were all that passes could have decided by.
+    """
+    for node in graph.module.graph.nodes:
+        values = (node.meta.get(SIZES), () if node.op == "output" else (node.args, node.kwargs))
         yield from sizes_in(values)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
@@ -21,6 +22,26 @@ SPECIALIZE = "specialize"
 def is_dynamic(graph: Graph) -> bool:
     """Whether any value of the graph has a symbolic size."""
     return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
+
+
+def computes_with_sizes(graph: Graph) -> bool:
+    """Whether a symbolic size, or number, enters any call that makes or takes tensors.
+
+    Else one program serves all that vary: numbers that are returned as they are or counted up, such
+    as the length of a cache that is kept beside it.
+    """
+    return any(_has_symbolic_sizes(n) for n in (*graph.placeholders, *graph.calls)) or any(
+        isinstance(source.meta.get("val"), Symbolic)
+        for node in graph.calls
+        if not isinstance(node.meta.get("val"), Symbolic)
+        for source in node.all_input_nodes
+    )
+
+
+def _has_symbolic_sizes(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(v, torch.Tensor) and is_symbolic(v) for v in values)
 
 
 def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,7 +13,13 @@ from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
+from dynamo_backends.graph.specialize import (
+    computes_with_sizes,
+    is_dynamic,
+    shape_key,
+    specialize,
+    stand_ins,
+)
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
@@ -131,8 +137,9 @@ class CompiledGraph:
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._displaced = 0  # programs of one set of sizes that made room for others
         self._static: Compiled | None = None
-        self._is_ranged = backend.serves_ranges and options.ranges
         self._is_static = not is_dynamic(self._graph)
+        serves_ranges = backend.serves_ranges or not computes_with_sizes(self._graph)
+        self._is_ranged = serves_ranges and options.ranges
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._is_published = False
@@ -260,7 +267,7 @@ class CompiledGraph:
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
         rule = self._backend.buckets(options) if options.ranges else None
-        if rule is None or not is_dynamic(self._graph):
+        if rule is None or not computes_with_sizes(self._graph):
             return None
         named = named_bounds(rule.named, symbols)
         most, build = options.max_executables, self._build_padded

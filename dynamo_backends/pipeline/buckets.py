@@ -27,6 +27,7 @@ from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.interface.report import Served
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, positions, waste
+from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Proof
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -232,6 +233,7 @@ class PaddedPrograms:
         proof = self._proofs.setdefault(mark, made)  # programs are made beside the calls
         if proof is not made:
             proof.add(graph)
+        proof.complete(mark, lambda: with_distinct_sizes(self._symbols, graph))
         if proof.is_proven:
             self._proven = mark
 

@@ -19,6 +19,7 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.interface.availability import require_available
@@ -177,6 +178,7 @@ class _GraphCompiler:
     ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        unite_equal_sizes(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):

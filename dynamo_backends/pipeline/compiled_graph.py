@@ -14,6 +14,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import (
+    Symbols,
     computes_with_sizes,
     is_dynamic,
     shape_key,
@@ -33,6 +34,7 @@ from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
+from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.pipeline.succession import Capture, Successor
 from dynamo_backends.runtime.eager_switch import EagerSwitch
@@ -132,7 +134,7 @@ class CompiledGraph:
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
-        self._ranged = RangedPrograms(options.max_executables)
+        self._ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
         self._padded = self._padded_programs(symbols)
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._displaced = 0  # programs of one set of sizes that made room for others
@@ -301,6 +303,9 @@ class CompiledGraph:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
             return self._eager
+
+    def _with_distinct_sizes(self, graph: Graph) -> Graph | None:
+        return with_distinct_sizes(Symbols(self._graph), graph)
 
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)

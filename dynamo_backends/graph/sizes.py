@@ -202,6 +202,15 @@ def inner_sizes(graph: Graph) -> Iterator[Size]:
         yield from sizes_in(values)
 
 
+def symbols_of_dimensions(graph: Graph) -> frozenset[sympy.Symbol]:
+    """The symbols that sizes of the tensors that a graph is given are made of.
+
+    All others are numbers that it is given as such.
+    """
+    sizes = sizes_in([place.meta.get(SIZES) for place in graph.placeholders])
+    return frozenset().union(*(size.expression.free_symbols for size in sizes))
+
+
 def without_numbers(graph: Graph) -> Graph:
     """A copy of a graph without the inputs that are numbers and that nothing reads."""
     graph = graph.copy()

@@ -39,9 +39,13 @@ def computes_with_sizes(graph: Graph) -> bool:
 
 
 def _has_symbolic_sizes(node: fx.Node) -> bool:
+    return any(map(is_symbolic, _tensors(node)))
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
-    return any(isinstance(v, torch.Tensor) and is_symbolic(v) for v in values)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -172,10 +176,12 @@ class Symbols:
     Attributes:
         most: The largest value that guards allow of each symbol that sizes of inputs follow from;
             None: there is none.
+        numbers: Symbols of numbers that the graph is given and that are in no tensor's size.
     """
 
     def __init__(self, graph: Graph):
         self._graph = graph
+        self.numbers = frozenset(_numbers(graph))
         self.most: dict[sympy.Symbol, int | None] = {}
         for place in graph.placeholders:
             value = place.meta.get("val")
@@ -206,6 +212,17 @@ class Symbols:
             values: Of all symbols.
         """
         return list(map(Evaluation(values), (p.meta["val"] for p in self._graph.placeholders)))
+
+
+def _numbers(graph: Graph) -> set[sympy.Symbol]:
+    given = [p.meta.get("val") for p in graph.placeholders]
+    symbols = {v.node.expr for v in given if isinstance(v, Symbolic) and v.node.expr.is_Symbol}
+    for node in (*graph.placeholders, *graph.calls):
+        for value in _tensors(node):
+            for size in value.shape:
+                if isinstance(size, Symbolic):
+                    symbols -= size.node.expr.free_symbols
+    return symbols
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:

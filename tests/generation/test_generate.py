@@ -106,6 +106,8 @@ def test_a_window_that_fills_up_is_compiled_for_few_times():
 def test_a_cache_that_grows(backend: str, options: dict[str, Any]):
     """Its layers have sizes of their own, which are equal in each call."""
     model = make("llama")
+    if backend == "onnxrt":  # it has no grouped heads in float64
+        model = model.float()
     run = compiled(model, backend, **options)
     how = {"max_new_tokens": 11, "min_new_tokens": 11}
     with dynamo_backends.record() as reports:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamo_backends
@@ -59,10 +60,17 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Counts a call."""
         result = func(*args, **(kwargs or {}))
-        written = args[2] if func is torch.ops.aten.index_put_.default else result
-        if isinstance(written, Tensor) and not func.is_view:
-            self.count += written.numel() >= self._elements
+        written = [] if func.is_view else _written(func, args, result)
+        self.count += sum(isinstance(t, Tensor) and t.numel() >= self._elements for t in written)
         return result
+
+
+def _written(func: Any, args: Sequence[Any], result: Any) -> list[Any]:
+    if func is torch.ops.aten.index_put_.default:  # of the whole, it writes what it is given
+        return [args[2]]
+    marks = [argument.alias_info for argument in func._schema.arguments]
+    changed = [a for a, mark in zip(args, marks, strict=False) if mark and mark.is_write]
+    return pytree.tree_leaves(changed or result)
 
 
 class Watched:

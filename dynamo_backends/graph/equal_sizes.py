@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.graph import Graph
-
 aten = torch.ops.aten
 
 _KEYS_AND_VALUES = (((1, 0), (2, 0)), ((1, 2), (2, 2)))
@@ -26,15 +24,15 @@ EQUAL: Mapping[Any, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = {
 }
 
 
-def unite_equal_sizes(graph: Graph) -> None:
-    """Tells torch which symbols of a graph that was just traced are equal.
+def unite_equal_sizes(graph: fx.Graph) -> None:
+    """Tells torch which symbols of a graph are equal, while Dynamo captures what it is of.
 
     Dynamo guards that they are in each call; others are captured anew, and refused as in eager.
 
     Args:
-        graph: Its symbols know their values in the call that is captured.
+        graph: Just traced by AOT Autograd: symbols know their values in the call.
     """
-    for node in graph.calls:
+    for node in graph.nodes:
         for (a, i), (b, j) in EQUAL.get(node.target, ()):
             first, second = _value(node, a), _value(node, b)
             if first is not None and second is not None:
@@ -48,5 +46,6 @@ def _value(node: fx.Node, place: int) -> Tensor | None:
 
 
 def _unite(first: int | torch.SymInt, second: int | torch.SymInt) -> None:
-    if isinstance(first, torch.SymInt) or isinstance(second, torch.SymInt):
+    symbolic = [n for n in (first, second) if isinstance(n, torch.SymInt)]
+    if symbolic and all(n.node.has_hint() for n in symbolic):
         bool(first == second)  # which torch guards, and learns from

@@ -157,6 +157,8 @@ class _GraphCompiler:
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
+        if kind != "backward":  # which is compiled when Dynamo's guards are made
+            unite_equal_sizes(gm.graph)
         report = GraphReport(self.backend.name, kind, self.number)
         compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
@@ -178,7 +180,6 @@ class _GraphCompiler:
     ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
-        unite_equal_sizes(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):

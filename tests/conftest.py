@@ -73,6 +73,7 @@ SHARES = {
     "capture/test_warm_up.py": 3,
     "conformance/test_gradients.py": 3,
     "conformance/test_opinfo.py": 9,
+    "generation/test_generate.py": 4,
     "graph/test_canonicalize.py": 2,
     "iree/test_backend.py": 2,
     "iree/test_models.py": 5,

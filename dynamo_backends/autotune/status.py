@@ -87,6 +87,7 @@ class Followed:
     def __init__(self, status: TuningStatus, reports: list[GraphReport]):
         self.reports = reports
         self._status = status
+        self._telling = threading.RLock()
         self._note()
         with _changed:
             _followed[next(_numbers)] = self
@@ -102,22 +103,30 @@ class Followed:
         return status
 
     def change(self, level: int = logging.INFO, **fields: Any) -> None:
-        """Notes and tells that fields of the status have other values, from any thread.
+        """Tells and notes that fields of the status have other values, from any thread.
+
+        Whoever has waited for the change finds the log line written.
 
         Args:
             level: Of the log line.
             fields: The values.
         """
-        with _changed:
-            before, self._status = str(self._status), replace(self._status, **fields)
-            self._note()
-            _changed.notify_all()
-        if str(self._status) != before:
-            log.log(level, "autotune: %s: %s", self._status.graph, self._status)
+        with self._telling:
+            status = replace(self._status, **fields)
+            if str(status) != str(self._status):
+                log.log(level, "autotune: %s: %s", status.graph, status)
+            with _changed:
+                self._status = status
+                self._note()
+                _changed.notify_all()
 
     def give_up(self, reason: str, level: int = logging.WARNING) -> None:
         """Notes that the graph stays in eager."""
         self.change(level, state="gave up", reason=reason, candidate="")
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread that is not there may have been telling."""
+        self._telling = threading.RLock()
 
     def _note(self) -> None:
         for report in self.reports:
@@ -164,6 +173,7 @@ def _after_fork() -> None:
     global _changed
     _changed = threading.Condition()
     for each in list(_followed.values()):
+        each.after_fork()
         if not each.status.is_settled:
             each.give_up("this process was forked from the one that tunes", logging.INFO)
 

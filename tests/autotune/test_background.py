@@ -349,17 +349,17 @@ def test_the_first_call_may_compile_who_promises_most(gate: Gate, counts: Counts
 
 
 def test_explain_shows_where_tuning_stands():
-    explanation = dynamo_backends.explain(
-        lambda x: F.dropout(x, 0.5), torch.ones(3), backend="autotune", options=OPTIONS
-    )
-    assert until_settled(explanation).startswith("gave up (aten.")
+    with dynamo_backends.Explainer(dropped, backend="autotune", options=OPTIONS) as call:
+        call(torch.ones(3))
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+        explanation = call.explanation()
+    (report,) = explanation.reports
+    assert report.tuning.startswith("gave up (aten.")
     assert "tuning beside the calls: gave up (aten." in str(explanation)
 
 
-def until_settled(explanation: dynamo_backends.Explanation) -> str:
-    (report,) = explanation.reports
-    until(lambda: report.tuning != "queued")
-    return report.tuning
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
 
 
 def test_what_other_processes_do_not_know_is_not_tried(

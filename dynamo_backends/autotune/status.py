@@ -35,6 +35,8 @@ class TuningStatus:
         budget_s: Seconds of processors that may be spent, for all of them.
         winner: Name of the candidate that was proven to be the fastest; empty before.
         reason: Why the calls stay in eager, if autotune gave up.
+        sizes: For a graph with symbols: over which sizes the winner was chosen, and how many of the
+            calls had them until then; empty if an earlier process chose it.
     """
 
     graph: str
@@ -46,6 +48,7 @@ class TuningStatus:
     budget_s: float = 0.0
     winner: str = ""
     reason: str = ""
+    sizes: str = ""
 
     @property
     def is_settled(self) -> bool:
@@ -65,7 +68,8 @@ class TuningStatus:
             case "loading":
                 return f"winner {self.winner}: loading and comparing with eager"
             case "serving":
-                return f"verified winner {self.winner} serving"
+                chosen = f", chosen over {self.sizes}" if self.sizes else ""
+                return f"verified winner {self.winner} serving{chosen}"
             case "gave up":
                 return f"gave up ({self.reason})"
         return self.state

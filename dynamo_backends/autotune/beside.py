@@ -38,9 +38,6 @@ def compile_beside(ensemble: Ensemble, differentiated: bool) -> Callable[..., An
     publish(owner.report)
     if owner.ensemble is None:
         return owner
-    if owner.symbols is not None and owner.symbols.reason:
-        owner.leave(owner.symbols.reason)
-        return owner
     try:
         at_once = ensemble.options.first_call_s and owner.symbols is None
         if at_once and _serves_at_once(owner):
@@ -61,6 +58,8 @@ def _unsuitable(ensemble: Ensemble, differentiated: bool) -> str:
         return "autocast is on, which other threads and processes do not see; use mode='wait'"
     if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in ensemble.example_inputs):
         return "an input is a number that is no size, for which mode='wait' tunes alone"
+    if any(x is None for x in ensemble.values):
+        return "a size is a symbol without a value, of which there is no copy"
     if ensemble.devices not in ([], ["cpu"]):
         return "its tensors are not on the CPU, and another process would take memory there twice"
     kinds = {type(x) for x in ensemble.values if isinstance(x, Tensor)}

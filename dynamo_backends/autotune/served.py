@@ -1,7 +1,7 @@
 """What Dynamo calls in place of a graph that is tuned beside the calls."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.status import Followed, TuningStatus
-from dynamo_backends.autotune.symbols import Symbols
+from dynamo_backends.autotune.symbols import Symbols, has_symbols
 from dynamo_backends.autotune.traffic import counted, within
 from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.report import GraphReport
@@ -47,13 +47,13 @@ class TunedBeside:
         inputs = ensemble.example_inputs
         with ensemble.apart():
             ensemble.values = copies(ensemble.values, static)
-        places = _symbols_of(inputs)
         ensemble.example_inputs = [
-            inputs[i] if i in places else value for i, value in enumerate(ensemble.values)
+            x if isinstance(x, torch.SymInt) else value
+            for x, value in zip(inputs, ensemble.values, strict=True)
         ]
         self.ensemble = ensemble
         self.call = _going_first(eager)
-        if places:
+        if has_symbols(ensemble.captured):
             self.symbols = Symbols(ensemble.captured, inputs, ensemble.values, static)
             self.call = _going_first(counted(eager, self.symbols.traffic))
 
@@ -110,10 +110,6 @@ class TunedBeside:
             self.followed.give_up(reason)
         else:
             self.followed.change(state="serving", winner=self.served_by, reason=reason)
-
-
-def _symbols_of(inputs: Sequence[Any]) -> list[int]:
-    return [i for i, x in enumerate(inputs) if isinstance(x, torch.SymInt)]
 
 
 def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:

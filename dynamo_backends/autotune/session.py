@@ -275,8 +275,8 @@ class TuningSession:
         subject = self._subject
         sets, least, inputs = _SETS, 1, subject.arguments.fresh
         if subject.others:
-            row = subject.traffic()
-            sets, least, inputs = len(row), len(row), iter(row).__next__
+            calls = subject.traffic()
+            sets, least, inputs = len(calls), len(calls), iter(calls).__next__
         elif subject.arguments.copied_bytes >= _LARGE:
             sets = 1
         race = Race(

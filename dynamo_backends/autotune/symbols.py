@@ -49,6 +49,11 @@ def _values(captured: fx.GraphModule) -> list[list[str]]:
     return found
 
 
+def has_symbols(captured: fx.GraphModule) -> bool:
+    """Whether an input of a graph is a symbol, or has a size that is one."""
+    return any(not size.isdigit() for sizes in _values(captured) for size in sizes)
+
+
 def _sizes(captured: fx.GraphModule) -> dict[int, tuple[int, int]]:
     """Inputs that are sizes of others: by position, of which one and of which dimension."""
     places = captured.graph.find_nodes(op="placeholder")
@@ -140,18 +145,11 @@ class Symbols:
         places = captured.graph.find_nodes(op="placeholder")
         names = {
             i: readable(private.dynamo_source_name(places[i]) or places[i].name)
-            for i in self._captured.numbers
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.SymInt)
         }
         self.traffic = Traffic(names, static, values)
         self.description: Description = described(captured, self._captured)
-
-    @property
-    def reason(self) -> str:
-        """Why the graph is not tuned; empty if it is."""
-        kinds = {kind for kinds in self.description.dims.values() for kind in kinds}
-        if other := kinds - {"STATIC", "DYNAMIC", "DUCK"}:
-            return f"a size is a symbol of the kind {min(other)}, for which mode='wait' tunes alone"
-        return "" if self.traffic.places else "its sizes are symbols, and no inputs"
 
     def context(self, inputs: Sequence[Any]) -> Any:
         """See `CapturedSymbols.context`."""

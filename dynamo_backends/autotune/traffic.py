@@ -168,9 +168,15 @@ def within(
     assumed: Assumed, run: Callable[..., Any], eager: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
     """A winner for the sizes that it is right for, and eager for others."""
-    log.info("autotune: %s serves sizes with %s; others run in eager", name, assumed)
+    is_told = False
 
     def call(*args: Any) -> Any:
-        return run(*args) if assumed.holds(args) else eager(*args)
+        nonlocal is_told
+        if assumed.holds(args):
+            return run(*args)
+        if not is_told:
+            is_told = True
+            log.warning("autotune: %s is right where %s; other sizes run in eager", name, assumed)
+        return eager(*args)
 
     return call

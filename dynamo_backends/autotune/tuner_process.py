@@ -6,6 +6,7 @@ Requests and answers are JSON, one per line, on standard input and output; betwe
 "said" tell what is going on. The graph and copies of its inputs are in a folder (`serialization`).
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -24,13 +25,21 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import read_options, rebuilt
-from dynamo_backends.autotune.session import Outcome, TuningSession
+from dynamo_backends.autotune.session import (
+    Outcome,
+    PreparedCandidate,
+    Subject,
+    TuningSession,
+    Unsuitable,
+)
 from dynamo_backends.autotune.symbols import Description, old_places
+from dynamo_backends.autotune.traffic import Assumed
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.tuning.budget import Budget, cpu_s
 from dynamo_backends.tuning.children import end_with_parent
 from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.tuning.race import Run
 from dynamo_backends.tuning.requests import Say, answer_all
 
 
@@ -146,6 +155,7 @@ def _decided(
 ) -> tuple[Outcome, Budget]:
     competing = [Candidate(**given) for given in request["candidates"]]
     known = list(map(CandidateReport.from_dict, request["known"]))
+    symbols = private.CapturedSymbols(inputs)
     options: AutotuneOptions = read_options(request["options"])
     ensemble = Ensemble(captured, inputs, options, request["number"])
     budget = Budget(options.budget_s, request["spent_s"], cpu_s)
@@ -154,10 +164,30 @@ def _decided(
         more = [Arguments(values, static, mutated, watched=False) for values in others]
         subject = ensemble.subject("", others=more, counts=request["counts"])
         prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
+        if others:
+            prepared = [_where_right(each, subject, symbols) for each in prepared]
         model = CostModel(Decisions().all())
         progress = _Telling(say, budget)
         session = TuningSession(subject, prepared, options, model, budget, progress, known)
         return session.decide(), budget
+
+
+def _where_right(
+    prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols
+) -> PreparedCandidate:
+    """A candidate as it would serve: eager runs the sizes that it is not compiled for.
+
+    Dynamo's guards are not asked when sizes change here.
+    """
+
+    def build() -> Run:
+        run, eager = prepared.build(), subject.original
+        assumed = Assumed(symbols.assumed(), symbols.numbers)
+        if assumed.unknown:
+            raise Unsuitable(f"assumes {assumed}, which no input tells")
+        return lambda args: run(args) if assumed.holds(args) else eager(args)
+
+    return dataclasses.replace(prepared, build=build)
 
 
 def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`mode="background"` with symbolic sizes: tuned over those that occur, and never in a call."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import TuningStatus
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune import traffic, tuner
+from dynamo_backends.autotune import status, traffic, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.rehearsal import rebuilt
 from dynamo_backends.autotune.symbols import Description, described, old_places
@@ -25,7 +26,8 @@ LONG_S = 100
 
 @pytest.fixture(autouse=True)
 def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
-    """A tuner of this test alone."""
+    """A tuner of this test alone, and its graphs: jax keeps code, and with it what it calls."""
+    monkeypatch.setattr(status, "_followed", weakref.WeakValueDictionary())
     made = tuner.Tuner()
     monkeypatch.setattr(tuner, "_tuner", made)
     yield made
@@ -77,8 +79,8 @@ def test_who_is_wrong_at_another_size_does_not_win():
     run = compiled(model, "wrong_elsewhere", dynamic=True)
     for size in (5, 6):
         call(run, model, size)
-    (status,) = statuses()
-    assert status.winner == "eager"
+    (found,) = statuses()
+    assert found.winner == "eager"
     (row,) = (r for r in Decisions().all()[0].candidates if r.name == "wrong_elsewhere")
     assert row.reason.startswith("wrong: output 0 differs from eager")
     assert row.reason.endswith("(at other sizes)")
@@ -91,8 +93,8 @@ def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCap
     run = compiled(model, "good_below_20", dynamic=True)
     for size in (5, 6, 30):
         call(run, model, size)
-    (status,) = statuses()
-    assert status.winner == "good_below_20"
+    (found,) = statuses()
+    assert found.winner == "good_below_20"
     call(run, model, 19)
     assert "other sizes run in eager" not in caplog.text
     for size in (20, 50):
@@ -119,8 +121,8 @@ def test_what_new_sizes_need_is_compiled_beside_the_calls(
     with dynamo_backends.record() as reports:
         run = compiled(fn, backend, dynamic=True)
         run(torch.randn(5, 4, 3))
-        (status,) = statuses()
-        assert status.winner == backend
+        (found,) = statuses()
+        assert found.winner == backend
         for size in (7, 9):
             x = torch.randn(size, 4, 3)
             torch.testing.assert_close(run(x), fn(x))
@@ -144,8 +146,8 @@ def test_sizes_without_a_value_stay_in_eager():
     torch._dynamo.decorators.mark_unbacked(x, 0)
     run = compiled(lambda x: x.relu() + 1, "ts_trace")
     torch.testing.assert_close(run(x), x.relu() + 1)
-    (status,) = statuses()
-    assert status.reason == "a size is a symbol without a value, of which there is no copy"
+    (found,) = statuses()
+    assert found.reason == "a size is a symbol without a value, of which there is no copy"
 
 
 def test_tuning_waits_for_sizes_or_a_second(monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.arguments import copies
 
 log = logging.getLogger("dynamo_backends")
@@ -59,7 +60,7 @@ class Traffic:
             if key in self._counts:
                 self._counts[key] += 1
             elif len(self._counts) < MOST and self._bytes(args) < _LARGE:
-                with torch.no_grad():
+                with torch.no_grad(), private.disable_current_modes():
                     self._inputs[key] = copies(args, self._static)
                 self._counts[key] = 1
 

@@ -135,6 +135,7 @@ def test_what_new_sizes_need_is_compiled_beside_the_calls(
     if backend == "openxla":
         assert served["eager while compiling"] == 2, "one for each new size"
         assert served["exact"] >= 2
+        assert report.cache_hits == 1, "that of the decision is on disk"
     else:
         assert served["ranged"] >= 2
     assert not report.events

@@ -195,6 +195,7 @@ def _built(owner: TunedBeside, ensemble: Ensemble, candidate: Candidate) -> Run:
     if symbols is None:
         with private.without_captures(), private.as_if_captured():
             return ensemble.build(candidate)
+    symbols.traffic.close()
     # What new sizes need is compiled beside the calls as well.
     options = dataclasses.replace(ensemble.options, while_compiling="eager")
     context = symbols.context(ensemble.example_inputs)

@@ -21,7 +21,7 @@ MOST = 8
 WAIT_S = 1.0
 """Seconds since the first call after which tuning begins with the sizes that came."""
 
-_LARGE = 1 << 26  # bytes of one call's inputs that are copied in a call
+_LARGE = 1 << 24  # bytes of one call's inputs that are copied in a call
 _KNOWN = 10_000  # sizes of which it is remembered whether they are served
 _CALLS = 16  # of one pass over all sizes, about
 
@@ -57,6 +57,8 @@ class Traffic:
             return
         key = self.key(args)
         with self._lock:
+            if not any(self._counts.values()):
+                self._begun = time.monotonic()
             if key in self._counts:
                 self._counts[key] += 1
             elif len(self._counts) < MOST and self._bytes(args) < _LARGE:

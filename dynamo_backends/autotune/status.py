@@ -26,8 +26,9 @@ class TuningStatus:
     Attributes:
         graph: Which one, in words.
         state: "queued": it waits for other graphs, or for other sizes; "tuning": another process
-            tunes it; "loading": the winner is compiled or loaded here, and compared with eager; "serving": the winner
-            runs the calls, which may be eager; "gave up": the calls stay in eager.
+            tunes it; "loading": the winner is compiled or loaded here, and compared with eager;
+            "serving": the winner runs the calls, which may be eager; "gave up": the calls stay in
+            eager.
         candidate: Which one is compiled and verified; empty while those that are left are measured.
         number: Of this candidate, from 1.
         of: How many candidates there are.

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,20 @@ import dynamo_backends
 from dynamo_backends import TuningStatus
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import status, traffic, tuner
+from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import rebuilt
+from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningSession
 from dynamo_backends.autotune.symbols import Description, described, old_places
 from dynamo_backends.autotune.traffic import Traffic, schedule
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.tuning import race
+from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tuning.progress import Progress
 from tests.autotune.planted import Slow
 
 LONG_S = 100
@@ -233,3 +241,35 @@ def test_a_copy_with_other_symbols_is_refused():
     other = [["s0"] if len(v) == 1 else ["s0", "s0"] for v in description.values]
     with pytest.raises(ValueError, match="was captured with other symbols"):
         old_places(again, Description(other, description.dims, description.sizes))
+
+
+@pytest.mark.parametrize(
+    ("counts", "winner"), [((3, 1), "fast_at_2"), ((1, 3), "eager"), ((1, 300), "eager")]
+)
+def test_the_winner_is_the_fastest_over_what_occurs(
+    counts: tuple[int, int], winner: str, monkeypatch: pytest.MonkeyPatch
+):
+    seconds = {("eager", 2): 1.0, ("eager", 5): 1.0, ("fast_at_2", 2): 0.1, ("fast_at_2", 5): 2.5}
+    now = [0.0]
+
+    def run(name: str) -> Callable[[list[Any]], list[Tensor]]:
+        def call(args: list[Any]) -> list[Tensor]:
+            now[0] += seconds[name, len(args[0])]
+            return [args[0] * 2]
+
+        return call
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(race, "time", clock)
+    first, other = (Arguments([torch.ones(size)], (), ()) for size in (2, 5))
+    subject = Subject(run("eager"), None, first, others=[other], counts=counts)
+    prepared = [PreparedCandidate("fast_at_2", lambda: run("fast_at_2"))]
+    session = TuningSession(
+        subject, prepared, AutotuneOptions(), CostModel([]), Budget(100), Progress()
+    )
+    outcome = session.decide()
+    assert outcome.winner == winner
+    (row,) = (row for row in outcome.rows if row.name == "fast_at_2")
+    share = 0.1 * counts[0] + 2.5 * counts[1]
+    if sum(counts) < 16:
+        assert row.seconds == pytest.approx(share / sum(counts))

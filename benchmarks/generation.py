@@ -1,252 +1,270 @@
 """Generation with transformers: the same tokens as eager, what is compiled, tokens per second.
 
-    python benchmarks/generation.py
+    python benchmarks/generation.py --json generation.json
     python benchmarks/generation.py --models llama t5 --backends openxla --caches static
+    python benchmarks/generation.py --parts speed --lengths 0 6400
+    python benchmarks/generation.py --scale test --parts tokens --page docs/generation.md
 
-Each cell (model, backend, cache) is a process of its own. In float64 it generates tokens greedily
-for two prompts of different lengths in the same bucket, which have to be eager's; what is compiled
-for the second one is counted. In float32 it is timed: tokens per second of a third prompt, eager
-and compiled one after the other, medians of `--rounds`.
+Each cell is a process of its own with empty cache folders. There are two parts:
 
-`--speed` measures one model instead, Llama-like (35 million parameters): tokens per second of each
-backend, a single decoding step, and how long it takes to read the weights once, by a matrix-vector
-product of torch's with as many bytes. `--length` is the length of its static cache.
+- "tokens", for each model, cache and backend: in float64 it generates tokens greedily for two
+  prompts of different lengths in the same bucket, which have to be eager's; what is compiled for
+  the second one is counted, and which operators run in eager. In float32 it is timed: tokens per
+  second of a third prompt, eager and compiled one after the other, medians of `--rounds`.
+- "speed", for each backend and length of the static cache (0: what is needed; 6400: 105 MB): one
+  Llama-like model of 35 million parameters. Tokens per second, a single decoding step, and how long
+  it takes to read the weights once, by a matrix-vector product of torch's with as many bytes in the
+  same process. Copies of the cache are counted: under a dispatch mode, and in XLA's memory
+  statistics. `openxla@copying` is not allowed to update the cache in place.
+
+With `--json` each cell is saved when it is done, and the same command goes on where it ended.
+`--page` writes the table of what is proven right into a page.
 """
 
 import argparse
-import copy
-import statistics
+import json
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import track
 from rich.table import Table
 
-import dynamo_backends
 import harness
-from dynamo_backends import _torch_private as private
-from harness.generators import ARCHITECTURES, Prompt, generate
+from dynamo_backends.bench.ledger import differences
+from harness import decoding
+from harness.generators import ARCHITECTURES
 
 BACKENDS = ("inductor", "openxla", "onnxrt", "ov", "inductor_freezing")
-LENGTHS = (20, 29, 25)
+COLUMNS = ("eager", *BACKENDS, "openxla" + decoding.COPYING)
+SCALES: dict[str, dict[str, Any]] = {
+    "bench": {"tokens": 128, "small": (2, 64), "large": (8, 512), "lengths": (0, 6400)},
+    "test": {"tokens": 8, "small": (1, 32), "large": (1, 64), "lengths": (0, 256)},
+}
+KIND = "generation"
+BEGIN, END = "<!-- written by benchmarks/generation.py -->", "<!-- until here -->"
+
+Row = dict[str, Any]
+Cell = tuple[str, ...]
+
+
+class ResultsError(Exception):
+    """A file of results cannot be continued; the message says why and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if tokens were wrong or something was compiled too late."""
     settings = parse(arguments)
     if settings.child:
-        return speed_child(settings) if settings.speed else cell_child(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
-    if settings.speed:
-        cells = [("llama", b, "static") for b in settings.backends]
-    else:
-        cells = [
-            (model, backend, cache)
-            for model in settings.models
-            for cache in ARCHITECTURES[model].caches
-            if cache in settings.caches
-            for backend in settings.backends
-        ]
-    rows = [in_a_process(settings, *c) for c in track(cells, console=console, transient=True)]
-    console.print(speed_table(rows) if settings.speed else cells_table(rows))
+        return child(**json.loads(settings.child))
+    console = harness.announce()
+    try:
+        rows = kept_rows(settings)
+    except ResultsError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    todo = [cell for cell in cells(settings) if cell not in rows]
+    for cell in track(todo, console=console, transient=True):
+        rows[cell] = in_a_process(settings, cell)
+        save(settings, rows)
+    found = [rows[cell] for cell in cells(settings)]
+    for table in (cells_table(found), speed_table(found)):
+        if table.row_count:
+            console.print(table)
+    if settings.page:
+        write_page(Path(settings.page), found)
+    return int(any("error" in r or r.get("wrong") or r.get("late") for r in found))
+
+
+def cells(settings: argparse.Namespace) -> list[Cell]:
+    """What is measured: part, model, cache and column; of the second part the cache's length."""
+    tokens = [
+        ("tokens", model, cache, backend)
+        for model in settings.models
+        for cache in ARCHITECTURES[model].caches
+        if cache in settings.caches
+        for backend in settings.backends
+    ]
+    lengths = settings.lengths or SCALES[settings.scale]["lengths"]
+    speed = [("speed", "llama", str(n), column) for n in lengths for column in settings.columns]
+    return [cell for cell in (*tokens, *speed) if cell[0] in settings.parts]
+
+
+def context(settings: argparse.Namespace) -> dict[str, Any]:
+    """What results depend on."""
+    facts = harness.environment() | {k: getattr(settings, k) for k in ("scale", "rounds")}
+    facts["tokens"] = tokens_of(settings)
+    return dict(json.loads(json.dumps(facts)))
+
+
+def tokens_of(settings: argparse.Namespace) -> int:
+    """How many are generated."""
+    return int(settings.tokens or SCALES[settings.scale]["tokens"])
+
+
+def kept_rows(settings: argparse.Namespace) -> dict[Cell, Row]:
+    """What the file of results has; what failed is measured again.
+
+    Raises:
+        ResultsError: It is no such file, or of another machine, version or way of measuring.
+    """
+    path = Path(settings.json) if settings.json else None
+    if path is None or not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["kind"] != KIND:
+            raise ValueError(f"it holds {content['kind']!r}")
+        different = differences(content["context"], context(settings))
+        found = {tuple(r["cell"]): r for r in content["results"] if "error" not in r}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(
+            f"{path} cannot be continued: it is no file of such results ({error}). Name another "
+            "file, or delete it."
+        ) from error
+    if different:
+        raise ResultsError(
+            f"{path} holds results that do not belong together with new ones: "
+            f"{'; '.join(different)}. Name another file, or delete it."
+        )
+    return found
+
+
+def save(settings: argparse.Namespace, rows: Mapping[Cell, Row]) -> None:
+    """Writes what there is, if a file was named."""
     if settings.json:
-        harness.save_json(settings.json, "generation", rows, settings=vars(settings))
-    return 1 if any("error" in r or r.get("wrong") or r.get("late") for r in rows) else 0
+        records = list(rows.values())
+        harness.save_json(settings.json, KIND, records, context=context(settings))
 
 
-def in_a_process(settings: argparse.Namespace, *cell: str) -> dict[str, Any]:
+def in_a_process(settings: argparse.Namespace, cell: Cell) -> Row:
     """One cell in a fresh process with fresh cache folders."""
-    numbers = {
-        k: getattr(settings, k) for k in ("layers", "features", "tokens", "rounds", "length")
-    }
+    given = {
+        "cell": cell, "scale": settings.scale, "tokens": tokens_of(settings),
+        "rounds": settings.rounds,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
         }
-        command = [__file__, "--child", *cell, *(["--speed"] if settings.speed else [])]
-        command += [str(x) for k, v in numbers.items() for x in (f"--{k}", v)]
+        command = [__file__, "--child", json.dumps(given)]
         try:
             found = harness.run_child(command, caches, timeout_s=settings.timeout)
         except harness.ChildError as error:
             found = {"error": str(error).splitlines()[-1]}
-    return dict(zip(("model", "backend", "cache"), cell, strict=True)) | found
+    return {"cell": list(cell), **found}
 
 
-def compiled_model(model: Any, backend: str) -> Any:
-    """A copy of a model whose forward is compiled."""
-    model = copy.deepcopy(model)
-    model.forward = torch.compile(model.forward, backend=backend)
-    return model
-
-
-def cell_child(settings: argparse.Namespace) -> int:
-    """Checks and times one cell."""
-    name, backend, cache = settings.child
-    architecture = ARCHITECTURES[name]
-    model = architecture.make(settings.layers, settings.features)
-    prompts = architecture.prompts(model, LENGTHS)
-    wrong, late = check(model.double(), backend, cache, prompts[:2], settings.tokens)
-    model = architecture.make(settings.layers, settings.features)
-    torch.compiler.reset()
-    compiled = compiled_model(model, backend)
-    runs = {
-        "eager": lambda: generate(model, prompts[2], settings.tokens, cache),
-        "compiled": lambda: generate(compiled, prompts[2], settings.tokens, cache),
-    }
-    seconds = timed(runs, settings.rounds)
-    harness.hand_back(
-        wrong=wrong, late=late, **{k: settings.tokens / s for k, s in seconds.items()}
-    )
+def child(cell: Sequence[str], scale: str, tokens: int, rounds: int) -> int:
+    """Measures one cell and hands it back."""
+    part, model, cache, column = cell
+    if part == "tokens":
+        size = SCALES[scale]["small"]
+        found = decoding.check_and_time(model, column, cache, size, tokens, rounds)
+    else:
+        size, length = SCALES[scale]["large"], int(cache) or 32 + tokens
+        found = decoding.speed(column, size, tokens, rounds, length)
+    harness.hand_back(**found)
     return 0
 
 
-def check(
-    model: Any, backend: str, cache: str, prompts: Sequence[Prompt], tokens: int
-) -> tuple[int, int]:
-    """How many tokens are not eager's, and what was compiled after the first prompt.
-
-    Counted are graphs that Dynamo captured and executables of this package.
-    """
-    compiled = compiled_model(model, backend)
-    wrong, counts = 0, []
-    with dynamo_backends.record() as reports:
-        for prompt in prompts:
-            expected, given = (_floats(prompt, torch.float64) for _ in range(2))
-            found = generate(compiled, given, tokens, cache)
-            wrong += int((found != generate(model, expected, tokens, cache)).sum())
-            graphs = private.dynamo_counters()["stats"]["unique_graphs"]
-            counts.append(graphs + sum(r.executables for r in reports))
-    return wrong, counts[-1] - counts[0]
-
-
-def _floats(prompt: Prompt, dtype: torch.dtype) -> Prompt:
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in prompt.items()}
-
-
-def timed(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians of seconds; the runs take turns, after one of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(s) for name, s in seconds.items()}
-
-
-def speed_child(settings: argparse.Namespace) -> int:
-    """Times the larger model with one backend."""
-    architecture = ARCHITECTURES["llama"]
-    model = architecture.make(8, 512)
-    (prompt,) = architecture.prompts(model, (32,))
-    backend = settings.child[1]
-    compiled = model if backend == "eager" else compiled_model(model, backend)
-    how = {"max_cache_len": settings.length} if settings.length else {}
-    step = Step(compiled, settings.length or 32 + settings.tokens)
-    weights = sum(p.numel() for p in model.parameters()) - model.model.embed_tokens.weight.numel()
-    matrix, vector = torch.randn(weights // 4096, 4096), torch.randn(4096)
-    seconds = timed(
-        {
-            "generate": lambda: generate(compiled, prompt, settings.tokens, "static", **how),
-            "step": step,
-            "stream": lambda: [torch.mv(matrix, vector) for _ in range(8)],
-        },
-        settings.rounds,
-    )
-    harness.hand_back(
-        tokens=settings.tokens / seconds["generate"],
-        step_ms=seconds["step"] / step.repeat * 1e3,
-        stream_ms=seconds["stream"] / 8 * 1e3,
-        megabytes=weights * 4 / 1e6,
-        cache_megabytes=step.bytes / 1e6,
-    )
-    return 0
-
-
-class Step:
-    """Decoding steps without `generate` around them.
-
-    Args:
-        model: Whose forward is compiled.
-        length: Of the static cache.
-
-    Attributes:
-        repeat: How many steps a call makes.
-        bytes: Of the cache.
-    """
-
-    repeat = 16
-
-    def __init__(self, model: Any, length: int):
-        from transformers import StaticCache
-
-        self._model = model
-        self._cache = StaticCache(config=model.config, max_cache_len=length)
-        config = model.config
-        heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-        self._cache.early_initialization(1, heads, size, torch.float32, torch.device("cpu"))
-        self._mask = torch.zeros(1, 1, 1, length)
-        self._token = torch.ones(1, 1, dtype=torch.int64)
-        self.bytes = sum(x.keys.nbytes + x.values.nbytes for x in self._cache.layers)
-
-    @torch.no_grad()
-    def __call__(self) -> None:
-        """Makes some steps, each at the same position."""
-        place = torch.zeros(1, 1, dtype=torch.int64)
-        for _ in range(self.repeat):
-            for layer in self._cache.layers:
-                layer.cumulative_length.zero_()
-            self._model.forward(
-                self._token, attention_mask=self._mask, position_ids=place,
-                past_key_values=self._cache,
-            )  # fmt: skip
-
-
-def cells_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The cells for people."""
-    table = Table("model", "cache", "backend", "wrong", "compiled late", "eager", "tokens/s", "×")
+def cells_table(rows: Sequence[Row]) -> Table:
+    """The first part for people."""
+    table = Table(
+        "model", "cache", "backend", "wrong", "compiled late", "ops in eager", "eager", "tokens/s",
+        "× eager", "× inductor",
+    )  # fmt: skip
+    rows = [r for r in rows if r["cell"][0] == "tokens"]
+    inductor = {tuple(r["cell"][1:3]): r for r in rows if r["cell"][3] == "inductor"}
     for r in rows:
-        name = [r["model"], r["cache"], r["backend"]]
+        _, model, cache, backend = r["cell"]
         if "error" in r:
-            table.add_row(*name, r["error"])
+            table.add_row(model, cache, backend, r["error"])
             continue
-        speed = [f"{r['eager']:.0f}", f"{r['compiled']:.0f}", f"{r['compiled'] / r['eager']:.2f}"]
-        table.add_row(*name, str(r["wrong"]), str(r["late"]), *speed)
+        other = inductor.get((model, cache), {}).get("compiled")
+        table.add_row(
+            model, cache, backend, str(r["wrong"]), str(r["late"]), str(r["in_eager"]),
+            f"{r['eager']:.0f}", f"{r['compiled']:.0f}", f"{r['compiled'] / r['eager']:.2f}",
+            f"{r['compiled'] / other:.2f}" if other else "-",
+        )  # fmt: skip
     return table
 
 
-def speed_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The larger model for people."""
-    table = Table("backend", "tokens/s", "step ms", "weights once ms", "MB", "cache MB")
+def speed_table(rows: Sequence[Row]) -> Table:
+    """The second part for people."""
+    table = Table(
+        "backend", "cache MB", "tokens/s", "step ms", "× inductor", "weights once ms", "step ÷ it",
+        "copies a step", "donated MB", "temporary MB",
+    )  # fmt: skip
+    rows = [r for r in rows if r["cell"][0] == "speed"]
+    inductor = {r["cell"][2]: r.get("step_ms") for r in rows if r["cell"][3] == "inductor"}
     for r in rows:
+        column = r["cell"][3]
         if "error" in r:
-            table.add_row(r["backend"], r["error"])
+            table.add_row(column, r["error"])
             continue
-        numbers = ("tokens", "step_ms", "stream_ms", "megabytes", "cache_megabytes")
-        table.add_row(r["backend"], *(f"{r[k]:.1f}" for k in numbers))
+        other = inductor.get(r["cell"][2])
+        table.add_row(
+            column, *_numbers(r, "cache_megabytes", "tokens", "step_ms"),
+            f"{other / r['step_ms']:.2f}" if other else "-", *_numbers(r, "stream_ms"),
+            f"{r['step_ms'] / r['stream_ms']:.2f}",
+            *_numbers(r, "copies", "donated_megabytes", "temporary_megabytes"),
+        )  # fmt: skip
     return table
+
+
+def _numbers(row: Row, *names: str) -> list[str]:
+    return ["-" if row.get(name) is None else f"{row[name]:.2f}" for name in names]
+
+
+def write_page(path: Path, rows: Sequence[Row]) -> None:
+    """Writes what is proven right into a page, between two comments."""
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{proven(rows)}{END}{after}", encoding="utf-8")
+
+
+def proven(rows: Sequence[Row]) -> str:
+    """A table: a line for each model and cache, a column for each backend."""
+    rows = [r for r in rows if r["cell"][0] == "tokens"]
+    backends = list(dict.fromkeys(r["cell"][3] for r in rows))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for r in rows:
+        _, model, cache, backend = r["cell"]
+        lines.setdefault((model, cache), {})[backend] = verdict(r)
+    head = ["model", "cache", *(f"`{b}`" for b in backends)]
+    table = [head, ["---"] * len(head)]
+    table += [[*key, *(found.get(b, "") for b in backends)] for key, found in lines.items()]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in table) + "\n"
+
+
+def verdict(row: Row) -> str:
+    """What is shown of a cell."""
+    if "error" in row:
+        return "fails"
+    wrong = [f"{row['wrong']} wrong"] * bool(row["wrong"])
+    late = [f"{row['late']} compiled late"] * bool(row["late"])
+    eager = f" ({row['in_eager']} in eager)" if row["in_eager"] else ""
+    return (", ".join([*wrong, *late]) or "right") + eager
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = harness.arguments(__doc__, rounds=3)
+    parser.add_argument("--parts", nargs="+", default=["tokens", "speed"], metavar="PART")
     parser.add_argument("--models", nargs="+", default=list(ARCHITECTURES), choices=ARCHITECTURES)
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), metavar="BACKEND")
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="BACKEND")
     parser.add_argument("--caches", nargs="+", default=["static", "default"], metavar="CACHE")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--features", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128, help="so many are generated")
-    parser.add_argument("--speed", action="store_true", help="the larger model")
-    parser.add_argument("--length", type=int, default=0, help="of its cache; 0: what is needed")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds for one cell")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", nargs="+", type=int, help="of the second part's caches")
+    parser.add_argument("--scale", default="bench", choices=list(SCALES), help="model sizes")
+    parser.add_argument("--tokens", type=int, help="so many are generated")
+    parser.add_argument("--page", metavar="FILE", help="write the table of what is right into it")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds for one cell")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

@@ -55,6 +55,7 @@ _PUBLIC = {
     "NormalFormError": "interface.errors",
     "OptionError": "interface.errors",
     "PackageError": "interface.errors",
+    "RankError": "interface.errors",
     "SaveError": "interface.errors",
     "StepCaptureError": "interface.errors",
     "UnknownBackendError": "interface.errors",

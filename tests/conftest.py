@@ -73,6 +73,7 @@ SHARES = {
     "capture/test_warm_up.py": 3,
     "conformance/test_gradients.py": 3,
     "conformance/test_opinfo.py": 9,
+    "generation/test_generate.py": 4,
     "graph/test_canonicalize.py": 2,
     "iree/test_backend.py": 2,
     "iree/test_models.py": 5,
@@ -104,6 +105,7 @@ SHARES = {
     "xla/test_mesh_steps.py": 9,
     "xla/test_padded.py": 12,
     "xla/test_padded_images.py": 8,
+    "xla/test_ranks_lost.py": 4,
 }
 """`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
 

@@ -5,6 +5,8 @@ Small, for each page runs on the CPU in seconds. Pages get objects of their own:
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +15,13 @@ from torch.nn import functional as F
 import dynamo_backends
 
 __all__ = ["F", "dynamo_backends", "functools"]
+
+
+def made(function: Callable[[], Any]) -> Callable[[], Any]:
+    """What takes long to make, for the pages that are given it."""
+    function.is_made = True  # type: ignore[attr-defined]
+    return function
+
 
 torch.manual_seed(0)
 images = torch.rand(2, 3, 4, 4)
@@ -51,3 +60,24 @@ def train(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+@made
+def generator() -> Any:
+    from tests.generation.tiny import make
+
+    return make("llama")
+
+
+@made
+def translator() -> Any:
+    from tests.generation.tiny import make
+
+    return make("t5")
+
+
+@made
+def prompt() -> Any:
+    from tests.generation.tiny import prompt
+
+    return prompt("llama", 20, multiple=32)

@@ -101,6 +101,10 @@ def given() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "tests" / "given.py"))
 
 
+def _given(value: Any) -> Any:
+    return value() if getattr(value, "is_made", False) else value
+
+
 @contextlib.contextmanager
 def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     """Runs a page, such as "docs/capture.md"; its examples and the names that they define."""
@@ -112,7 +116,7 @@ def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
     known = given() if any(e.given for e in ran) else {}
     try:
         for example in ran:
-            vars(module).update((name, known[other]) for name, other in example.names())
+            vars(module).update((name, _given(known[other])) for name, other in example.names())
             run(example, vars(module), path)
         yield ran, vars(module)
     finally:

@@ -97,6 +97,12 @@ def test_a_mode_is_inductors():
     assert "openxla has no modes; mode='max-autotune' is one of Inductor's" in str(cause(info))
 
 
+def test_the_mode_that_transformers_gives_changes_nothing():
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="openxla", mode="reduce-overhead")
+    torch.testing.assert_close(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
 @torch.library.custom_op("dynamo_backends_tests::unheard_of", mutates_args=())
 def unheard_of(x: torch.Tensor) -> torch.Tensor:
     return x * 3

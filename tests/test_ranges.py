@@ -152,10 +152,11 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     def sized(number: int) -> Any:
         return SimpleNamespace(number=number, module=SimpleNamespace(graph=None))
 
-    monkeypatch.setattr(ranges, "all_sizes", sizes)
+    monkeypatch.setattr(ranges, "inner_sizes", sizes)
+    monkeypatch.setattr(buckets, "with_distinct_sizes", lambda *_: None)
     monkeypatch.setattr(ranges, "has_forgotten", lambda graph: False)
     programs: Any = buckets.PaddedPrograms.__new__(buckets.PaddedPrograms)
-    programs._proofs, programs._proven = {}, ""
+    programs._proofs, programs._proven, programs._symbols = {}, "", None
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -222,15 +223,15 @@ def test_programs_of_one_number_each_do_not_pile_up():
     made: list[ranges.RangedPrograms] = []
     original = ranges.RangedPrograms.__init__
 
-    def note(self: ranges.RangedPrograms, most: int) -> None:
-        original(self, most)
+    def note(self: ranges.RangedPrograms, *arguments: Any) -> None:
+        original(self, *arguments)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges.RangedPrograms, "__init__", note)
-        run = compiled(lambda x: x.long() + x.shape[0], Counting(), max_executables=3)
+        run = compiled(lambda x: x + 12 / x.shape[0], Counting(), max_executables=3)
         for size in range(2, 12):
-            assert run(torch.zeros(size)).tolist() == [size] * size
+            assert run(torch.zeros(size)).tolist() == [pytest.approx(12 / size)] * size
     assert [len(each._candidates) for each in made] == [3]
 
 

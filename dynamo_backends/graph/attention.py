@@ -39,11 +39,13 @@ def flash_attention_for_cpu(
     """
     if dropout_p:
         return NotImplemented
-    shared = query.size(1) != key.size(1)
-    result, _ = aten._scaled_dot_product_attention_math.default(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=shared
-    )
-    return _stored_like(result, query), _log_sum(query, key, is_causal, attn_mask, scale)
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    # Of queries that see no key, which only a mask brings about, the weights are 0.
+    weights = scores.softmax(-1) if attn_mask is None else aten._safe_softmax.default(scores, -1)
+    result = weights @ _for_heads(value.to(_wide(query)), query)
+    log_sum = scores.logsumexp(-1)
+    log_sum = log_sum.masked_fill(log_sum == -math.inf, 0)
+    return _stored_like(result.to(query.dtype), query), log_sum
 
 
 def _stored_like(result: Tensor, query: Tensor) -> Tensor:
@@ -52,13 +54,6 @@ def _stored_like(result: Tensor, query: Tensor) -> Tensor:
     if order == [0, 1, 2, 3]:
         return result.contiguous()
     return result.permute(order).contiguous().permute([order.index(d) for d in range(4)])
-
-
-def _log_sum(
-    query: Tensor, key: Tensor, is_causal: bool, attn_mask: Tensor | None, scale: float | None
-) -> Tensor:
-    log_sum = _scores(query, key, is_causal, attn_mask, scale).logsumexp(-1)
-    return log_sum.masked_fill(log_sum == -math.inf, 0)
 
 
 def flash_attention_for_cpu_backward(

@@ -18,6 +18,7 @@ from dynamo_backends.graph.sizes import (
     Evaluation,
     Size,
     Symbolic,
+    is_ranged,
     sizes_in,
     sizes_of,
     strides_of,
@@ -53,9 +54,7 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
     Raises:
         LoweringError: The function cannot be traced.
     """
-    if sizes_in([(sizes_of(n), strides_of(n)) for n in (node, *node.all_input_nodes)]) or sizes_in(
-        (node.args, node.kwargs)
-    ):
+    if _varies(node):
         try:
             return _with_symbols(node, function, rules)
         except Exception as error:
@@ -67,6 +66,12 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
     except Exception as error:
         reason = f"torch cannot take it apart ({type(error).__name__})"
         raise LoweringError(node.name, str(node.target), reason) from error
+
+
+def _varies(node: fx.Node) -> bool:
+    """Whether anything about a call may vary, and its graph says of what."""
+    known = [(sizes_of(n), strides_of(n)) for n in (node, *node.all_input_nodes)]
+    return is_ranged(node.graph) and bool(sizes_in((known, node.args, node.kwargs)))
 
 
 def _with_numbers(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:

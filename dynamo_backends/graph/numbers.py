@@ -25,9 +25,9 @@ _FORGOTTEN = "forgotten_sizes"
 def settle_numbers(graph: fx.Graph) -> None:
     """Settles sizes that are given where an operator of a graph takes any number.
 
-    Type promotion in torch knows the built-in types only. Where an operator of floating-point
-    tensors takes a tensor, a number becomes a tensor, which is promoted alike; else the
-    size is forgotten (see `has_forgotten`).
+    Type promotion in torch knows the built-in types only. Where an operator takes a tensor, a
+    number becomes a tensor, if that is promoted alike; else the size is forgotten (see
+    `has_forgotten`).
     """
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         if node.target in _COUNTS or not sizes_in((node.args, node.kwargs)):
@@ -48,10 +48,25 @@ def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
     if not isinstance(value, Size) or "int" in type_name:
         return value
     result = node.meta.get("val")
-    if type_name == "Tensor" and isinstance(result, Tensor) and result.is_floating_point():
+    if type_name == "Tensor" and isinstance(result, Tensor) and _is_promoted_alike(node):
         return _as_tensor(value, node, result)
     note_forgotten(node.graph)
     return int(value)
+
+
+def _is_promoted_alike(node: fx.Node) -> bool:
+    """Whether a tensor without dimensions in the place of a number leaves all dtypes as they are.
+
+    It does not beside other tensors without dimensions whose integers are narrower.
+    """
+    scalar = torch.empty((), dtype=torch.int64)
+    others = [torch.empty((1,) * min(x.ndim, 1), dtype=x.dtype) for x in _tensors(node)]
+    return all(torch.result_type(x, scalar) == torch.result_type(x, 1) for x in others)
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    return [x for x in values if isinstance(x, Tensor)]
 
 
 def _as_tensor(size: Size, node: fx.Node, beside: Tensor) -> fx.Node:

@@ -181,7 +181,7 @@ def is_ranged(graph: fx.Graph) -> bool:
     return any(
         isinstance(size, Size)
         for node in graph.find_nodes(op="placeholder")
-        for size in node.meta.get(SIZES) or ()
+        for size in (node.meta.get("val"), *(node.meta.get(SIZES) or ()))
     )
 
 
@@ -190,6 +190,25 @@ def all_sizes(graph: Graph) -> Iterator[Size]:
     for node in graph.module.graph.nodes:
         values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
         yield from sizes_in(values)
+
+
+def inner_sizes(graph: Graph) -> Iterator[Size]:
+    """Every size of a graph that may vary, but for numbers that it is given and returns as such.
+
+    Those were all that passes could have decided by.
+    """
+    for node in graph.module.graph.nodes:
+        values = (node.meta.get(SIZES), () if node.op == "output" else (node.args, node.kwargs))
+        yield from sizes_in(values)
+
+
+def symbols_of_dimensions(graph: Graph) -> frozenset[sympy.Symbol]:
+    """The symbols that sizes of the tensors that a graph is given are made of.
+
+    All others are numbers that it is given as such.
+    """
+    sizes = sizes_in([place.meta.get(SIZES) for place in graph.placeholders])
+    return frozenset().union(*(size.expression.free_symbols for size in sizes))
 
 
 def without_numbers(graph: Graph) -> Graph:

@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
@@ -21,6 +22,30 @@ SPECIALIZE = "specialize"
 def is_dynamic(graph: Graph) -> bool:
     """Whether any value of the graph has a symbolic size."""
     return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
+
+
+def computes_with_sizes(graph: Graph) -> bool:
+    """Whether a symbolic size, or number, enters any call that makes or takes tensors.
+
+    Else one program serves all that vary: numbers that are returned as they are or counted up, such
+    as the length of a cache that is kept beside it.
+    """
+    return any(_has_symbolic_sizes(n) for n in (*graph.placeholders, *graph.calls)) or any(
+        isinstance(source.meta.get("val"), Symbolic)
+        for node in graph.calls
+        if not isinstance(node.meta.get("val"), Symbolic)
+        for source in node.all_input_nodes
+    )
+
+
+def _has_symbolic_sizes(node: fx.Node) -> bool:
+    return any(map(is_symbolic, _tensors(node)))
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -151,10 +176,12 @@ class Symbols:
     Attributes:
         most: The largest value that guards allow of each symbol that sizes of inputs follow from;
             None: there is none.
+        numbers: Symbols of numbers that the graph is given and that are in no tensor's size.
     """
 
     def __init__(self, graph: Graph):
         self._graph = graph
+        self.numbers = frozenset(_numbers(graph))
         self.most: dict[sympy.Symbol, int | None] = {}
         for place in graph.placeholders:
             value = place.meta.get("val")
@@ -185,6 +212,17 @@ class Symbols:
             values: Of all symbols.
         """
         return list(map(Evaluation(values), (p.meta["val"] for p in self._graph.placeholders)))
+
+
+def _numbers(graph: Graph) -> set[sympy.Symbol]:
+    given = [p.meta.get("val") for p in graph.placeholders]
+    symbols = {v.node.expr for v in given if isinstance(v, Symbolic) and v.node.expr.is_Symbol}
+    for node in (*graph.placeholders, *graph.calls):
+        for value in _tensors(node):
+            for size in value.shape:
+                if isinstance(size, Symbolic):
+                    symbols -= size.node.expr.free_symbols
+    return symbols
 
 
 def _bind(symbolic: Any, value: Any, bindings: dict[sympy.Expr, Any]) -> None:

@@ -10,6 +10,10 @@ from dynamo_backends.interface.registry import get_backend, is_backend, load
 
 _lock = threading.Lock()
 
+IDLE_MODES = (None, "default", "reduce-overhead")
+"""Modes that ask for what every backend does. The last is what transformers' `CompileConfig` says
+where its user says nothing; on CUDA the option `cudagraphs` is what Inductor makes of it."""
+
 
 class Compiler:
     """A backend with a set of options, as `torch.compile(backend=...)` takes it.
@@ -45,9 +49,10 @@ class Compiler:
         """Compiles what Dynamo captured (see `pipeline.compile_captured`).
 
         Raises:
-            OptionError: An option is wrong, or a `mode` was given: modes are Inductor's.
+            OptionError: An option is wrong, or a `mode` was given that is not in `IDLE_MODES`:
+                modes are Inductor's.
         """
-        if mode not in (None, "default"):
+        if mode not in IDLE_MODES:
             raise OptionError(
                 f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "
                 "Use options={...} instead."

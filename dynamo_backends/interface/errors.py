@@ -28,6 +28,20 @@ class DeviceError(DynamoBackendsError):
     """A device was asked for that is absent, or tensors live on different devices."""
 
 
+class RankError(DynamoBackendsError):
+    """Another process of a step on a mesh has ended, is suspended, or does something else.
+
+    The steps of this process cannot go on; what lives on the mesh is lost.
+
+    Attributes:
+        rank: Of the process that is to blame; None: it is not known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None):
+        super().__init__(message)
+        self.rank = rank
+
+
 class LoweringError(DynamoBackendsError):
     """One operator could not be lowered.
 

@@ -24,12 +24,14 @@ class Mesh:
         sizes: Of its dimensions.
         devices: Which of the platform's devices are in it, in row-major order.
         kind: torch's name of their type; empty: whatever the backend computes on.
+        of_ranks: Whether each is of a process of its own: device n is the one of rank n.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     devices: tuple[int, ...]
     kind: str = ""
+    of_ranks: bool = False
 
     @property
     def size(self) -> int:
@@ -48,6 +50,10 @@ class Mesh:
     def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
         """What of a tensor one device has; each dimension that is split divides."""
         return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
+
+    def whole_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of a tensor of which one device has a part of a shape."""
+        return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
 
     def describe(self, placement: Placement) -> str:
         """Such as "Shard(0) over data"; "Replicate" for a tensor that every device has whole."""

@@ -56,7 +56,9 @@ def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
     reason = rules.why_not(node)
-    if reason is not None and not has_decomposition(node.target):
+    if reason is None or has_decomposition(node.target):
+        reason = not_plain(node, _VENDOR)
+    if reason is not None:
         return reason
     for value in call_tensors(node):
         if value.device.type != "cpu":
@@ -68,7 +70,7 @@ def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
             return "OpenVINO's kernels are not made for tensors without elements"
     if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
-    return not_plain(node, _VENDOR)
+    return None
 
 
 def _is_long(node: fx.Node) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
@@ -17,7 +18,14 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.sizes import Size, all_sizes, is_ranged, opened, ranges_of
+from dynamo_backends.graph.sizes import (
+    Size,
+    all_sizes,
+    is_ranged,
+    opened,
+    ranges_of,
+    symbols_of_dimensions,
+)
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
@@ -45,11 +53,15 @@ from dynamo_backends.runtime.program import Block, Instruction, Literal, Program
 
 log = logging.getLogger("dynamo_backends")
 
+aten = torch.ops.aten
+
 DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
 VIEW_OF_OUTPUT = "it is a view of another output"
 KEPT_BY_OPTION = "the option keep_in_eager names it"
+NUMBER_OF_CALLER = "it makes a tensor of a number that the graph is given"
 FRAGMENTS = "the graph fell into fragments"
-_AT_THE_EDGES = frozenset({DRAWN_BY_TORCH, VIEW_OF_OUTPUT})  # these do not split a graph
+_UNTOLD = frozenset({VIEW_OF_OUTPUT, NUMBER_OF_CALLER})
+_AT_THE_EDGES = _UNTOLD | {DRAWN_BY_TORCH}  # these do not split a graph
 _BY_DESIGN = _AT_THE_EDGES | {KEPT_BY_OPTION}
 
 
@@ -99,6 +111,7 @@ class ProgramBuilder:
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
         self._reverted = ""
+        self._dimensions = symbols_of_dimensions(graph)
         self.serves_range = False
 
     def build(self) -> Program:
@@ -174,9 +187,16 @@ class ProgramBuilder:
             return self._kept(node.args[0])
         if is_random(node):
             return DRAWN_BY_TORCH
+        if self._is_of_number(node):
+            return NUMBER_OF_CALLER
         if not isinstance(node.target, OpOverload):
             return NOT_ATEN
         return KEPT_BY_OPTION if is_named(node, self._options.keep_in_eager) else None
+
+    def _is_of_number(self, node: fx.Node) -> bool:
+        """Whether a tensor is made of a number that no executable can tell from its inputs."""
+        number = node.args[0] if node.target is aten.scalar_tensor.default else None
+        return isinstance(number, Size) and not (number.expression.free_symbols <= self._dimensions)
 
     def _planned(self) -> Plan:
         """What the backend makes of the other calls; where it fails to say, they run in eager."""
@@ -272,7 +292,7 @@ class ProgramBuilder:
 
     def _describe(self, split: Partition) -> None:
         report = self._report
-        report.fallbacks = describe_fallbacks(split, _BY_DESIGN, silent={VIEW_OF_OUTPUT})
+        report.fallbacks = describe_fallbacks(split, _BY_DESIGN, silent=_UNTOLD)
         report.parts = describe_parts(split, self._backend.name)
         report.reverted = self._reverted
         report.ops_in_eager = sum(f.count for f in report.fallbacks)

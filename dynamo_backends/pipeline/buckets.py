@@ -27,6 +27,7 @@ from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.interface.report import Served
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, positions, waste
+from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Proof
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -167,10 +168,11 @@ class PaddedPrograms:
         self._finds = self._replaced = 0
         self._proofs: dict[str, Proof] = {}
         self._proven = ""
+        self._numbers: Sizes = {}
 
     def existing(self, values: Sequence[Any]) -> Program | None:
         """What serves some sizes without any compilation, if they are known to be alike."""
-        sizes = self._symbols.read(values)
+        sizes = self._sizes(values)
         found = self.narrowest(self._proven, sizes) if self._proven else None
         return None if found is None else found.program
 
@@ -183,7 +185,7 @@ class PaddedPrograms:
         """
         if self.reason:
             return None
-        sizes = self._symbols.read(values)
+        sizes = self._sizes(values)
         mark = self._proven or self._proving(values)
         if self.reason:
             return None
@@ -198,6 +200,12 @@ class PaddedPrograms:
         counted = Counted(self, found, sizes, calls)
         self.counted.put(key, counted)
         return counted
+
+    def _sizes(self, values: Sequence[Any]) -> Sizes:
+        """What programs differ in; numbers are inputs of theirs like others."""
+        read, numbers = self._symbols.read(values), self._symbols.numbers
+        self._numbers = {symbol: read[symbol] for symbol in numbers}
+        return {symbol: size for symbol, size in read.items() if symbol not in numbers}
 
     def replaced(self, key: Hashable) -> None:
         """Notes that sizes have an executable of their own."""
@@ -232,6 +240,7 @@ class PaddedPrograms:
         proof = self._proofs.setdefault(mark, made)  # programs are made beside the calls
         if proof is not made:
             proof.add(graph)
+        proof.complete(mark, lambda: with_distinct_sizes(self._symbols, graph))
         if proof.is_proven:
             self._proven = mark
 
@@ -286,7 +295,7 @@ class PaddedPrograms:
 
     def _made(self, mark: str, bounds: Sizes) -> Padded | None:
         """A new program; None if the passes make another graph for its bounds."""
-        graph = self._symbols.specialized(self._symbols.arguments(bounds))
+        graph = self._symbols.specialized(self._symbols.arguments({**self._numbers, **bounds}))
         PASSES(graph)
         if fingerprint(graph, ranged=True) != mark:
             log.info("sizes are not padded to %s: the graph is another one", bounds)

@@ -19,6 +19,7 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.interface.availability import require_available
@@ -156,6 +157,8 @@ class _GraphCompiler:
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
+        if kind != "backward":  # which is compiled when Dynamo's guards are made
+            unite_equal_sizes(gm.graph)
         report = GraphReport(self.backend.name, kind, self.number)
         compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)

@@ -13,7 +13,14 @@ from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.specialize import is_dynamic, shape_key, specialize, stand_ins
+from dynamo_backends.graph.specialize import (
+    Symbols,
+    computes_with_sizes,
+    is_dynamic,
+    shape_key,
+    specialize,
+    stand_ins,
+)
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
@@ -27,6 +34,7 @@ from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
+from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.pipeline.succession import Capture, Successor
 from dynamo_backends.runtime.eager_switch import EagerSwitch
@@ -126,13 +134,14 @@ class CompiledGraph:
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
-        self._ranged = RangedPrograms(options.max_executables)
+        self._ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
         self._padded = self._padded_programs(symbols)
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._displaced = 0  # programs of one set of sizes that made room for others
         self._static: Compiled | None = None
-        self._is_ranged = backend.serves_ranges and options.ranges
         self._is_static = not is_dynamic(self._graph)
+        serves_ranges = backend.serves_ranges or not computes_with_sizes(self._graph)
+        self._is_ranged = serves_ranges and options.ranges
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._is_published = False
@@ -260,7 +269,7 @@ class CompiledGraph:
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
         rule = self._backend.buckets(options) if options.ranges else None
-        if rule is None or not is_dynamic(self._graph):
+        if rule is None or not computes_with_sizes(self._graph):
             return None
         named = named_bounds(rule.named, symbols)
         most, build = options.max_executables, self._build_padded
@@ -294,6 +303,9 @@ class CompiledGraph:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
             return self._eager
+
+    def _with_distinct_sizes(self, graph: Graph) -> Graph | None:
+        return with_distinct_sizes(Symbols(self._graph), graph)
 
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)

@@ -7,13 +7,13 @@ for each new set of sizes until those seen tell every two expressions of the gra
 on all sizes that Dynamo's guards allow are the program's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
-from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.graph.sizes import inner_sizes
 from dynamo_backends.interface.report import Served
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -42,24 +42,46 @@ class Proof:
     def __init__(self, graph: Graph):
         self._examples: list[dict[Any, int]] = []
         self._has_forgotten = has_forgotten(graph.module.graph)
+        self._is_completed = False
         self.add(graph)
 
     def add(self, graph: Graph) -> None:
         """Notes further sizes for which the passes make the same graph."""
         # Whole: numbers of two threads that mix would tell expressions apart that never differed.
-        self._examples.append({size.expression: int(size) for size in all_sizes(graph)})
+        self._examples.append({size.expression: int(size) for size in inner_sizes(graph)})
 
     @property
     def is_proven(self) -> bool:
         """Whether no two expressions, and no expression and a number, were always equal."""
-        if self._has_forgotten:
-            return False
+        seen = self._seen()
+        return not self._has_forgotten and _have_varied(seen) and len(set(seen)) == len(seen)
+
+    def complete(self, mark: str, distinct: Callable[[], Graph | None]) -> None:
+        """Tells apart what varies in calls, but always alike; tried once.
+
+        Args:
+            mark: Fingerprint of the graphs.
+            distinct: Makes one for sizes that differ, after all passes; None: there is none.
+        """
+        seen = self._seen()
+        alike = _have_varied(seen) and len(set(seen)) < len(seen)
+        if self._has_forgotten or self._is_completed or not alike:
+            return
+        self._is_completed = True
+        graph = distinct()
+        if graph is not None and fingerprint(graph, ranged=True) == mark:
+            self.add(graph)
+
+    def _seen(self) -> list[tuple[int, ...]]:
+        """What each expression has been."""
         values: dict[Any, list[int]] = {}
         for expression, value in (pair for x in self._examples.copy() for pair in x.items()):
             values.setdefault(expression, []).append(value)
-        several = [tuple(v) for expression, v in values.items() if expression.free_symbols]
-        varied = all(len(set(values)) > 1 for values in several)
-        return varied and len(set(several)) == len(several)
+        return [tuple(v) for expression, v in values.items() if expression.free_symbols]
+
+
+def _have_varied(seen: Sequence[tuple[int, ...]]) -> bool:
+    return all(len(set(values)) > 1 for values in seen)
 
 
 class Ranged(Proof):
@@ -81,13 +103,15 @@ class RangedPrograms:
 
     Args:
         most: So many are kept, those that were found or made last.
+        distinct: See `distinct.with_distinct_sizes`.
 
     Attributes:
         proven: The program for all sizes, once there is one.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, distinct: Callable[[Graph], Graph | None]) -> None:
         self.proven: Compiled | None = None
+        self._distinct = distinct
         self._candidates: LRU[str, Ranged] = LRU(most)
 
     def add(self, program: Program, graph: Graph) -> None:
@@ -109,6 +133,7 @@ class RangedPrograms:
         if found is None:
             return None
         found.add(graph)
+        found.complete(found.mark, lambda: self._distinct(graph))
         found.program.verify_again()
         if found.is_proven:
             self.proven = found.program

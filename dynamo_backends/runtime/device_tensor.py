@@ -62,6 +62,7 @@ class DeviceTensor(Tensor):
 
     _handle: Tensor
     home: str
+    _is_in_parts = False  # what was announced to torch.distributed.checkpoint last
 
     @staticmethod
     def __new__(cls, handle: Tensor, home: str) -> "DeviceTensor":
@@ -173,6 +174,27 @@ class DeviceTensor(Tensor):
         elif self.requires_grad and self.is_leaf:
             plain.requires_grad_()
         return plain.__reduce_ex__(protocol)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[Any]:
+        """What torch.distributed.checkpoint asks for; see `device_checkpoints.write_items`."""
+        from dynamo_backends.runtime.device_checkpoints import write_items
+
+        items, self._is_in_parts = write_items(self._handle, name)
+        return items
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """See `device_checkpoints.chunks`."""
+        from dynamo_backends.runtime.device_checkpoints import chunks
+
+        self._is_in_parts = False
+        return chunks(self._handle)
+
+    def __get_tensor_shard__(self, _: Any) -> Tensor:
+        """What was announced last: this process's part, or all."""
+        from dynamo_backends.runtime.device_checkpoints import part_of
+
+        found = part_of(self._handle) if self._is_in_parts else None
+        return self if found is None else found[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
         """A copy on the device; copies of views of one tensor are views of one."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dynamo_backends.interface.errors import DeviceError, text_of
+from dynamo_backends.interface.errors import DeviceError, RankError, text_of
 
 
 class Home(Protocol):
@@ -33,6 +33,9 @@ class Home(Protocol):
         Raises:
             DeviceError: What computes the array has failed.
         """
+
+    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """Where this process's part of an array begins, and its contents; None: it has all."""
 
 
 _homes: dict[str, Home] = {}
@@ -101,6 +104,8 @@ class DeviceValue:
             return
         try:
             self.home.download(self.array, _flat(tensor, self.dtype))
+        except RankError:
+            raise
         except Exception as error:
             raise DeviceError(
                 f"{self.origin or 'a copy'} failed on {self.home.name}: {text_of(error)}"

@@ -4,6 +4,7 @@ Checked with jaxlib 0.10.2 ("run"). jaxlib promises nothing for these names; whe
 admitted in pyproject.toml, run `make test` with it and add it here.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
@@ -25,6 +26,55 @@ def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> A
         devices: Into how many devices the CPU is divided; None: what `XLA_FLAGS` says, else one.
     """
     return xc.make_cpu_client(asynchronous=asynchronous, num_devices=devices)
+
+
+def serve_keys(address: str, size: int) -> Any:
+    """Starts the service by which the processes of a job find each other; it ends with its owner.
+
+    Args:
+        address: Where, such as "127.0.0.1:2345".
+        size: How many processes there are.
+    """
+    return _jax.get_distributed_runtime_service(address, size, heartbeat_timeout=_NEVER)
+
+
+def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tuple[Any, Any]:
+    """A PJRT client whose devices are a CPU of each process; collectives are gloo's.
+
+    Args:
+        address: Of `serve_keys`.
+        rank: This process.
+        size: How many there are.
+        host: The name or address under which the others reach this process.
+        seconds: How long to wait for the others.
+
+    Returns:
+        The client, and what is connected to the service: while it is, an error of the service
+        ends the process. `shutdown()` ends that; afterwards there are no groups of processes but
+        those that have met.
+    """
+    service = _jax.get_distributed_runtime_client(
+        address,
+        rank,
+        init_timeout=seconds,
+        heartbeat_timeout=_NEVER,
+        shutdown_timeout=seconds,
+        shutdown_on_destruction=False,
+    )
+    service.connect()
+    gloo = _jax.make_gloo_tcp_collectives(distributed_client=service, hostname=host)
+    client = xc.make_cpu_client(
+        asynchronous=True,
+        distributed_client=service,
+        node_id=rank,
+        num_nodes=size,
+        collectives=gloo,
+        num_devices=1,
+    )
+    return client, service
+
+
+_NEVER = 10_000_000  # seconds without a heartbeat; who lives `runtime.ranks` finds out
 
 
 def tpu_chips() -> int:
@@ -217,7 +267,28 @@ def memory_of(executable: Any) -> Any:
 
 
 def split(array: np.ndarray, sharding: Any) -> Any:
-    """A copy of a numpy array on several devices, in memory that XLA owns alone."""
+    """A copy of a numpy array on several devices, in memory that XLA owns alone.
+
+    Of devices of several processes each process fills its own.
+    """
     places = sharding.addressable_devices_indices_map(array.shape)
     parts = [copied(device, np.asarray(array[i], order="C")) for device, i in places.items()]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
+
+
+def joined(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
+    """An array of which each process has one part, on its only device.
+
+    Args:
+        part: This process's.
+        shape: Of the whole.
+        sharding: Of the whole.
+    """
+    (device,) = sharding.addressable_devices
+    parts = [copied(device, np.asarray(part, order="C"))]
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
+
+
+def keep_forever(owned: Any) -> None:
+    """Never ends the life of an object: a client's end would wait for programs that never end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST = 32
@@ -14,10 +14,12 @@ class InFlight:
 
     Args:
         most: So many may be unfinished when the next one is given to it.
+        wait: Waits for an array.
     """
 
-    def __init__(self, most: int = MOST):
+    def __init__(self, most: int = MOST, wait: Callable[[Any], Any] | None = None):
         self._most = most
+        self._wait = wait or (lambda array: array.block_until_ready())
         self._launched: deque[Any] = deque()
 
     def note(self, results: Sequence[Any]) -> None:
@@ -28,8 +30,15 @@ class InFlight:
         """
         if results:
             self._launched.append(min(results, key=lambda array: array.size))
-        while len(self._launched) > self._most:
+        self._keep(self._most)
+
+    def drain(self) -> None:
+        """Waits for all."""
+        self._keep(0)
+
+    def _keep(self, most: int) -> None:
+        while len(self._launched) > most:
             oldest = self._launched.popleft()
             with contextlib.suppress(Exception):  # whoever reads a result is told
                 if not oldest.is_deleted():
-                    oldest.block_until_ready()
+                    self._wait(oldest)

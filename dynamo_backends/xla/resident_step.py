@@ -14,7 +14,7 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Role
-from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.atomic import signals_held
 from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
@@ -69,6 +69,8 @@ class ResidentStep(StepProgram):
         with signals_held():
             try:
                 results = self._device.execute(self._execute, buffers)
+            except RankError:
+                raise
             except Exception as error:
                 if not any(array.is_deleted() for array in given_away):
                     raise

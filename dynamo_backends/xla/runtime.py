@@ -69,6 +69,10 @@ class Device:
         """See `Home.download`."""
         np.copyto(to_numpy(flat), np.asarray(array).reshape(-1))
 
+    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """See `Home.part_of`."""
+        return None
+
     def execute(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
         """Runs a program that was loaded for this device; waits only if too many are on the way."""
         results: list[Any] = call(arrays)

@@ -92,13 +92,15 @@ def test_a_mesh_of_other_devices_than_the_option_says():
         make(mesh=mesh, options={"device": "cpu"})
 
 
-def test_a_mesh_of_several_processes(monkeypatch: pytest.MonkeyPatch):
+def test_a_mesh_that_has_not_one_device_of_each_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
-    mesh = SimpleNamespace(mesh=torch.arange(2), mesh_dim_names=("data",), device_type="cpu")
-    with pytest.raises(OptionError, match="mesh has devices of 2 processes"):
-        make(mesh=mesh)
+    text = (
+        r"mesh \(data=4, model=2\) has 8 devices, but torch.distributed has 2 processes.*'data': 2"
+    )
+    with pytest.raises(OptionError, match=text):
+        make(mesh=MESH)
 
 
 def test_a_mesh_larger_than_the_devices(monkeypatch: pytest.MonkeyPatch):
@@ -194,3 +196,12 @@ def test_a_dimension_may_be_split_over_several_dimensions_of_the_mesh():
     assert mesh.shard_shape((0, 1), (8, 6)) == (2, 3)
     assert mesh.describe((0, 1)) == "Shard(0) over data, Shard(1) over model"
     assert mesh.describe((0, 0)) == "Shard(0) over data and model"
+
+
+def test_processes_of_torchrun_that_do_not_know_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match=r"one of 2 processes of torchrun.*init_process_group"):
+        make(mesh={"data": 2})

@@ -19,6 +19,7 @@ PROGRAMS = (
     "training_memory",
     "autotune",
     "generation",
+    "scaling",
 )
 
 

@@ -1,8 +1,11 @@
 """Generation: eager's tokens, with a cache that stays where it is and nothing compiled late."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from harness import decoding
 from harness.generators import ARCHITECTURES
 from tests.bench.programs import load
 
@@ -17,7 +20,63 @@ def test_tokens_are_those_of_eager_and_one_prompt_compiles_all(architecture: str
     case = ARCHITECTURES[architecture]
     model = case.make(1, 32).double()
     prompts = case.prompts(model, (5, 11))
-    assert load("benchmarks/generation.py").check(model, "openxla", "static", prompts, 5) == (0, 0)
+    found = decoding.check(model, "openxla", "static", prompts, 5)
+    assert found == {"wrong": 0, "late": 0, "in_eager": 0}
+
+
+def test_the_cache_is_copied_where_others_see_it_and_nowhere_else():
+    alone, seen = (decoding.speed(c, (1, 32), 4, 1, 64) for c in ("openxla", "openxla@copying"))
+    assert (alone["copies"], seen["copies"]) == (0, 2)
+    assert alone["donated_megabytes"] >= alone["cache_megabytes"]
+    assert alone["temporary_megabytes"] < alone["cache_megabytes"]
+
+
+def row(*cell: str, **found: object) -> dict[str, object]:
+    return {"cell": list(cell), "eager": 10.0, "compiled": 20.0, **found}
+
+
+def test_a_run_goes_on_and_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    program = load("benchmarks/generation.py")
+    measured: list[tuple[str, ...]] = []
+
+    def fails_once(settings: object, cell: tuple[str, ...]) -> dict[str, object]:
+        measured.append(cell)
+        if cell[3] == "ov" and len(measured) < 3:
+            return {"cell": list(cell), "error": "no memory"}
+        return row(*cell, wrong=0, late=int(cell[3] == "ov"), in_eager=2 * (cell[3] == "ov"))
+
+    monkeypatch.setattr(program, "in_a_process", fails_once)
+    page, file = tmp_path / "page.md", str(tmp_path / "results.json")
+    page.write_text(f"before\n{program.BEGIN}\nold\n{program.END}\nafter\n")
+    flags = ["--scale", "test", "--parts", "tokens", "--models", "mamba", "--json", file]
+    flags += ["--backends", "openxla", "ov", "--page", str(page)]
+    assert program.main(flags) == 1
+    assert "| mamba | default | right | fails |" in page.read_text()
+    assert program.main(flags) == 1
+    assert "| mamba | default | right | 1 compiled late (2 in eager) |" in page.read_text()
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("\nafter\n")
+    assert [cell[3] for cell in measured] == ["openxla", "ov", "ov"], "what failed is tried again"
+    assert program.main([*flags, "--rounds", "9"]) == 2
+    assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_second_part_is_of_each_length_and_compares_with_inductor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    program = load("benchmarks/generation.py")
+    steps = {"inductor": 20.0, "openxla": 10.0}
+
+    def measured(settings: object, cell: tuple[str, ...]) -> dict[str, object]:
+        return row(*cell, step_ms=steps[cell[3]], stream_ms=8.0, tokens=50.0, copies=0.0)
+
+    monkeypatch.setattr(program, "in_a_process", measured)
+    assert program.main(["--parts", "speed", "--columns", "inductor", "openxla"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if "openxla" in x]
+    assert len(lines) == 2, "a short cache and a long one"
+    assert all("2.00" in line and "1.25" in line for line in lines)
 
 
 def test_the_example_samples_what_eager_does(capsys: pytest.CaptureFixture[str]):

@@ -88,7 +88,10 @@ DECLARED: tuple[Difference, ...] = (
         ),
     ),
     Difference("onnxrt", FOLLOWS_NAN, _ACTIVATIONS, ("max_pool2d_with_indices_backward",)),
-    Difference("onnxrt", LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm")),
+    *(
+        Difference(backend, LOSES_NAN, _MEANS, ("native_group_norm", "nn.functional.instance_norm"))
+        for backend in ("onnxrt", "ov")
+    ),
     Difference(
         "onnxrt",
         ZERO_SIGNS,

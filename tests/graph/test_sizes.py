@@ -120,11 +120,12 @@ def test_ranges_are_those_that_the_user_gave_or_the_bounds():
 
 
 def test_numbers_are_plain():
-    """Type promotion in torch knows the built-in types only."""
-    (graph,) = graphs_of(lambda x: x * x.shape[0] + 1, torch.arange(12).view(3, 4))
-    numbers = [a for n in graph.calls for a in n.args if not isinstance(a, torch.fx.Node)]
-    assert 3 in numbers
-    assert all(type(a) is int for a in numbers)
+    """A tensor of 64 bits would make a wider result of a narrow tensor without dimensions."""
+    narrow = torch.arange(12, dtype=torch.int32).view(3, 4)
+    (graph,) = graphs_of(lambda x: x.sum(dtype=torch.int32) * x.shape[0] + 1, narrow)
+    (factor,) = [n.args[1] for n in graph.calls if n.target is torch.ops.aten.mul.Tensor]
+    assert factor == 3
+    assert type(factor) is int
 
 
 def test_numbers_beside_floating_point_tensors_are_tensors():
@@ -144,7 +145,7 @@ def test_equal_but_for_sizes():
     ("fn", "shapes"),
     [
         (lambda x: (x + 1).view(-1, 4).exp(), ((3, 4), (3, 8))),  # the first is no view at all
-        (lambda x: x.long() * x.shape[0], ((3, 4), (5, 4))),
+        (lambda x: x.sum(dtype=torch.int32) * x.shape[0], ((3, 4), (5, 4))),
     ],
     ids=["a view that changes nothing", "a size as a number"],
 )

@@ -103,6 +103,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "divided": lambda x: x.sum(0) / x.shape[0],
     "last": lambda x: (x[:, -1], x[-1], x[0], x[:, 1]),
     "cut": lambda x: (x[:, 1:] + 1, x[:-1] * 2, x[::2] - 1),
+    "ends": lambda x: (x[:, -1:] + 1, x[-2:] * 2, x[:, -2:-1] - 1),
+    "numbers": lambda x: (x.long() + x.shape[0], torch.arange(x.shape[1]) * 2 < x.shape[0]),
     "read": lambda x: (x[:, torch.tensor([0, -1])], x[torch.tensor([1, -2])]),
     "transposed": lambda x: (x.t() + 1, x.t().contiguous() * 2),
     "joined": lambda x: torch.cat([x[:, :, None], x[:, :, None] * W[0]], 2).sum((0, 1)),
@@ -122,6 +124,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "triangles": lambda x: (x.tril(), x.triu(1)),
     "gathered": lambda x: (x.gather(0, x[:1].long().abs() % 2), x.index_select(1, ORDER)),
     "scattered": lambda x: torch.zeros(x.shape[0], 9).scatter(1, x[:, :1].long().abs() % 9, 1.0),
+    "rows written": lambda x: (
+        torch.zeros(9, x.shape[1]).index_put((torch.arange(x.shape[0]) - 3,), x),
+        x.index_put((torch.tensor([1, -2]),), x[:2] + 1),
+        torch.ones(9).index_put((x[:, 0].long().abs() % 9,), x[:, 1], accumulate=True),
+    ),
     "padded": lambda x: F.pad(x[:, :, None] * W[0], (1, 2)).sum(1),
     "infinite": lambda x: (x / 0).nan_to_num(0.0, 5.0, -5.0).softmax(0) + (x / 0).amax(0),
 }

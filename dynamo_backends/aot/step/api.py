@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of, whole_batch
 from dynamo_backends.aot.step.mesh.parallel import parallel_of
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
@@ -73,7 +74,8 @@ def compile_step(
         fallback: What to do if it cannot be captured as one graph: raise `StepCaptureError`, or
             compile the parts of it with `torch.compile`.
         mesh: Several devices over which the step is spread (docs/scaling.md): a torch `DeviceMesh`,
-            or names and sizes of its dimensions, such as {"data": 4, "model": 2}.
+            or names and sizes of its dimensions, such as {"data": 4, "model": 2}. With several
+            processes of torch.distributed one device of each, and each gives a part of the batch.
         parallel: "ddp" (the default with a mesh): each device has all parameters; "fsdp": each has
             a part of them and of their state.
         placements: Of single parameters, by patterns of their names: one `Shard` or `Replicate` of
@@ -86,6 +88,7 @@ def compile_step(
         DeviceError: There are fewer devices than the mesh has.
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
+        RankError: Another process of the mesh does not come.
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
     _check_arguments(fallback, accumulate, mesh)
@@ -211,6 +214,7 @@ class Step:
 
         Raises:
             StepCaptureError: It cannot be one graph, and `fallback` is "error".
+            RankError: Another process of the mesh has ended, is suspended or does something else.
         """
         if self._split is not None:
             return self._split(*args, **kwargs)
@@ -271,6 +275,9 @@ class Step:
         definition, target = self._definition, self._backend.target
         if definition.parallel is not None and target is not None:
             several = definition.models, definition.optimizers
+            ranks = ranks_of(definition.parallel)
+            if ranks is not None:
+                begin_alike(ranks, definition.parallel, inventory, target.name)
             definition.parallel.settle(inventory, *several, target)
             return
         found = home_of(inventory.tensors)
@@ -285,6 +292,11 @@ class Step:
 
     def _in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         definition = self._definition
+        if ranks_of(definition.parallel) is not None:
+            raise StepCaptureError(
+                "a step of several processes cannot be taken in eager, as the first of an "
+                "optimizer that makes its state in a way of its own. Use another optimizer."
+            )
         run = StepCall(
             definition.optimizers,
             definition.models,
@@ -337,7 +349,9 @@ class Step:
     def _compile(self, batch: Sequence[Any], spec: BatchSpec, key: Any, reason: str) -> None:
         """Compiles the step for how things are now."""
         parallel = self._definition.parallel
-        if parallel is not None:
+        if parallel is not None and parallel.mesh.of_ranks:
+            batch = whole_batch(parallel, batch)
+        elif parallel is not None:
             parallel.check_batch(batch)
         if not self._rebuild():
             raise EagerStep

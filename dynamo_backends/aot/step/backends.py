@@ -15,7 +15,12 @@ from dynamo_backends.graph.planned import compile_planned
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import DynamoBackendsError, OptionError, StepCaptureError
+from dynamo_backends.interface.errors import (
+    DynamoBackendsError,
+    OptionError,
+    RankError,
+    StepCaptureError,
+)
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
@@ -151,6 +156,8 @@ def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgr
 def _as_capture_error(backend: Backend) -> Iterator[None]:
     try:
         yield
+    except RankError:
+        raise
     except DynamoBackendsError as error:
         raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
 

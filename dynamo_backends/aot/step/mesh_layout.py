@@ -49,6 +49,9 @@ def layout_of(
     updated = [inputs[i] for i in graph.updates]
     others = {output: slots[i] for output, i in recording.gradients}
     others |= {output: batches[i] for output, i in recording.batch_gradients}
+    if parallel.mesh.of_ranks:  # whole on all ranks: whoever reads one waits for nobody
+        rest = range(len(updated), len(graph.outputs))
+        others = dict.fromkeys(range(len(rest)), parallel.mesh.replicated) | others
     outputs = updated + _others(graph.outputs[len(updated) :], others, like_batch)
     parameters = {
         1 + i: slot.name for i, slot in enumerate(inventory.slots) if slot.role is Role.PARAMETER

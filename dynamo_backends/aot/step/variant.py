@@ -17,6 +17,7 @@ from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
 from dynamo_backends.aot.step.mesh_layout import layout_of
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
@@ -78,9 +79,13 @@ class Variant:
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
+            inputs = len(step.graph.inputs)
             self.graph, self._draw = hoist(step.graph)
+            self._draws = len(self.graph.inputs) > inputs
             self._constants = step.constants
             captured = time.perf_counter()
+            self._ranks = ranks_of(definition.parallel)
+            self._parallel = definition.parallel
             if definition.parallel is None or backend.compile_on_mesh is None:
                 self.program: StepProgram = backend.compile(self.graph)
             else:
@@ -104,7 +109,8 @@ class Variant:
             self.report,
             lambda settled: setattr(self, "program", settled),
             always=backend.verify == "always",
-            strict=backend.strict,
+            # What a rank alone takes in eager is no step of all of them.
+            strict=backend.strict or self._ranks is not None,
             reduced=backend.reduced,
         )
 
@@ -159,11 +165,11 @@ class Variant:
         recording = self._recording
         inputs = [torch.tensor(numbers, dtype=torch.float64), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
-        inputs += [x for x in batch if isinstance(x, Tensor)]
+        inputs += [x for x in self._given(batch) if isinstance(x, Tensor)]
         inputs += [batch[i].grad for i in recording.batch_with_gradient]
         inputs += recording.aliases.bases
         with TRACING:  # which moves torch's generator, and puts it back
-            draws = self._draw()
+            draws = self._drawn()
         inputs += [*self._constants, *draws]
         taken: list[Any] = []
         try:
@@ -174,6 +180,20 @@ class Variant:
                 until_done(lambda: self._leave_gradients(taken, tensors, batch))
             raise
         return self._result(outputs, tensors, numbers)
+
+    def _given(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """The batch; while steps are compared with eager that of all processes."""
+        if self._ranks is None or not isinstance(self.program, VerifiedStep):
+            return batch
+        assert self._parallel is not None
+        return gathered_batch(self._ranks, self._parallel, batch)
+
+    def _drawn(self) -> list[Tensor]:
+        """What the step draws; with several processes the same on all."""
+        if self._ranks is None or not self._draws:
+            return self._draw()
+        with self._ranks.drawing():
+            return self._draw()
 
     def _leave_gradients(
         self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Any]

@@ -14,12 +14,15 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 from torch import Tensor
 
-from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.runtime.device_values import register_home
+from dynamo_backends.runtime.ranks.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import to_numpy
+from dynamo_backends.xla.arrays import from_numpy, to_numpy
+from dynamo_backends.xla.in_flight import InFlight
+from dynamo_backends.xla.mesh.processes import join, leave_service
 from dynamo_backends.xla.runtime import Device
 
 
@@ -31,11 +34,13 @@ class MeshDevice(Device):
         mesh: Names and sizes of its dimensions.
         grid: The same with XLA's devices.
         lock: Held while a program is launched: there are threads for one launch (see `_threads`).
+        ranks: The processes that have a device each; None: all are of this process.
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh((), (), ()))
     grid: Any = field(default=None, compare=False)
     lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+    ranks: Ranks | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_remote(self) -> bool:
@@ -47,7 +52,8 @@ class MeshDevice(Device):
         """Such as "cpu mesh (data=4, model=2)"."""
         devices = self.mesh.devices
         which = "" if devices == tuple(range(len(devices))) else f" of devices {devices}"
-        return f"{self.platform} mesh ({self.mesh}){which}"
+        ranks = "" if self.ranks is None else f" of {self.ranks.size} processes"
+        return f"{self.platform} mesh ({self.mesh}){which}{ranks}"
 
     @property
     def handles(self) -> list[Any]:
@@ -74,6 +80,17 @@ class MeshDevice(Device):
         """A copy of a row-major tensor as an array on the mesh."""
         return _jaxlib.split(to_numpy(tensor), sharding)
 
+    def join(self, tensor: Tensor, shape: Sequence[int], sharding: NamedSharding) -> Any:
+        """An array of which each process gives its part, a tensor."""
+        return _jaxlib.joined(to_numpy(tensor.contiguous()), shape, sharding)
+
+    def duplicated(self, array: Any, sharding: NamedSharding) -> Any:
+        """A copy of an array, which may be given away; of several processes split as it is."""
+        if self.ranks is None:
+            return _jaxlib.split(np.asarray(array), sharding)
+        part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
+        return _jaxlib.joined(part, array.shape, array.sharding)
+
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`: all of it on each device."""
         return self.split(tensor, self.sharding(self.mesh.replicated, range(tensor.dim())))
@@ -82,6 +99,37 @@ class MeshDevice(Device):
         """See `Device.execute`."""
         with self.lock:
             return super().execute(call, arrays)
+
+    def download(self, array: Any, flat: Tensor) -> None:
+        """See `Home.download`; what is split over processes they read together.
+
+        Raises:
+            RankError: Another process has ended, is suspended, or does something else.
+        """
+        if self.ranks is None:
+            super().download(array, flat)
+            return
+        part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
+        if array.sharding.is_fully_replicated:
+            np.copyto(to_numpy(flat), part.reshape(-1))
+            return
+        whole = to_numpy(flat).reshape(array.shape)
+        what = f"reads a tensor {array.dtype}{list(array.shape)} that is split"
+        places = array.sharding.devices_indices_map(array.shape)
+        parts = self.ranks.joined(what, from_numpy(np.array(part)), patience=_PATIENCE)
+        for handle, each in zip(self._by_rank(), parts, strict=True):
+            whole[places[handle]] = to_numpy(each)
+
+    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """See `Home.part_of`."""
+        if self.ranks is None or array.sharding.is_fully_replicated:
+            return None
+        place = array.sharding.devices_indices_map(array.shape)[self.handle]
+        part = self.ranks.wait(lambda: np.array(array.addressable_data(0)))
+        return tuple(each.start or 0 for each in place), from_numpy(part)
+
+    def _by_rank(self) -> list[Any]:
+        return sorted(self.handles, key=lambda device: device.process_index)
 
 
 def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
@@ -94,13 +142,24 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
     Raises:
         DeviceError: There are fewer.
         ForkedProcessError: The client was started before this process was forked off.
+        OptionError: Its devices are of several processes, and no CPUs.
+        RankError: One of these has ended.
     """
     with _lock:
-        device = _open(platform, replace(mesh, kind=""))
+        if mesh.of_ranks:
+            device = _across(platform, replace(mesh, kind=""), this_job())
+        else:
+            device = _open(platform, replace(mesh, kind=""))
     register_home(device)
     check_process(device.pid, "XLA")
     return device
 
+
+_FEW = 2
+"""So many programs of several processes may be on their way: one more would wait in XLA."""
+
+_PATIENCE = 300.0
+"""Seconds that who reads a tensor waits for other processes to read it, too."""
 
 _lock = threading.Lock()
 
@@ -118,6 +177,25 @@ def _open(platform: str, mesh: Mesh) -> MeshDevice:
     grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)
     first = handles[0]
     return MeshDevice(platform, first.client, first, os.getpid(), mesh=mesh, grid=grid)
+
+
+@functools.cache
+def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
+    if platform != "cpu":
+        raise OptionError(
+            f"mesh spans {ranks.size} processes, which work together on CPUs only, not on "
+            f"{platform}"
+        )
+    with _threads(1):
+        devices = join(ranks)
+    handles = [devices[i] for i in mesh.devices]
+    grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)
+    leave_service(ranks, grid)
+    here = devices[ranks.rank]
+    few = InFlight(_FEW, lambda array: ranks.wait(array.block_until_ready))
+    ranks.before_end(few.drain)
+    place = platform, here.client, here, os.getpid()
+    return MeshDevice(*place, in_flight=few, mesh=mesh, grid=grid, ranks=ranks)
 
 
 def _found(platform: str) -> list[Any]:

@@ -1,7 +1,8 @@
 """Runs training steps on a mesh: each device has its parts of parameters, state and batch."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +36,7 @@ class MeshStep(ResidentStep):
         layout: Where its inputs and outputs are.
         splits: The shardings that say so.
         target: Moves tensors to the mesh.
+        key: Of the program, the same on all ranks and for no other.
     """
 
     def __init__(
@@ -45,19 +47,37 @@ class MeshStep(ResidentStep):
         layout: MeshLayout,
         splits: Splits,
         target: _Places,
+        key: str = "",
     ):
         self._splits = splits
-        super().__init__(device, graph, executable)
         self._mesh = device
+        self._key = key
+        self._what = "takes a step"
+        super().__init__(device, graph, executable)
         self._layout = layout
         self._target = target
         self._values = [p.meta["val"] for p in graph.placeholders]
 
+    def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
+        """See `StepProgram.__call__`."""
+        ranks = self._mesh.ranks
+        if ranks is not None:
+            self._what = f"takes a step with program {self._key[:8]} and {_numbers(inputs[0])}"
+            ranks.check_program(self._what, self._key)
+        super().__call__(inputs, taken)
+
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
-        return _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
+        call = _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
+        ranks = self._mesh.ranks
+        if ranks is None:
+            return call
+        return lambda arrays: cast(list[Any], ranks.together(self._what, lambda: call(arrays)))
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
         importer, sharding = self._importers[place], self._splits.inputs[place]
+        if self._mesh.ranks is not None and tensor.shape != self._values[place].shape:
+            plain = tensor.host() if isinstance(tensor, DeviceTensor) else tensor
+            return self._mesh.join(plain.detach(), self._values[place].shape, sharding)
         if not isinstance(tensor, DeviceTensor):
             return self._mesh.split(importer(tensor), sharding)
         handle = tensor._handle
@@ -81,7 +101,7 @@ class MeshStep(ResidentStep):
         return self._take_in(place, tensor)
 
     def _duplicated(self, place: int, array: Any) -> Any:
-        return _jaxlib.split(np.asarray(array), self._splits.inputs[place])
+        return self._mesh.duplicated(array, self._splits.inputs[place])
 
     def _settle(self, place: int, tensor: Tensor) -> None:
         self._target.place(tensor, self._layout.inputs[place])
@@ -111,3 +131,10 @@ class MeshStep(ResidentStep):
 
     def dump(self) -> None:
         """See `StepProgram.dump`: programs for meshes are not kept on disk."""
+
+
+def _numbers(given: Tensor) -> str:
+    """Learning rates and the like, which have to be the same on all ranks, in words."""
+    numbers = given.tolist()
+    shown = ", ".join([*(f"{n:.6g}" for n in numbers[:4]), *["…"] * (len(numbers) > 4)])
+    return f"numbers [{shown}] ({zlib.crc32(str(numbers).encode()):x})"

@@ -1,14 +1,17 @@
 """A mesh of XLA's devices, to which steps are compiled."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import jax
+import jaxlib.version
 from torch import Tensor
 
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.mesh import MeshLayout, Placement
 from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
@@ -72,12 +75,35 @@ class XlaMesh:
             lowered = self._lower(program, splits, donated(graph))
             if calls_of_libraries(lowered):
                 lowered = self._lower(program, splits, ())
+            key = self._agreed(graph, layout, lowered)
             with as_compile_error("XLA cannot compile the step for the mesh"):
                 module = _jaxlib.bytecode(lowered)
                 client, handles = self._device.client, self._device.handles
                 executable = _jaxlib.compile_split(client, handles, module)
         return_free_memory()
-        return MeshStep(self._device, graph, executable, layout, splits, self)
+        if self._device.ranks is not None:
+            self._device.ranks.add_program(key)
+        return MeshStep(self._device, graph, executable, layout, splits, self, key)
+
+    def _agreed(self, graph: Graph, layout: MeshLayout, lowered: Any) -> str:
+        """What stands for a program; raises on all ranks if they have different ones."""
+        ranks = self._device.ranks
+        if ranks is None:
+            return ""
+        text = f"{jaxlib.version.__version__}\n{lowered.as_text()}"
+        key = hashlib.sha256(text.encode()).hexdigest()
+        facts = [
+            f"has {_name(x, layout.parameters.get(i))} of {_described(p.meta['val'])}"
+            for i, (x, p) in enumerate(zip(graph.inputs, graph.placeholders, strict=True))
+        ]
+        facts += [f"calls {node.target}" for node in graph.calls]
+        facts.append(f"has jaxlib {jaxlib.version.__version__} and program {key[:16]}")
+        advice = (
+            "All ranks have to build the same model and optimizer, and to give batches of the "
+            "same shapes (DistributedSampler and DataLoader(drop_last=True) do)."
+        )
+        ranks.agree("compiles a step", key, facts, advice)
+        return key
 
     def _lower(self, program: Any, splits: Splits, given_away: tuple[int, ...]) -> Any:
         with as_compile_error("jax cannot lower the step for the mesh"):
@@ -90,3 +116,15 @@ class XlaMesh:
             )
             traced = function.trace(*prologue.avals(program))
             return traced.lower(lowering_platforms=(self._device.platform,))
+
+
+def _name(given: Input, parameter: str | None) -> str:
+    if parameter is not None:
+        return parameter
+    if given.role is Role.ACTIVATION:
+        return "a tensor of the whole batch"
+    return given.role.name.lower().replace("_", " ")
+
+
+def _described(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

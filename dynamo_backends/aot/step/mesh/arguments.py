@@ -1,12 +1,15 @@
 """What users say of a mesh, checked and in plain numbers."""
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh, Placement
+from dynamo_backends.runtime.ranks.ranks import is_shared
 
 KINDS = ("ddp", "fsdp")
 
@@ -14,18 +17,45 @@ KINDS = ("ddp", "fsdp")
 def mesh_of(given: Any) -> Mesh:
     """A torch `DeviceMesh`, or a dict from names to sizes, as a mesh.
 
+    With several processes of torch.distributed each has one of its devices.
+
     Raises:
-        OptionError: It is neither, or several processes share it.
+        OptionError: It is neither, or has not one device for each process.
     """
-    if isinstance(given, Mapping):
-        return _named(given)
+    made = _named(given) if isinstance(given, Mapping) else _of_torch(given)
+    if not is_shared():
+        _refuse_lonely(made)
+        return made
+    size = torch.distributed.get_world_size()
+    if sorted(made.devices) != list(range(size)):
+        raise OptionError(
+            f"mesh ({made}) has {made.size} devices, but torch.distributed has {size} processes, "
+            f"and a mesh has one device of each: its sizes have to multiply to {size}, such as "
+            f"{{'data': {size}}}."
+        )
+    return replace(made, of_ranks=True)
+
+
+def _refuse_lonely(mesh: Mesh) -> None:
+    """Processes of torchrun that do not know each other would train apart."""
+    distributed = torch.distributed
+    if not distributed.is_available() or distributed.is_initialized():
+        return
+    size = os.environ.get("WORLD_SIZE", "1")
+    if distributed.is_torchelastic_launched() and size != "1":
+        raise OptionError(
+            f"mesh ({mesh}) is asked for in one of {size} processes of torchrun, which do not know "
+            "each other yet. Call torch.distributed.init_process_group('gloo') before compile_step."
+        )
+
+
+def _of_torch(given: Any) -> Mesh:
     ranks = getattr(given, "mesh", None)
     if not isinstance(ranks, torch.Tensor):
         raise OptionError(
             "mesh must be a torch DeviceMesh or a dict from names of dimensions to sizes, such as "
             f"{{'data': 4, 'model': 2}}, not {given!r}"
         )
-    _refuse_processes()
     names = given.mesh_dim_names or tuple(f"dim_{i}" for i in range(ranks.ndim))
     devices = tuple(ranks.flatten().tolist())
     return Mesh(tuple(names), tuple(ranks.shape), devices, given.device_type)
@@ -43,19 +73,6 @@ def _named(given: Mapping[Any, Any]) -> Mesh:
         raise OptionError("mesh must have at least one dimension, such as {'data': 8}, not {}")
     mesh = Mesh(tuple(given), tuple(given.values()), ())
     return Mesh(mesh.names, mesh.sizes, tuple(range(mesh.size)))
-
-
-def _refuse_processes() -> None:
-    """A mesh of several processes; torch's "fake" process group is one process."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1 and distributed.get_backend() != "fake":
-        raise OptionError(
-            f"mesh has devices of {distributed.get_world_size()} processes; a step on a mesh runs "
-            "in one process. Give the devices of one process, such as mesh={'data': 8}, or pass "
-            'fallback="split" without a mesh and let torch.distributed talk between processes.'
-        )
 
 
 def placement_of(given: Any, mesh: Mesh, what: str) -> Placement:

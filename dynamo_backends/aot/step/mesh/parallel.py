@@ -86,6 +86,17 @@ class Parallel:
         )
         return fitted(self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice)
 
+    def of_part(self, tensor: Tensor) -> Placement:
+        """Of a tensor of which each process gives its part.
+
+        Raises:
+            OptionError: It lacks a dimension that is split.
+        """
+        if not tensor.dim():
+            return self.mesh.replicated
+        whole = self.mesh.whole_shape(self.batch, tensor.shape)
+        return fitted(self.batch, whole, self.mesh, "a tensor of the batch", "")
+
     def check_batch(self, batch: Sequence[Any]) -> None:
         """Raises if a tensor of a batch cannot be split (see `of_batch`)."""
         for each in batch:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from torch import fx
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.extents import Extents
+from dynamo_backends.xla.lowering.padded.extents import Extents, bound_of
 from dynamo_backends.xla.lowering.padded.registry import pads
 
 
@@ -51,6 +51,29 @@ def index(call: PaddedCall) -> Placed:
     between = call.need_agreeing(*placed)
     result = (*x.extents[: axes[0]], *between, *x.extents[axes[-1] + 1 :])
     return call.run(indices=read), result
+
+
+@pads("index_put.default", "_unsafe_index_put.default")
+def index_put(call: PaddedCall) -> Placed:
+    """Indices in the padding are beyond the end, where nothing is written."""
+    x, given = call["self"], list(call.value("indices"))
+    axes = [d for d, i in enumerate(given) if i is not None]
+    rows = call.operand(given[axes[0]])
+    if len(axes) > 1 or rows.ndim != 1 or rows.array.dtype in (jnp.bool_, jnp.uint8):
+        raise call.refuse("it does not write whole rows")
+    (d,) = axes
+    if len(x.extents[d]) > 1:
+        raise call.refuse("it writes along several dimensions that were merged")
+    wanted = (*x.extents[:d], rows.extents[0], *x.extents[d + 1 :])
+    call.need_agreeing(wanted, call["values"].extents)
+    read = rows.array.astype(jnp.int64)
+    if x.is_padded([d]):
+        read = jnp.where(read < 0, read + call.validity.count(x.extents[d]), read)
+    valid = call.validity.of(rows.extents, [0])
+    if valid is not None:
+        read = jnp.where(valid, read, bound_of(x.extents[d]))
+    given[d] = read
+    return call.run(indices=given), x.extents
 
 
 @pads("index_select.default")

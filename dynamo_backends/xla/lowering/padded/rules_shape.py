@@ -75,14 +75,19 @@ def expand(call: PaddedCall) -> Placed:
 
 @pads("slice.Tensor", "slice_copy.Tensor", shapes=("end",))
 def slice_(call: PaddedCall) -> Placed:
-    """From a place that is known on; what is left beyond the real end is padding again."""
+    """What is left beyond the real end is padding again, from which negative numbers count."""
     x, d = call["self"], call.dim("self")
     start = call.value("start") or 0
+    placed = _with(x.extents, d, call.fresh()[d])
     if not x.is_padded([d]):
-        return call.run(), _with(x.extents, d, call.fresh()[d])
-    if len(x.extents[d]) > 1 or start < 0:
+        return call.run(), placed
+    if len(x.extents[d]) > 1 or (start < 0 and call.value("step") not in (None, 1)):
         raise call.refuse("where it begins depends on a size that varies")
-    return call.run(), _with(x.extents, d, call.fresh()[d])
+    if start >= 0:
+        return call.run(), placed
+    begin = jnp.maximum(call.validity.count(x.extents[d]) + start, 0)
+    size = call.node.meta["val"].shape[d]
+    return lax.dynamic_slice_in_dim(x.array, begin, size, d), placed
 
 
 @pads("select.int", "select_copy.int")

@@ -1,0 +1,207 @@
+"""Training steps of several one-thread processes: against one, and against torch's DDP.
+
+    python benchmarks/scaling.py
+    python benchmarks/scaling.py --models bert resnet18 --rounds 15 --json scaling.json
+    python benchmarks/scaling.py --scale test --rounds 2
+
+Each process has one thread and its own batch of the same size (weak scaling). Measured interleaved
+in one job: `compile_step` in one process, while the others wait; `compile_step` on a mesh of all of
+them, with parallel="ddp" and "fsdp"; and DistributedDataParallel under torch.compile with Inductor.
+The optimizer is AdamW in float32, and a sample is as many steps as take half a second.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import dynamo_backends
+import harness
+from dynamo_backends.bench.suites import call
+
+MODELS = {"bert": "classic", "resnet18": "classic", "vit_s_16": "classic", "gpt2": "transformers"}
+"""Model to suite."""
+
+ONE = "compile_step, one process"
+WAYS = (ONE, "compile_step ddp", "compile_step fsdp", "DDP with inductor")
+SAMPLE_S = 0.5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns 1 if a process failed or losses differ."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = harness.make_console()
+    unknown = [name for name in settings.models if name not in MODELS]
+    if unknown:
+        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
+        return 2
+    console.print(f"[dim]{harness.environment_line()}[/]")
+    rows, has_failed = [], False
+    for name in settings.models:
+        found = run_job(name, settings)
+        if isinstance(found, str):
+            console.print(f"[red]{name}:[/] {found}")
+            has_failed = True
+        else:
+            rows.append({"model": name, **found})
+        if settings.json:
+            Path(settings.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    console.print(table(rows, settings.processes))
+    for row in rows:
+        if (text := mistake(row)) is not None:
+            console.print(f"[red]{row['model']}:[/] {text}")
+            has_failed = True
+    return int(has_failed)
+
+
+def run_job(name: str, settings: argparse.Namespace) -> dict[str, Any] | str:
+    """Measures a model in processes of their own; what went wrong in words if something did."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        flags = ["--models", name, "--scale", settings.scale, "--batch", str(settings.batch)]
+        flags += ["--rounds", str(settings.rounds), "--child", str(result)]
+        processes = []
+        for rank in range(settings.processes):
+            variables = {"RANK": str(rank), "WORLD_SIZE": str(settings.processes)}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            variables["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor{rank}"
+            command = [sys.executable, __file__, *flags]
+            processes.append(subprocess.Popen(command, env={**os.environ, **variables}))
+        statuses = [process.wait() for process in processes]
+        if any(statuses):
+            return f"its processes ended with {statuses}"
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return found
+
+
+def child(settings: argparse.Namespace) -> int:
+    """One process of a job; the first writes what was measured."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    (name,) = settings.models
+    case = harness.find_case(MODELS[name], name, settings.scale, settings.batch)
+    mine = [way for way in WAYS if way != ONE or rank == 0]
+    steps = {way: make_step(case, way) for way in mine}
+    losses, counts = {}, {}
+    for way in WAYS:
+        losses[way], counts[way] = begin(steps.get(way))
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for turn in range(settings.rounds):
+        for way in WAYS if turn % 2 else reversed(WAYS):
+            times[way].append(sample(steps.get(way), counts[way]))
+    if rank == 0:
+        milliseconds = {way: statistics.median(taken) * 1e3 for way, taken in times.items()}
+        text = json.dumps({"milliseconds": milliseconds, "losses": losses})
+        Path(settings.child).write_text(text, encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def begin(step: Callable[[], Tensor] | None) -> tuple[float, int]:
+    """The loss after a few steps, and how many are a sample; the same on all processes."""
+    loss, count = 0.0, torch.ones((), dtype=torch.int64)
+    if step is not None:
+        loss = [step().item() for _ in range(4)][-1]
+        start = time.perf_counter()
+        step().item()
+        count = torch.tensor(max(1, round(SAMPLE_S / (time.perf_counter() - start))))
+    dist.broadcast(count, 0)
+    return loss, int(count)
+
+
+def sample(step: Callable[[], Tensor] | None, count: int) -> float:
+    """Seconds of one step, of so many that are taken one after the other."""
+    dist.barrier()
+    start = time.perf_counter()
+    if step is not None:
+        for _ in range(count):
+            loss = step()
+        loss.item()
+    seconds = time.perf_counter() - start
+    dist.barrier()
+    return seconds / count
+
+
+def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
+    """A function without arguments that trains a model of its own by one step."""
+    torch.manual_seed(0)
+    model, batch = case.make().train(), case.inputs()
+    for module in model.modules():
+        for name in ("p", "dropout_prob"):  # so that losses can be compared
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    forward: Any = model
+    if way.startswith("DDP"):
+        forward = torch.compile(torch.nn.parallel.DistributedDataParallel(model))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def train(given: Any) -> Tensor:
+        leaves = [x for x in pytree.tree_leaves(call(forward, given)) if isinstance(x, Tensor)]
+        loss = sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    if way.startswith("DDP"):
+        return lambda: train(batch)
+    spread: dict[str, Any] = {"options": {"verify": "off"}}
+    if way != ONE:
+        spread |= {"mesh": {"data": dist.get_world_size()}, "parallel": way.split()[-1]}
+    step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, **spread)
+    return lambda: step(batch)
+
+
+def table(rows: Sequence[dict[str, Any]], processes: int) -> Table:
+    """Medians in milliseconds, and what they say."""
+    found = Table(title=f"steps of {processes} one-thread processes, milliseconds (medians)")
+    for heading in ("model", *WAYS, "weak scaling", "over DDP with inductor"):
+        found.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in rows:
+        ms = row["milliseconds"]
+        one, ddp, _, torchs = (ms[way] for way in WAYS)
+        ratios = f"{processes * one / ddp:.2f}", f"{torchs / ddp:.2f}"
+        found.add_row(row["model"], *(f"{ms[way]:.1f}" for way in WAYS), *ratios)
+    return found
+
+
+def mistake(row: dict[str, Any]) -> str | None:
+    """A loss that differs, in words; all processes have the same batch, so none should."""
+    expected = row["losses"][ONE]
+    for way, loss in row["losses"].items():
+        if abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
+            return f"{way}: loss {loss} instead of {expected}"
+    return None
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = harness.model_arguments(__doc__, rounds=15, models=["bert"])
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

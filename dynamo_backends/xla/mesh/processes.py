@@ -1,0 +1,126 @@
+"""A mesh of processes: each has one device, and they talk through gloo.
+
+jaxlib's coordination service is a store of keys by which gloo's connections are made. As long as a
+process is connected to it the service's end ends the process, without an exception. So all
+connections are made at once, and the service is left; who lives is found out by `runtime.ranks`.
+"""
+
+import itertools
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dynamo_backends.interface.errors import DeviceError, text_of
+from dynamo_backends.runtime.ranks.ranks import Ranks
+from dynamo_backends.xla import _jaxlib
+
+_SECONDS = 120  # in which the processes have to find each other
+_ATTEMPTS = 5  # to find a free port
+
+
+def join(ranks: Ranks) -> list[Any]:
+    """The devices of all ranks, in their order.
+
+    Raises:
+        RankError: One of them has ended.
+        DeviceError: They cannot be connected.
+    """
+    service = None
+    host = own_address(ranks.host)
+    key = f"coordinator/{len(_connections)}"
+    if ranks.rank == 0:
+        service, address = _serve(host, ranks.size)
+        ranks.store.set(key, address)
+    address = ranks.together("meets the others", lambda: ranks.store.get(key)).decode()
+
+    def meet() -> tuple[Any, Any]:
+        return _jaxlib.join_cpu(address, ranks.rank, ranks.size, host, _SECONDS)
+
+    client, connection = ranks.together("connects", meet)
+    for each in (client, connection, service):
+        ranks.on_failure(lambda each=each: _jaxlib.keep_forever(each))  # type: ignore[misc]
+    _connections[id(client)] = connection, service
+    return sorted(client.devices(), key=lambda device: device.process_index)
+
+
+def leave_service(ranks: Ranks, grid: jax.sharding.Mesh) -> None:
+    """Connects all groups of devices along a mesh's dimensions, and leaves the service."""
+    connection, _ = _connections[id(grid.devices.flat[0].client)]
+    for axes in _groups(grid):
+        ranks.together(f"connects over {' and '.join(axes)}", _meeting(grid, axes))
+    ranks.gathered("is connected", None)
+    ranks.wait(connection.shutdown)
+
+
+_connections: dict[int, tuple[Any, Any]] = {}  # by client, as long as the process lives
+
+
+def _groups(grid: jax.sharding.Mesh) -> Iterator[tuple[str, ...]]:
+    long = [name for name, size in grid.shape.items() if size > 1]
+    for count in range(1, len(long) + 1):
+        yield from itertools.combinations(long, count)
+
+
+def _meeting(grid: jax.sharding.Mesh, axes: tuple[str, ...]) -> Any:
+    """A small program with an all-reduce over some dimensions of a mesh, taken as one."""
+    names = grid.axis_names
+    last = [i for i, n in enumerate(names) if n in axes]
+    order = [i for i in range(len(names)) if i not in last] + last
+    turned = grid.devices.transpose(order)
+    size = math.prod(grid.devices.shape[i] for i in last)
+    together = jax.sharding.Mesh(turned.reshape(-1, size), ("apart", "together"))
+    given = NamedSharding(together, PartitionSpec("apart", "together"))
+    left = NamedSharding(together, PartitionSpec("apart", None))
+    shape = jax.ShapeDtypeStruct(together.devices.shape, np.float32)
+    sums = jax.ShapeDtypeStruct((shape.shape[0], 1), np.float32)
+
+    def add(x: jax.Array) -> jax.Array:
+        return x.sum(1, keepdims=True)
+
+    traced = jax.jit(add, in_shardings=given, out_shardings=left).trace(shape)
+    module = _jaxlib.bytecode(traced.lower(lowering_platforms=("cpu",)))
+    handles = list(together.devices.flat)
+
+    def run() -> None:
+        executable = _jaxlib.compile_split(handles[0].client, handles, module)
+        array = _jaxlib.split(np.ones(shape.shape, np.float32), given)
+        _jaxlib.split_caller(executable, [sums], [left])([array])[0].block_until_ready()
+
+    return run
+
+
+def _serve(host: str, size: int) -> tuple[Any, str]:
+    for attempt in range(_ATTEMPTS):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            return _jaxlib.serve_keys(address, size), address
+        except Exception as error:  # somebody else took the port in between
+            if attempt == _ATTEMPTS - 1:
+                raise DeviceError(
+                    f"the ranks cannot meet at {address}: {text_of(error)}"
+                ) from error
+    raise AssertionError
+
+
+def own_address(other: str) -> str:
+    """The address of this machine on the way to another; of itself if nothing else is known.
+
+    Args:
+        other: A name or address; empty: it is not known.
+    """
+    try:
+        found = socket.getaddrinfo(other or socket.gethostname(), 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

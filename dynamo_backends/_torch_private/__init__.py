@@ -44,6 +44,7 @@ from dynamo_backends._torch_private.autograd import (
     tables_of_hooks,
     without_autocast,
 )
+from dynamo_backends._torch_private.captured_symbols import CapturedSymbols, mark_dims
 from dynamo_backends._torch_private.distributed import default_store, host_of
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,

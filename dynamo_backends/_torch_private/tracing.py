@@ -52,12 +52,15 @@ def apart_from_compilation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_if_captured() -> Iterator[None]:
+def as_if_captured(context: Any = None) -> Iterator[None]:
     """Inside, after Dynamo's call of a backend: AOT Autograd works as if in that call.
 
-    Without a context it would not tell which inputs are parameters. Sizes are taken as they are.
-    AOT Autograd and Inductor put the state of torch's generator back when they are ready; that is
-    left out, for other threads have drawn meanwhile.
+    Without a context it would not tell which inputs are parameters. AOT Autograd and Inductor put
+    the state of torch's generator back when they are ready; that is left out, for other threads
+    have drawn meanwhile.
+
+    Args:
+        context: Of `CapturedSymbols.context`; None: sizes are taken as they are.
     """
     from torch._guards import TracingContext, tracing
 
@@ -68,7 +71,7 @@ def as_if_captured() -> Iterator[None]:
             original(state)
 
     with (
-        tracing(TracingContext(FakeTensorMode())),
+        tracing(context or TracingContext(FakeTensorMode())),
         mock.patch.object(torch.random, "set_rng_state", set_elsewhere),
     ):
         yield

@@ -39,7 +39,8 @@ def compile_beside(ensemble: Ensemble, differentiated: bool) -> Callable[..., An
     if owner.ensemble is None:
         return owner
     try:
-        if ensemble.options.first_call_s and _serves_at_once(owner):
+        at_once = ensemble.options.first_call_s and owner.symbols is None
+        if at_once and _serves_at_once(owner):
             return owner
     except DrawsError as error:
         owner.leave(str(error))
@@ -55,10 +56,10 @@ def _unsuitable(ensemble: Ensemble, differentiated: bool) -> str:
         return "gradients are computed, for which mode='wait' tunes alone"
     if private.is_autocast_on():
         return "autocast is on, which other threads and processes do not see; use mode='wait'"
-    symbols = torch.SymInt | torch.SymFloat | torch.SymBool
-    sizes = (s for x in ensemble.example_inputs if isinstance(x, Tensor) for s in x.shape)
-    if any(isinstance(x, symbols) for x in (*ensemble.example_inputs, *sizes)):
-        return "its sizes are symbols, for which mode='wait' tunes alone"
+    if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in ensemble.example_inputs):
+        return "an input is a number that is no size, for which mode='wait' tunes alone"
+    if any(x is None for x in ensemble.values):
+        return "a size is a symbol without a value, of which there is no copy"
     if ensemble.devices not in ([], ["cpu"]):
         return "its tensors are not on the CPU, and another process would take memory there twice"
     kinds = {type(x) for x in ensemble.values if isinstance(x, Tensor)}

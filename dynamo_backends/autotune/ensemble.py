@@ -126,12 +126,20 @@ class Ensemble:
         """In which candidates run."""
         return torch.no_grad()
 
-    def subject(self, title: str, arguments: Arguments | None = None) -> Subject:
+    def subject(
+        self,
+        title: str,
+        arguments: Arguments | None = None,
+        others: Sequence[Arguments] = (),
+        counts: Sequence[int] = (),
+    ) -> Subject:
         """What the candidates compete for.
 
         Args:
             title: For the progress line.
             arguments: Other inputs than those of the call that is compiled.
+            others: See `Subject`.
+            counts: See `Subject`.
         """
         static = private.captured_static_inputs(self.captured)
         return Subject(
@@ -141,6 +149,8 @@ class Ensemble:
             _promised(self.captured),
             self.ops,
             title,
+            others=others,
+            counts=counts,
         )
 
     def mutated(self) -> frozenset[int]:
@@ -169,11 +179,16 @@ class Ensemble:
             lambda: failure_of(self.reports.get(name, [])),
         )
 
-    def build(self, candidate: Candidate) -> Run:
-        """The graph compiled by a candidate."""
-        name = candidate.name
+    def build(self, candidate: Candidate, options: AutotuneOptions | None = None) -> Run:
+        """The graph compiled by a candidate.
+
+        Args:
+            candidate: Which one.
+            options: Other ones than those of the session.
+        """
+        name, options = candidate.name, options or self.options
         with reporting.apart() as self.reports[name]:
-            compiled = candidate.compile(self.captured, self.example_inputs, self.options)
+            compiled = candidate.compile(self.captured, self.example_inputs, options)
         self.compiled[name] = compiled
         return self._reporting_apart(self.adapt(compiled), self.reports[name])
 

@@ -29,6 +29,7 @@ class Task:
         followed: Its status.
         budget: Of all graphs with the same options.
         prepare: Writes the graph and its inputs into a folder, and makes the request.
+        is_ready: Whether enough is known of the calls.
         decided: Takes over what came of it.
         left: Leaves the graph to who serves it, and why.
         isolated: Names of candidates that may be silent for `timeout_s` alone.
@@ -39,6 +40,7 @@ class Task:
     followed: Followed
     budget: Budget
     prepare: Callable[[Any, Path], dict[str, Any]]
+    is_ready: Callable[[Any], bool]
     decided: Callable[[Any, Outcome], None]
     left: Callable[[Any, str], None]
     isolated: Collection[str]

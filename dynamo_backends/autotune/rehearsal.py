@@ -5,8 +5,9 @@ python -m dynamo_backends.autotune.rehearsal FOLDER
 
 import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ from dynamo_backends.tuning.race import Run
 
 
 def rebuilt(
-    graph: fx.GraphModule, values: Sequence[Any], places: Collection[int]
+    graph: fx.GraphModule,
+    values: Sequence[Any],
+    places: Collection[int],
+    sizes: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> fx.GraphModule:
     """The graph with weights that are parameters, as Dynamo had found it.
 
@@ -37,6 +41,8 @@ def rebuilt(
         graph: The graph.
         values: Its inputs.
         places: Which of them are weights.
+        sizes: Which of them are sizes: of which other one, and of which dimension. They are no
+            inputs of the result.
     """
     root, made = nn.Module(), fx.Graph()
     for name, buffer in graph.named_buffers():
@@ -49,9 +55,13 @@ def rebuilt(
             root.register_parameter(f"weight_{i}", weight)
             nodes[node] = made.get_attr(f"weight_{i}")
             continue
+        if i in sizes:
+            continue
         nodes[node] = made.placeholder(f"activation_{i}")
         if isinstance(value, Tensor):
             made.call_method("dim", (nodes[node],))  # Dynamo comes upon an argument when it is used
+    for i, (tensor, dim) in sizes.items():
+        nodes[placeholders[i]] = made.call_method("size", (nodes[placeholders[tensor]], dim))
     made.output(made.graph_copy(graph.graph, nodes))
     return fx.GraphModule(root, made)
 

@@ -8,7 +8,7 @@ import importlib
 import json
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class NotWritable(Exception):
     """A graph has something in it that another process could not read; the message says what."""
 
 
-_GRAPH, _TENSORS = "graph.json", "tensors.pt"
+_GRAPH, _TENSORS, _OTHERS = "graph.json", "tensors.pt", "others.pt"
 
 
 def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
@@ -47,6 +47,25 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
     head = {"nodes": lines, "values": others, "grads": grads, "inputs": len(values)}
     (folder / _GRAPH).write_text(json.dumps(head), encoding="utf-8")
     torch.save({"inputs": tensors, "attributes": attributes}, folder / _TENSORS)
+
+
+def write_others(folder: Path, sets: Sequence[Sequence[Any]], static: Collection[int]) -> None:
+    """Writes other inputs of a graph into its folder; without weights, which are those of it."""
+    kept = [{i: v for i, v in enumerate(values) if i not in static} for values in sets]
+    torch.save(kept, folder / _OTHERS)
+
+
+def read_others(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
+    """Reads what `write_others` has written.
+
+    Args:
+        folder: Of the graph.
+        values: The graph's own inputs.
+    """
+    if not (folder / _OTHERS).exists():
+        return []
+    sets = torch.load(folder / _OTHERS, weights_only=True)
+    return [[given.get(i, v) for i, v in enumerate(values)] for given in sets]
 
 
 def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:

@@ -13,6 +13,8 @@ from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.status import Followed, TuningStatus
+from dynamo_backends.autotune.symbols import Symbols, has_symbols
+from dynamo_backends.autotune.traffic import counted, within
 from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.pipeline import background
@@ -27,7 +29,7 @@ class TunedBeside:
     """
 
     def __init__(self, ensemble: Ensemble, reason: str):
-        eager = ensemble.captured.forward
+        self.eager = eager = ensemble.captured.forward
         self.report: GraphReport = ensemble.described(EAGER)[0]
         self.report.chosen = EAGER
         title = f"{self.report.kind} graph {ensemble.number} with {ensemble.ops} operations"
@@ -36,15 +38,24 @@ class TunedBeside:
         self.is_inference = torch.is_inference_mode_enabled()
         self.served_by = EAGER
         self.ensemble: Ensemble | None = None
+        self.symbols: Symbols | None = None
         self.call: Callable[..., Any] = eager
         if reason:
             self.followed.give_up(reason)
             return
         static = private.captured_static_inputs(ensemble.captured)
+        inputs = ensemble.example_inputs
         with ensemble.apart():
-            ensemble.values = ensemble.example_inputs = copies(ensemble.values, static)
+            ensemble.values = copies(ensemble.values, static)
+        ensemble.example_inputs = [
+            x if isinstance(x, torch.SymInt) else value
+            for x, value in zip(inputs, ensemble.values, strict=True)
+        ]
         self.ensemble = ensemble
         self.call = _going_first(eager)
+        if has_symbols(ensemble.captured):
+            self.symbols = Symbols(ensemble.captured, inputs, ensemble.values, static)
+            self.call = _going_first(counted(eager, self.symbols.traffic))
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph."""
@@ -70,28 +81,32 @@ class TunedBeside:
         if name != EAGER:
             eager, mutated = ensemble.captured.forward, sorted(ensemble.mutated())
             compiled = ensemble.compiled[name]
-            self.call = _going_first(Chosen(name, compiled, eager, mutated, reports, flow.key))
+            run: Callable[..., Any] = Chosen(name, compiled, eager, mutated, reports, flow.key)
+            if self.symbols is not None and (assumed := self.symbols.assumed):
+                run = within(assumed, run, eager, name)
+            self.call = _going_first(run)
         else:
             self.call = _going_first(ensemble.captured.forward)
         self.served_by = name
 
-    def settle(self, winner: str, choice: Choice, flow: DecisionFlow) -> None:
-        """As `serve`, for good."""
+    def settle(self, winner: str, choice: Choice, flow: DecisionFlow, sizes: str = "") -> None:
+        """As `serve`, for good; the status says over which sizes it was chosen."""
         if winner != self.served_by or winner == EAGER:
             self.serve(winner, choice, flow)
         self.report.candidates, self.report.tuning_seconds = choice.candidates, choice.seconds
         trace(self.report, "autotune")
         self.release()
-        self.followed.change(state="serving", winner=winner, candidate="")
+        self.followed.change(state="serving", winner=winner, candidate="", sizes=sizes)
 
     def release(self) -> None:
         """Lets go of what tuning needed."""
-        self.ensemble = None
+        self.ensemble = self.symbols = None
 
     def leave(self, reason: str) -> None:
         """Leaves the graph to eager for good, or to who serves it since the first call."""
         self.release()
         if self.served_by == EAGER:
+            self.call = _going_first(self.eager)
             self.followed.give_up(reason)
         else:
             self.followed.change(state="serving", winner=self.served_by, reason=reason)

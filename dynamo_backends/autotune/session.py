@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.traffic import schedule
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
@@ -86,6 +88,8 @@ class Subject:
         ops: Number of calls in the graph.
         title: For the progress line.
         perturb: Whether results for other inputs than the real ones are compared as well.
+        others: Inputs of other sizes, for which the candidates compete as well.
+        counts: How often the inputs' sizes occurred, and those of each of the others.
     """
 
     original: Run
@@ -95,17 +99,26 @@ class Subject:
     ops: int = 1
     title: str = "autotune"
     perturb: bool = True
+    others: Sequence[Arguments] = ()
+    counts: Sequence[int] = ()
 
     def trials(self) -> list[Trial]:
-        """On the real inputs, and on perturbed ones if eager takes them."""
-        found = [Trial(self.arguments, self.original, self.precise, self.promised)]
+        """On the real inputs, on perturbed ones if eager takes them, and on other sizes."""
+        given = self.original, self.precise, self.promised
+        found = [Trial(self.arguments, *given)]
         if self.perturb:
             other = self.arguments.perturbed()
             try:
-                found.append(Trial(other, self.original, self.precise, self.promised))
+                found.append(Trial(other, *given, where=" (on perturbed inputs)"))
             except Exception:
                 log.debug("eager does not take perturbed inputs", exc_info=True)
+        found += [Trial(other, *given, where=" (at other sizes)") for other in self.others]
         return found
+
+    def traffic(self) -> list[list[Any]]:
+        """Inputs of a row of calls in which each of the sizes is about as often as it occurred."""
+        fresh = [given.fresh() for given in (self.arguments, *self.others)]
+        return [fresh[i] for i in schedule(self.counts)]
 
 
 @dataclass
@@ -259,12 +272,20 @@ class TuningSession:
 
     def _measure(self) -> Measured:
         self._say("measuring")
+        subject = self._subject
+        sets, least, inputs = _SETS, 1, subject.arguments.fresh
+        if subject.others:
+            calls = subject.traffic()
+            sets, least, inputs = len(calls), len(calls), iter(calls).__next__
+        elif subject.arguments.copied_bytes >= _LARGE:
+            sets = 1
         race = Race(
             self._runs,
-            self._subject.arguments.fresh,
-            sets=_SETS if self._subject.arguments.copied_bytes < _LARGE else 1,
+            inputs,
+            sets=sets,
             pauses=self._options.objective == "latency",
             budget_s=max(self._budget.left_s, 1.0),
+            least=least,
         )
         rounds = iter(range(1, 1_000_000))
         measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))

@@ -25,9 +25,10 @@ class TuningStatus:
 
     Attributes:
         graph: Which one, in words.
-        state: "queued": it waits for other graphs; "tuning": another process tunes it; "loading":
-            the winner is compiled or loaded here, and compared with eager; "serving": the winner
-            runs the calls, which may be eager; "gave up": the calls stay in eager.
+        state: "queued": it waits for other graphs, or for other sizes; "tuning": another process
+            tunes it; "loading": the winner is compiled or loaded here, and compared with eager;
+            "serving": the winner runs the calls, which may be eager; "gave up": the calls stay in
+            eager.
         candidate: Which one is compiled and verified; empty while those that are left are measured.
         number: Of this candidate, from 1.
         of: How many candidates there are.
@@ -35,6 +36,8 @@ class TuningStatus:
         budget_s: Seconds of processors that may be spent, for all of them.
         winner: Name of the candidate that was proven to be the fastest; empty before.
         reason: Why the calls stay in eager, if autotune gave up.
+        sizes: For a graph with symbols: over which sizes the winner was chosen, and how many of the
+            calls had them until then; empty if an earlier process chose it.
     """
 
     graph: str
@@ -46,6 +49,7 @@ class TuningStatus:
     budget_s: float = 0.0
     winner: str = ""
     reason: str = ""
+    sizes: str = ""
 
     @property
     def is_settled(self) -> bool:
@@ -65,7 +69,8 @@ class TuningStatus:
             case "loading":
                 return f"winner {self.winner}: loading and comparing with eager"
             case "serving":
-                return f"verified winner {self.winner} serving"
+                chosen = f", chosen over {self.sizes}" if self.sizes else ""
+                return f"verified winner {self.winner} serving{chosen}"
             case "gave up":
                 return f"gave up ({self.reason})"
         return self.state
@@ -87,6 +92,7 @@ class Followed:
     def __init__(self, status: TuningStatus, reports: list[GraphReport]):
         self.reports = reports
         self._status = status
+        self._telling = threading.RLock()
         self._note()
         with _changed:
             _followed[next(_numbers)] = self
@@ -102,22 +108,30 @@ class Followed:
         return status
 
     def change(self, level: int = logging.INFO, **fields: Any) -> None:
-        """Notes and tells that fields of the status have other values, from any thread.
+        """Tells and notes that fields of the status have other values, from any thread.
+
+        Whoever has waited for the change finds the log line written.
 
         Args:
             level: Of the log line.
             fields: The values.
         """
-        with _changed:
-            before, self._status = str(self._status), replace(self._status, **fields)
-            self._note()
-            _changed.notify_all()
-        if str(self._status) != before:
-            log.log(level, "autotune: %s: %s", self._status.graph, self._status)
+        with self._telling:
+            status = replace(self._status, **fields)
+            if str(status) != str(self._status):
+                log.log(level, "autotune: %s: %s", status.graph, status)
+            with _changed:
+                self._status = status
+                self._note()
+                _changed.notify_all()
 
     def give_up(self, reason: str, level: int = logging.WARNING) -> None:
         """Notes that the graph stays in eager."""
         self.change(level, state="gave up", reason=reason, candidate="")
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread that is not there may have been telling."""
+        self._telling = threading.RLock()
 
     def _note(self) -> None:
         for report in self.reports:
@@ -164,6 +178,7 @@ def _after_fork() -> None:
     global _changed
     _changed = threading.Condition()
     for each in list(_followed.values()):
+        each.after_fork()
         if not each.status.is_settled:
             each.give_up("this process was forked from the one that tunes", logging.INFO)
 

@@ -33,6 +33,7 @@ from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.runtime.tf32 import product_precision
 from dynamo_backends.tuning.children import environment
 from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.race import Run
 
 log = logging.getLogger("dynamo_backends")
 
@@ -68,7 +69,8 @@ def begin(owner: TunedBeside) -> None:
             try:
                 assert owner.ensemble is not None
                 choice = flow.accept(outcome, owner.ensemble.mutated())
-                _take_over(owner, flow, competing, choice)
+                sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
+                _take_over(owner, flow, competing, choice, sizes)
             except _Excluded as error:
                 owner.leave(f"{outcome.winner} was proven right, and {error}")
 
@@ -81,6 +83,7 @@ def begin(owner: TunedBeside) -> None:
                 followed=owner.followed,
                 budget=flow.budget,
                 prepare=prepare,
+                is_ready=_is_ready,
                 decided=decided,
                 left=TunedBeside.leave,
                 isolated=isolated,
@@ -95,8 +98,13 @@ def begin(owner: TunedBeside) -> None:
 def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -> dict[str, Any]:
     """Writes a graph and its inputs for the other process; the request."""
     with owner.apart() as ensemble:
-        static = private.captured_static_inputs(ensemble.captured)
+        static, symbols = private.captured_static_inputs(ensemble.captured), owner.symbols
         serialization.write(folder, ensemble.captured, ensemble.values)
+        counts: list[int] = []
+        if symbols is not None:
+            symbols.traffic.close()
+            sets, counts = zip(*symbols.traffic.seen(), strict=True)
+            serialization.write_others(folder, sets[1:], static)
         options = dataclasses.replace(ensemble.options, mode="wait", isolate="off")
         alone = [c for c in competing if _is_alone(c)]
         return {
@@ -104,6 +112,8 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
             "candidates": [dataclasses.asdict(c) for c in competing],
             "options": dataclasses.asdict(options),
             "static": sorted(static),
+            "symbols": dataclasses.asdict(symbols.description) if symbols is not None else {},
+            "counts": counts,
             "number": ensemble.number,
             "settings": {
                 "environment": environment(),
@@ -116,15 +126,30 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
         }
 
 
+def _is_ready(owner: TunedBeside) -> bool:
+    return owner.symbols is None or owner.symbols.traffic.suffices
+
+
 def _is_alone(candidate: Candidate) -> bool:
     ours = candidate.owner == "ours"
     return ours and not is_found_elsewhere(get_backend(candidate.backend))
 
 
 def _take_over(
-    owner: TunedBeside, flow: DecisionFlow, competing: Sequence[Candidate], choice: Choice
+    owner: TunedBeside,
+    flow: DecisionFlow,
+    competing: Sequence[Candidate],
+    choice: Choice,
+    sizes: str = "",
 ) -> None:
     """Loads the winner, compares it with eager, and has it run the calls.
+
+    Args:
+        owner: Who serves the calls.
+        flow: Has the decision.
+        competing: Who takes part.
+        choice: What was decided.
+        sizes: Over which sizes, if they are known.
 
     Raises:
         _Excluded: It fails, or is wrong; the decision on disk is dropped.
@@ -135,12 +160,14 @@ def _take_over(
         candidate = next(c for c in competing if c.name == winner)
         try:
             problem = _problem(owner, candidate)
+        except _Excluded as error:
+            problem = str(error)
         except Exception as error:
             problem = f"failed: {brief_error(error)}"
         if problem:
             flow.forget()
             raise _Excluded(problem)
-    owner.settle(winner, choice, flow)
+    owner.settle(winner, choice, flow, sizes)
 
 
 def _problem(owner: TunedBeside, candidate: Candidate) -> str:
@@ -150,23 +177,65 @@ def _problem(owner: TunedBeside, candidate: Candidate) -> str:
     """
     with owner.apart() as ensemble:
         COUNTS.add(compiled=1)
-        # AOT Autograd and Inductor have settings for all threads.
-        with private.without_captures(), private.as_if_captured():
-            run = ensemble.build(candidate)
-        for _ in range(_COMPARISONS):
-            before = _versions(ensemble)
-            static, mutated = private.captured_static_inputs(ensemble.captured), ensemble.mutated()
-            values = copies(ensemble.values, static - mutated)  # calls write to the others
-            given = Arguments(values, static, mutated, watched=False)
-            subject = ensemble.subject("", given)
-            trial = Trial(given, subject.original, subject.precise, subject.promised, draws=False)
-            COUNTS.add(verified=1)
-            verdict = trial.judge(run, candidate.reduced)
-            if not verdict.wrong or before == _versions(ensemble):
-                break
-        if verdict.wrong:
-            return f"is wrong here: {verdict.wrong}"
+        run = _built(owner, ensemble, candidate)
+        for values in _inputs(owner):
+            if wrong := _wrong(ensemble, candidate, run, values):
+                return f"is wrong here: {wrong}"
         return failure_of(ensemble.reports[candidate.name])
+
+
+def _built(owner: TunedBeside, ensemble: Ensemble, candidate: Candidate) -> Run:
+    """The candidate, compiled; for all sizes that calls have had.
+
+    Raises:
+        _Excluded: It assumes something that cannot be looked at in calls.
+    """
+    symbols = owner.symbols
+    # AOT Autograd and Inductor have settings for all threads.
+    if symbols is None:
+        with private.without_captures(), private.as_if_captured():
+            return ensemble.build(candidate)
+    symbols.traffic.close()
+    # What new sizes need is compiled beside the calls as well.
+    options = dataclasses.replace(ensemble.options, while_compiling="eager")
+    context = symbols.context(ensemble.example_inputs)
+    with private.without_captures(), private.as_if_captured(context):
+        run = ensemble.build(candidate, options)
+        for values in _inputs(owner):
+            run(_given(ensemble, values).fresh())
+    if unknown := symbols.assumed.unknown:
+        names = ", ".join(sorted(map(str, unknown)))
+        raise _Excluded(f"assumes something of {names}, which no input tells")
+    return run
+
+
+def _inputs(owner: TunedBeside) -> list[list[Any]]:
+    """Those that a candidate is compared with eager on: of all sizes that it is to serve."""
+    assert owner.ensemble is not None
+    if owner.symbols is None:
+        return [owner.ensemble.values]
+    seen, assumed = owner.symbols.traffic.seen(), owner.symbols.assumed
+    return [values for values, _ in seen if assumed.unknown or assumed.holds(values)]
+
+
+def _given(ensemble: Ensemble, values: Sequence[Any]) -> Arguments:
+    static, mutated = private.captured_static_inputs(ensemble.captured), ensemble.mutated()
+    kept = copies(values, static - mutated)  # calls write to the others
+    return Arguments(kept, static, mutated, watched=False)
+
+
+def _wrong(ensemble: Ensemble, candidate: Candidate, run: Run, values: Sequence[Any]) -> str:
+    """What is wrong with a candidate's results, if weights do not change meanwhile."""
+    for _ in range(_COMPARISONS):
+        before = _versions(ensemble)
+        given = _given(ensemble, values)
+        subject = ensemble.subject("", given)
+        trial = Trial(given, subject.original, subject.precise, subject.promised, draws=False)
+        COUNTS.add(verified=1)
+        verdict = trial.judge(run, candidate.reduced)
+        if not verdict.wrong or before == _versions(ensemble):
+            break
+    return verdict.wrong
 
 
 def _versions(ensemble: Ensemble) -> list[int]:

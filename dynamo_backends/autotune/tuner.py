@@ -103,11 +103,19 @@ class Tuner:
 
     def _tune(self, task: Task) -> None:
         request: dict[str, Any] = {}
+        while not self._is_ready(task):
+            self._look(task, threading.Event())
         with _folder() as folder:
             self._beside(task, lambda owner: request.update(task.prepare(owner, folder)))
             task.followed.change(state="tuning", budget_s=task.budget.total_s)
             outcome = self._asked(task, {**request, "folder": str(folder)})
         self._beside(task, lambda owner: task.decided(owner, outcome))
+
+    def _is_ready(self, task: Task) -> bool:
+        owner = task.owner()
+        if owner is None:
+            raise NotWanted
+        return task.is_ready(owner)
 
     def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
         """What came of a task, however often the process is lost on the way."""

@@ -6,28 +6,40 @@ Requests and answers are JSON, one per line, on standard input and output; betwe
 "said" tell what is going on. The graph and copies of its inputs are in a folder (`serialization`).
 """
 
+import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization
+from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import read_options, rebuilt
-from dynamo_backends.autotune.session import Outcome, TuningSession
+from dynamo_backends.autotune.session import (
+    Outcome,
+    PreparedCandidate,
+    Subject,
+    TuningSession,
+    Unsuitable,
+)
+from dynamo_backends.autotune.symbols import Description, old_places
+from dynamo_backends.autotune.traffic import Assumed
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.tuning.budget import Budget, cpu_s
 from dynamo_backends.tuning.children import end_with_parent
 from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.tuning.race import Run
 from dynamo_backends.tuning.requests import Say, answer_all
 
 
@@ -59,7 +71,8 @@ def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
     try:
         _set(request["settings"])
         graph, values = serialization.read(Path(request["folder"]))
-        return tuned(graph, values, request, say)
+        others = serialization.read_others(Path(request["folder"]), values)
+        return tuned(graph, values, others, request, say)
     except Exception as error:
         return {"problem": brief_error(error)}
     finally:
@@ -79,48 +92,102 @@ def _set(settings: dict[str, Any]) -> None:
 
 
 def tuned(
-    graph: fx.GraphModule, values: Sequence[Any], request: dict[str, Any], say: Say
+    graph: fx.GraphModule,
+    values: Sequence[Any],
+    others: Sequence[Sequence[Any]],
+    request: dict[str, Any],
+    say: Say,
 ) -> dict[str, Any]:
     """Captures the graph anew, so that it is tuned as in Dynamo's call of a backend.
 
     Args:
         graph: As another process captured it.
         values: Copies of its inputs.
+        others: Copies of inputs of other sizes.
         request: What else is known, and asked for.
         say: Tells the parent.
     """
     static = frozenset(request["static"])
-    module = rebuilt(graph, values, static)
+    symbols = Description(**request["symbols"]) if request["symbols"] else None
+    sizes = {int(i): place for i, place in symbols.sizes.items()} if symbols else {}
+    module = rebuilt(graph, values, static, sizes)
     found: list[dict[str, Any]] = []
 
     def choose(captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            found.append(_answered(*_decided(captured, inputs, request, say)))
+            given = others
+            if symbols is not None:
+                places = old_places(captured, symbols)
+                given = [_placed(inputs, values, places, static) for values in others]
+            found.append(_answered(*_decided(captured, inputs, given, request, say)))
         except Exception as error:
             found.append({"problem": brief_error(error)})
         return captured.forward
 
+    for i, kinds in symbols.dims.items() if symbols else ():
+        private.mark_dims(values[int(i)], kinds)
     with torch.no_grad():
-        run = torch.compile(module, backend=choose, dynamic=False)
-        run(*(value for i, value in enumerate(values) if i not in static))
+        run = torch.compile(module, backend=choose, dynamic=symbols is not None)
+        run(*(value for i, value in enumerate(values) if i not in static and i not in sizes))
     return found[0] if len(found) == 1 else {"problem": "the copy of the graph is not one graph"}
 
 
+def _placed(
+    inputs: Sequence[Any], values: Sequence[Any], places: Sequence[int], static: Collection[int]
+) -> list[Any]:
+    """Inputs of the graph that was captured anew; weights are its own.
+
+    Args:
+        inputs: That it was captured with.
+        values: Inputs of the old graph.
+        places: See `old_places`.
+        static: Which of the old ones are weights.
+    """
+    return [x if p in static else values[p] for x, p in zip(inputs, places, strict=True)]
+
+
 def _decided(
-    captured: fx.GraphModule, inputs: Sequence[Any], request: dict[str, Any], say: Say
+    captured: fx.GraphModule,
+    inputs: Sequence[Any],
+    others: Sequence[Sequence[Any]],
+    request: dict[str, Any],
+    say: Say,
 ) -> tuple[Outcome, Budget]:
     competing = [Candidate(**given) for given in request["candidates"]]
     known = list(map(CandidateReport.from_dict, request["known"]))
+    symbols = private.CapturedSymbols(inputs)
     options: AutotuneOptions = read_options(request["options"])
     ensemble = Ensemble(captured, inputs, options, request["number"])
     budget = Budget(options.budget_s, request["spent_s"], cpu_s)
     with budget.spending(), ensemble.apart():
-        subject = ensemble.subject("")
+        static, mutated = private.captured_static_inputs(captured), ensemble.mutated()
+        more = [Arguments(values, static, mutated, watched=False) for values in others]
+        subject = ensemble.subject("", others=more, counts=request["counts"])
         prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
+        if others:
+            prepared = [_where_right(each, subject, symbols) for each in prepared]
         model = CostModel(Decisions().all())
         progress = _Telling(say, budget)
         session = TuningSession(subject, prepared, options, model, budget, progress, known)
         return session.decide(), budget
+
+
+def _where_right(
+    prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols
+) -> PreparedCandidate:
+    """A candidate as it would serve: eager runs the sizes that it is not compiled for.
+
+    Dynamo's guards are not asked when sizes change here.
+    """
+
+    def build() -> Run:
+        run, eager = prepared.build(), subject.original
+        assumed = Assumed(symbols.assumed(), symbols.numbers)
+        if assumed.unknown:
+            raise Unsuitable(f"assumes {assumed}, which no input tells")
+        return lambda args: run(args) if assumed.holds(args) else eager(args)
+
+    return dataclasses.replace(prepared, build=build)
 
 
 def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:

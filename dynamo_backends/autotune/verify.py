@@ -68,6 +68,7 @@ class Trial:
         promised: Strides of the outputs that Dynamo promises, besides eager's own.
         draws: Whether random numbers may be drawn. If not, torch's generators are let alone, which
             are those of the program's other threads, too.
+        where: What of its inputs a verdict is to mention.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Trial:
         precise: Run | None,
         promised: Sequence[Sequence[int] | None] = (),
         draws: bool = True,
+        where: str = "",
     ):
+        self.where = where
         self._arguments = arguments
         self._original = original
         self._rng = snapshot_rng() if draws else None
@@ -207,8 +210,7 @@ def judge(trials: Sequence[Trial], run: Run, reduced: bool = False) -> Verdict:
     for number, trial in enumerate(trials):
         verdicts.append(trial.judge(run, reduced, calls=1 if number else 2))
         if not verdicts[-1].right:
-            where = " (on perturbed inputs)" if number else ""
-            verdicts[-1] = replace(verdicts[-1], wrong=verdicts[-1].wrong + where)
+            verdicts[-1] = replace(verdicts[-1], wrong=verdicts[-1].wrong + trial.where)
             break
     return _together(verdicts)
 

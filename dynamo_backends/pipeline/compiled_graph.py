@@ -203,7 +203,7 @@ class CompiledGraph:
             return padded or self._eager
         if program is None and self._is_churning:
             return self._eager
-        if program is None and self._options.is_beside:
+        if program is None and self._options.is_beside and not background.is_beside():
             self._submit(key, args)
             return self._meanwhile
         if program is None:

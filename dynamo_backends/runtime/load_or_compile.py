@@ -74,7 +74,8 @@ def _key(backend: Backend, options: Options, mark: str) -> str | None:
     versions = backend.cache_key(options) if options.cache else None
     if versions is None:
         return None
-    settings = {**dataclasses.asdict(options), "verify": "off"}  # not compiled in
+    not_compiled_in = {"verify": "off", "while_compiling": "wait"}
+    settings = {**dataclasses.asdict(options), **not_compiled_in}
     text = f"{mark} {backend.name} {versions} {torch.__version__} {settings}"
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -69,6 +69,8 @@ class Race:
         pauses: Whether to pause before each sample; without, calls follow each other.
         budget_s: No round begins later than this, but there are always enough of them.
         seed: Of the order in the rounds.
+        least: Each sample consists of a multiple of so many calls. With the number of sets, each
+            takes every set as often as the others.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Race:
         pauses: bool = True,
         budget_s: float = 60,
         seed: int = 0,
+        least: int = 1,
     ):
         self._runs = dict(runs)
         self._sets = [inputs() for _ in range(sets)]
@@ -90,7 +93,7 @@ class Race:
         self._samples: dict[str, list[float]] = {name: [] for name in runs}
         self._failed: dict[str, str] = {}
         self._spent: dict[str, float] = dict.fromkeys(runs, 0.0)
-        self._repeat = 1
+        self._repeat = self._least = least
         self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
 
     def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> Measured:
@@ -103,7 +106,8 @@ class Race:
         start = time.perf_counter()
         warm = self._warm_up()
         best = min(warm.values())
-        self._repeat = max(1, min(_MOST_REPEATS, int(_SHORT_S / max(best, 1e-7))))
+        passes = max(1, min(_MOST_REPEATS, int(_SHORT_S / max(best, 1e-7))) // self._least)
+        self._repeat = passes * self._least
         active = [n for n in warm if warm[n] < HOPELESS * best or n == baseline]
         hopeless = {n: t for n, t in warm.items() if n not in active}
         for number in range(1, _MOST_ROUNDS + 1):
@@ -131,7 +135,7 @@ class Race:
     def _first_calls(self, run: Run) -> list[float]:
         times: list[float] = []
         while len(times) < _WARMUP or (sum(times) < _WARMUP_S and len(times) < _MOST_REPEATS):
-            times.append(self._sample(run, 1))
+            times.append(self._sample(run, self._least))
         return times
 
     def _round(self, active: list[str]) -> None:

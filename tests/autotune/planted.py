@@ -31,6 +31,8 @@ ENTRY_POINTS = (
     "hangs",
     "crashes",
     "waits",
+    "good_below_20",
+    "wrong_elsewhere",
 )
 
 state = {"broken": False}
@@ -61,11 +63,16 @@ Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _ordered(inputs: Sequence[Any], function: Function) -> Callable[..., Any]:
-    """Dynamo's order of inputs is not fixed: the weight is the one that requires gradients."""
-    weight_first = inputs[0].requires_grad
+    """Dynamo's order of inputs is not fixed: the weight is the one that requires gradients.
 
-    def run(*args: Tensor) -> tuple[Tensor, Tensor]:
-        return function(*(reversed(args) if weight_first else args))
+    Symbols among the inputs are left out.
+    """
+    first, _ = (x for x in inputs if isinstance(x, Tensor))
+    weight_first = first.requires_grad
+
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        x, w = (arg for arg in args if isinstance(arg, Tensor))
+        return function(w, x) if weight_first else function(x, w)
 
     return run
 
@@ -152,6 +159,28 @@ def waits(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
     while os.path.exists(os.environ["PLANTED_GATE"]):
         time.sleep(0.01)
     return good(gm, inputs)
+
+
+def good_below_20(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Assumes that sizes are small, as a compiler may, and is wrong where they are not."""
+    small = all(x < 20 for x in inputs if isinstance(x, torch.SymInt))
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y, z = _good(x, w)
+        return (y, z) if small and len(x) < 20 else (y + 1, z)
+
+    return _ordered(inputs, function)
+
+
+def wrong_elsewhere(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Is right for the sizes that it was compiled for alone."""
+    lengths = [len(x) for x in inputs if isinstance(x, Tensor) and not x.requires_grad]
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y, z = fast(x, w)
+        return y + (len(x) != lengths[0]), z
+
+    return _ordered(inputs, function)
 
 
 def crashes(gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -301,7 +301,6 @@ def test_what_a_graph_writes_is_written_once_a_call():
 
 REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "draws": (lambda x: nn.functional.dropout(x, 0.5) + 1, "draws random numbers"),
-    "symbols": (lambda x: x * 2, "its sizes are symbols, for which mode='wait' tunes alone"),
     "training": (lambda x: x * 2, "gradients are computed, for which mode='wait' tunes alone"),
     "autocast": (lambda x: x @ x.T, "autocast is on, which other threads and processes do not see"),
 }
@@ -311,7 +310,7 @@ REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: tuner.Tuner):
     fn, reason = REASONS[name]
     x = torch.randn(4, 4, requires_grad=name == "training")
-    run = torch.compile(fn, backend="autotune", options=OPTIONS, dynamic=name == "symbols")
+    run = torch.compile(fn, backend="autotune", options=OPTIONS)
     with dynamo_backends.record() as reports, torch.autocast("cpu", enabled=name == "autocast"):
         torch.manual_seed(0)
         result, after = run(x), torch.rand(1)
@@ -349,17 +348,17 @@ def test_the_first_call_may_compile_who_promises_most(gate: Gate, counts: Counts
 
 
 def test_explain_shows_where_tuning_stands():
-    explanation = dynamo_backends.explain(
-        lambda x: F.dropout(x, 0.5), torch.ones(3), backend="autotune", options=OPTIONS
-    )
-    assert until_settled(explanation).startswith("gave up (aten.")
+    with dynamo_backends.Explainer(dropped, backend="autotune", options=OPTIONS) as call:
+        call(torch.ones(3))
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+        explanation = call.explanation()
+    (report,) = explanation.reports
+    assert report.tuning.startswith("gave up (aten.")
     assert "tuning beside the calls: gave up (aten." in str(explanation)
 
 
-def until_settled(explanation: dynamo_backends.Explanation) -> str:
-    (report,) = explanation.reports
-    until(lambda: report.tuning != "queued")
-    return report.tuning
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
 
 
 def test_what_other_processes_do_not_know_is_not_tried(

@@ -81,6 +81,16 @@ def test_one_that_raises_drops_out(monkeypatch: pytest.MonkeyPatch):
     assert "a" not in measured.timings
 
 
+def test_a_sample_takes_all_inputs_equally_often():
+    made = iter([0, 1, 1, 1])
+    seen: list[int] = []
+    runs = {"eager": lambda args: seen.append(args[0]) or []}
+    race = Race(runs, lambda: [next(made)], sets=4, pauses=False, least=4)  # type: ignore[arg-type]
+    race.run("eager")
+    assert len(seen) >= 2 * 4
+    assert seen == [0, 1, 1, 1] * (len(seen) // 4)
+
+
 def test_inputs_rotate():
     made = iter(range(100))
     seen: list[int] = []

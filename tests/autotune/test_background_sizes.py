@@ -1,0 +1,275 @@
+"""`mode="background"` with symbolic sizes: tuned over those that occur, and never in a call."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import dynamo_backends
+from dynamo_backends import TuningStatus
+from dynamo_backends import _torch_private as private
+from dynamo_backends.autotune import status, traffic, tuner
+from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.rehearsal import rebuilt
+from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningSession
+from dynamo_backends.autotune.symbols import Description, described, old_places
+from dynamo_backends.autotune.traffic import Traffic, schedule
+from dynamo_backends.pipeline import background
+from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.tuning import race
+from dynamo_backends.tuning.budget import Budget
+from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tuning.progress import Progress
+from tests.autotune.planted import Slow
+
+LONG_S = 100
+
+
+@pytest.fixture(autouse=True)
+def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
+    """A tuner of this test alone, and its graphs: jax keeps code, and with it what it calls."""
+    monkeypatch.setattr(status, "_followed", weakref.WeakValueDictionary())
+    made = tuner.Tuner()
+    monkeypatch.setattr(tuner, "_tuner", made)
+    yield made
+    made.stop()
+    assert background.wait(LONG_S)
+    assert not (cache_folder() / "tuning").exists(), "copies of the graph are left"
+
+
+def compiled(fn: Callable[..., Any], *names: str, dynamic: bool | None = None) -> Any:
+    options = {"mode": "background", "candidates": names}
+    return torch.compile(fn, backend="autotune", options=options, dynamic=dynamic)
+
+
+def call(run: Callable[..., Any], fn: Callable[..., Any], size: int) -> None:
+    x = torch.randn(size, 40, 50)
+    torch.testing.assert_close(run(x), fn(x))
+
+
+def statuses() -> list[TuningStatus]:
+    assert dynamo_backends.wait_for_tuning(LONG_S)
+    return dynamo_backends.tuning_status()
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("plant")
+def test_the_second_size_is_tuned_over_those_that_occur(counts: Counts):
+    model = Slow()
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "good")
+        for size in (3, 5, 6, 6, 7):
+            call(run, model, size)
+        first, second = statuses()
+    assert first.winner == second.winner == "good"
+    assert first.sizes == ""
+    assert second.sizes == "x.size()[0] = 5 in 1 call, 6 in 2 calls, 7 in 1 call"
+    assert reports[1].tuning == f"verified winner good serving, chosen over {second.sizes}"
+    assert reports[1].chosen == "good"
+    assert {row.name for row in reports[1].candidates} == {"eager", "good"}
+    assert counts.compiled == 2, "the winner alone, for each of the two graphs"
+    for size in (3, 5, 7, 31):
+        call(run, model, size)
+    assert (counts.compiled, counts.sessions, len(reports)) == (2, 0, 2)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("plant")
+def test_who_is_wrong_at_another_size_does_not_win():
+    model = Slow()
+    run = compiled(model, "wrong_elsewhere", dynamic=True)
+    for size in (5, 6):
+        call(run, model, size)
+    (found,) = statuses()
+    assert found.winner == "eager"
+    (row,) = (r for r in Decisions().all()[0].candidates if r.name == "wrong_elsewhere")
+    assert row.reason.startswith("wrong: output 0 differs from eager")
+    assert row.reason.endswith("(at other sizes)")
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("plant")
+def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCaptureFixture):
+    model = Slow()
+    run = compiled(model, "good_below_20", dynamic=True)
+    for size in (5, 6, 30):
+        call(run, model, size)
+    (found,) = statuses()
+    assert found.winner == "good_below_20"
+    call(run, model, 19)
+    assert "other sizes run in eager" not in caplog.text
+    for size in (20, 50):
+        call(run, model, size)
+    said = [text for text in caplog.messages if "other sizes run in eager" in text]
+    assert len(said) == 1
+    assert said[0].startswith("autotune: good_below_20 is right where ")
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("eager_seems_slow")
+@pytest.mark.parametrize("backend", ["ts_trace", "openxla"])
+def test_what_new_sizes_need_is_compiled_beside_the_calls(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(traffic, "WAIT_S", 0.0)
+
+    def fn(x: Tensor) -> Tensor:
+        return (x.relu() + 1).sum(1)
+
+    options = {"candidates": [backend]}
+    torch.compile(fn, backend="autotune", options=options, dynamic=True)(torch.randn(5, 4, 3))
+    torch._dynamo.reset()
+    with dynamo_backends.record() as reports:
+        run = compiled(fn, backend, dynamic=True)
+        run(torch.randn(5, 4, 3))
+        (found,) = statuses()
+        assert found.winner == backend
+        for size in (7, 9):
+            x = torch.randn(size, 4, 3)
+            torch.testing.assert_close(run(x), fn(x))
+            assert background.wait(LONG_S)
+            torch.testing.assert_close(run(x), fn(x))
+    (report,) = reports
+    served = {row.by: 0 for row in report.traffic()}
+    for row in report.traffic():
+        served[row.by] += row.calls
+    if backend == "openxla":
+        assert served["eager while compiling"] == 2, "one for each new size"
+        assert served["exact"] >= 2
+        assert report.cache_hits == 1, "that of the decision is on disk"
+    else:
+        assert served["ranged"] >= 2
+    assert not report.events
+
+
+@torch.no_grad()
+def test_sizes_without_a_value_stay_in_eager():
+    x = torch.randn(4, 3)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    run = compiled(lambda x: x.relu() + 1, "ts_trace")
+    torch.testing.assert_close(run(x), x.relu() + 1)
+    (found,) = statuses()
+    assert found.reason == "a size is a symbol without a value, of which there is no copy"
+
+
+def test_tuning_waits_for_sizes_or_a_second(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(traffic.time, "monotonic", lambda: now[0])
+    x = torch.zeros(2, 3)
+    seen = Traffic({0: "n"}, (), [2, x])
+    seen.note([2, x])
+    assert not seen.suffices
+    now[0] += traffic.WAIT_S + 0.01
+    assert seen.suffices
+    now[0] -= 0.5
+    for size in range(2, 2 + traffic.MOST):
+        assert not seen.suffices
+        seen.note([size, torch.full((size, 3), float(size))])
+    assert seen.suffices
+    seen.note([99, x])
+    seen.close()
+    seen.note([2, x])
+    sizes = [(values[0], count) for values, count in seen.seen()]
+    assert sizes == [(2, 2), *((n, 1) for n in range(3, 2 + traffic.MOST))]
+
+
+def test_inputs_of_calls_are_copied():
+    x = torch.ones(3)
+    w = torch.ones(3)
+    seen = Traffic({0: "n"}, {2}, [2, torch.ones(2), w])
+    seen.note([3, x, w])
+    x.zero_()
+    (_, (values, _)) = seen.seen()
+    assert values[1].tolist() == [1, 1, 1]
+    assert values[2] is w
+
+
+def test_calls_are_scheduled_by_how_often_sizes_occurred():
+    assert schedule([1, 1, 1]) == [0, 1, 2]
+    assert sorted(schedule([3, 1])) == [0, 0, 0, 1]
+    often = schedule([3000, 1000, 1])
+    assert [often.count(i) for i in range(3)] == [12, 4, 1]
+    assert often[:5] != [0] * 5, "they take turns"
+
+
+def captured_with(fn: Callable[..., Any], *args: Any, dynamic: bool = True) -> tuple[Any, Any, Any]:
+    """Dynamo's graph, its inputs, and a description of its symbols."""
+    found: list[Any] = []
+
+    def take(graph: fx.GraphModule, inputs: Any) -> Any:
+        found.append((graph, inputs, described(graph, private.CapturedSymbols(inputs))))
+        return graph.forward
+
+    torch.compile(fn, backend=take, dynamic=dynamic)(*args)
+    return found[0]
+
+
+def test_a_copy_of_a_graph_has_the_same_symbols():
+    x, y, w = torch.randn(5, 4), torch.randn(5, 7), torch.randn(4)
+    torch._dynamo.mark_static(x, 1)
+    fn = lambda n, x, y: ((x * w).sum(1, keepdim=True) * y * n, y.shape[1] * 2)  # noqa: E731
+    graph, inputs, description = captured_with(fn, 3, x, y)
+    values = [private.concrete(value) for value in inputs]
+    sizes = {int(i): place for i, place in description.sizes.items()}
+    assert sizes, "some inputs are sizes of others"
+    module = rebuilt(graph, values, (), sizes)
+    given = [v for i, v in enumerate(values) if i not in sizes]
+    again, others, _ = captured_with(module, *given)
+    places = old_places(again, description)
+    for place, other in zip(places, others, strict=True):
+        expected = values[place]
+        value = private.concrete(other)
+        assert value is expected if isinstance(value, Tensor) else value == expected
+
+
+def test_a_copy_with_other_symbols_is_refused():
+    graph, inputs, description = captured_with(lambda x: x + 1, torch.randn(5, 4))
+    values = [private.concrete(value) for value in inputs]
+    sizes = {int(i): place for i, place in description.sizes.items()}
+    copy = rebuilt(graph, values, (), sizes)
+    given = [v for i, v in enumerate(values) if i not in sizes]
+    again, _, _ = captured_with(copy, *given)
+    assert old_places(again, description) is not None
+    torch._dynamo.reset()
+    other = [["s0"] if len(v) == 1 else ["s0", "s0"] for v in description.values]
+    with pytest.raises(ValueError, match="was captured with other symbols"):
+        old_places(again, Description(other, description.dims, description.sizes))
+
+
+@pytest.mark.parametrize(
+    ("counts", "winner"), [((3, 1), "fast_at_2"), ((1, 3), "eager"), ((1, 300), "eager")]
+)
+def test_the_winner_is_the_fastest_over_what_occurs(
+    counts: tuple[int, int], winner: str, monkeypatch: pytest.MonkeyPatch
+):
+    seconds = {("eager", 2): 1.0, ("eager", 5): 1.0, ("fast_at_2", 2): 0.1, ("fast_at_2", 5): 2.5}
+    now = [0.0]
+
+    def run(name: str) -> Callable[[list[Any]], list[Tensor]]:
+        def call(args: list[Any]) -> list[Tensor]:
+            now[0] += seconds[name, len(args[0])]
+            return [args[0] * 2]
+
+        return call
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(race, "time", clock)
+    first, other = (Arguments([torch.ones(size)], (), ()) for size in (2, 5))
+    subject = Subject(run("eager"), None, first, others=[other], counts=counts)
+    prepared = [PreparedCandidate("fast_at_2", lambda: run("fast_at_2"))]
+    session = TuningSession(
+        subject, prepared, AutotuneOptions(), CostModel([]), Budget(100), Progress()
+    )
+    outcome = session.decide()
+    assert outcome.winner == winner
+    (row,) = (row for row in outcome.rows if row.name == "fast_at_2")
+    share = 0.1 * counts[0] + 2.5 * counts[1]
+    if sum(counts) < 16:
+        assert row.seconds == pytest.approx(share / sum(counts))

@@ -13,18 +13,18 @@ class Budget:
     Args:
         total_s: Seconds in all.
         spent_s: How many of them are gone.
-        clock: Tells seconds.
+        clock: Tells seconds; by default those that pass.
     """
 
     def __init__(
         self,
         total_s: float,
         spent_s: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ):
         self.total_s = total_s
         self._spent = spent_s
-        self.clock = clock
+        self.clock = clock or time.perf_counter
         self._since: float | None = None
         self._depth = 0
         self._told = False

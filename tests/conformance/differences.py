@@ -139,6 +139,7 @@ DECLARED: tuple[Difference, ...] = (
         ),
     ),
     Difference("ov", LOSES_NAN, _CONVOLUTIONS, ("nn.functional.conv1d", "nn.functional.conv2d")),
+    Difference("ov", SPREADS_NAN, _CONVOLUTIONS, ("nn.functional.conv3d",)),
     Difference("ov", ENDS_AT_32_BITS, _CASTS, ("masked.logsumexp",)),
     Difference("ov", ZERO_SIGNS, _ZEROS, ("nn.functional.elu", "nn.functional.selu")),
     *(Difference(backend, SPREADS_NAN, _CONVOLUTIONS, _TRANSPOSED) for backend in ("tvm", "iree")),

@@ -2,14 +2,22 @@
 
 import importlib
 import shutil
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from dynamo_backends.autotune import status, tuner
+from dynamo_backends.pipeline import background
+from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.counts import COUNTS, Counts
 from dynamo_backends.tuning.race import Race, Run
 from tests.autotune import planted
+
+LONG_S = 100
+"""No test waits longer for a tuner."""
 
 METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
 
@@ -53,3 +61,15 @@ def eager_seems_slow(monkeypatch: pytest.MonkeyPatch) -> None:
         return seconds * 100 if run is self._runs.get("eager") else seconds
 
     monkeypatch.setattr(Race, "_sample", biased)
+
+
+@pytest.fixture
+def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
+    """A tuner of this test alone, and its graphs: jax keeps code, and with it what it calls."""
+    monkeypatch.setattr(status, "_followed", weakref.WeakValueDictionary())
+    made = tuner.Tuner()
+    monkeypatch.setattr(tuner, "_tuner", made)
+    yield made
+    made.stop()
+    assert background.wait(LONG_S)
+    assert not (cache_folder() / "tuning").exists(), "copies of the graph are left"

@@ -6,7 +6,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,24 +21,14 @@ from dynamo_backends import TuningStatus
 from dynamo_backends.autotune import takeover, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.pipeline import background
-from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.counts import Counts
+from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 
-LONG_S = 100
 OPTIONS = {"mode": "background", "candidates": ["ts_trace"]}
 
 
-@pytest.fixture(autouse=True)
-def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
-    """A tuner of this test alone."""
-    made = tuner.Tuner()
-    monkeypatch.setattr(tuner, "_tuner", made)
-    yield made
-    made.stop()
-    assert background.wait(LONG_S)
-    assert not (cache_folder() / "tuning").exists(), "copies of the graph are left"
+pytestmark = pytest.mark.usefixtures("tuning")
 
 
 def compiled(fn: Callable[..., Any], *names: str, **options: Any) -> Callable[..., Any]:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from dynamo_backends.tuning.children import environment
-
-LONG_S = 100
+from tests.autotune.conftest import LONG_S
 
 PROGRAM = """
     import json, os, sys, time
@@ -36,6 +35,10 @@ PROGRAM = """
         with torch.no_grad():
             return all(map(torch.allclose, run(x), model(x)))
 
+    def until_tried():
+        while not os.path.exists(os.environ["PLANTED_MARK"]):
+            time.sleep(0.01)
+
     def child_of_the_tuner():
         process = tuner._tuner._process._child
         return process.pid if process is not None else 0
@@ -46,8 +49,7 @@ FORKS = (
     + """
     model, run = served("waits")
     assert is_right(model, run)
-    while not os.path.exists(os.environ["PLANTED_MARK"]):
-        time.sleep(0.01)
+    until_tried()
     child = os.fork()
     if not child:
         status = dynamo_backends.tuning_status()[0]
@@ -91,8 +93,7 @@ ENDS = (
     + """
     model, run = served("waits")
     assert is_right(model, run)
-    while not os.path.exists(os.environ["PLANTED_MARK"]):
-        time.sleep(0.01)
+    until_tried()
     say(tuner=child_of_the_tuner())
     if sys.argv[1] == "kill":
         time.sleep(100)

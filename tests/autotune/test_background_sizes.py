@@ -1,7 +1,6 @@
 """`mode="background"` with symbolic sizes: tuned over those that occur, and never in a call."""
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import TuningStatus
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune import status, traffic, tuner
+from dynamo_backends.autotune import traffic
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
@@ -22,26 +21,14 @@ from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningS
 from dynamo_backends.autotune.symbols import Description, described, old_places
 from dynamo_backends.autotune.traffic import Traffic, schedule
 from dynamo_backends.pipeline import background
-from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning import race
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
 from dynamo_backends.tuning.progress import Progress
+from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 
-LONG_S = 100
-
-
-@pytest.fixture(autouse=True)
-def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
-    """A tuner of this test alone, and its graphs: jax keeps code, and with it what it calls."""
-    monkeypatch.setattr(status, "_followed", weakref.WeakValueDictionary())
-    made = tuner.Tuner()
-    monkeypatch.setattr(tuner, "_tuner", made)
-    yield made
-    made.stop()
-    assert background.wait(LONG_S)
-    assert not (cache_folder() / "tuning").exists(), "copies of the graph are left"
+pytestmark = pytest.mark.usefixtures("tuning")
 
 
 def compiled(fn: Callable[..., Any], *names: str, dynamic: bool | None = None) -> Any:

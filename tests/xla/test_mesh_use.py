@@ -18,6 +18,7 @@ from dynamo_backends.interface.errors import DeviceError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
 from tests.xla.checkpoints import go_on_from_checkpoints
+from tests.xla.ranks import ROOT
 
 MESH = {"data": 4, "model": 2}
 
@@ -270,16 +271,10 @@ def test_another_step_of_a_model_on_a_mesh_is_refused_without_the_mesh():
 _MANY = """
 import sys, torch
 from dynamo_backends import compile_step
+from tests.xla.trainers import of_squares
 model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(3))).double()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-def train(x):
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
+train = of_squares(model, optimizer)
 step = compile_step(
     train, model=model, optimizer=optimizer, mesh={"data": 8}, parallel="fsdp",
     options={"verify": "off"},
@@ -298,7 +293,7 @@ def test_three_hundred_steps_that_nobody_waits_for_do_not_starve_each_other(thre
         variables["PJRT_NPROC"] = threads
     done = subprocess.run(
         [sys.executable, "-c", _MANY],
-        env=variables, capture_output=True, text=True, timeout=170, check=True,
+        cwd=ROOT, env=variables, capture_output=True, text=True, timeout=170, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True"]
     assert "waiting" not in done.stderr

@@ -142,6 +142,7 @@ import sys, torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from dynamo_backends import RankError, compile_step
+from tests.xla.trainers import of_squares
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -151,13 +152,7 @@ def attempt(name, hidden, size, activation, sizes=()):
     model = torch.nn.Sequential(torch.nn.Linear(8, hidden), activation(), last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
-    def train(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
+    train = of_squares(model, optimizer)
     step = compile_step(train, model=model, optimizer=optimizer, mesh={"data": 2})
     try:
         for size in (*sizes, size):
@@ -200,18 +195,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from dynamo_backends import OptionError, StepCaptureError, compile_step
+from tests.xla.trainers import of_squares
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.Adam(model.parameters())
 
-def train(x):
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
+train = of_squares(model, optimizer)
 for mesh, device in (({"data": 4}, "cpu"), ({"data": 2}, "tpu")):
     try:
         compile_step(

@@ -42,6 +42,7 @@ class Decision:
         created: Seconds since 1970.
         short_of_s: Seconds of the budget, if that did not last for all candidates; else 0.
         seconds: Where the time of tuning went (see `GraphReport.tuning_seconds`).
+        features: The graph in numbers (see `priors.graph_features`).
     """
 
     key: str
@@ -57,6 +58,7 @@ class Decision:
     created: float = field(default_factory=time.time)
     short_of_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    features: Mapping[str, float] = field(default_factory=dict)
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
         """Whether it still decides.
@@ -92,8 +94,9 @@ class Decision:
         values["inputs"] = tuple(map(str, values["inputs"]))
         values["mutated"] = tuple(map(int, values["mutated"]))
         values["short_of_s"] = float(values.get("short_of_s", 0.0))
-        seconds = dict(values.get("seconds", {}))
-        values["seconds"] = {str(name): float(s) for name, s in seconds.items()}
+        for numbers in ("seconds", "features"):
+            of_names = dict(values.get(numbers, {}))
+            values[numbers] = {str(name): float(number) for name, number in of_names.items()}
         if values["winner"] not in {c.name for c in values["candidates"]}:
             raise ValueError("its winner is none of its candidates")
         return cls(**values)

@@ -19,6 +19,7 @@ from dynamo_backends.autotune.identity import captured_fingerprint, describe
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.priors import graph_features
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.interface import report as reporting
@@ -95,6 +96,7 @@ class Ensemble:
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
             self.capture_s,
+            graph_features(self.captured),
         )
 
     def _is_built_again(
@@ -147,7 +149,6 @@ class Ensemble:
             self.adapt(precise_captured(self.captured)),
             arguments or Arguments(self.values, static, self.mutated()),
             _promised(self.captured),
-            self.ops,
             title,
             others=others,
             counts=counts,

@@ -17,6 +17,7 @@ from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.priors import Described, machine_features
 from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
@@ -54,6 +55,7 @@ class Question:
         inputs: Data types and shapes of the inputs that are no weights, for people.
         devices: Types of the devices that tensors are on.
         capture_s: Seconds that Dynamo took for the graph.
+        features: The graph in numbers (see `graph_features`).
         facts: What else the decision depends on, in types that JSON has.
     """
 
@@ -64,6 +66,13 @@ class Question:
     devices: Sequence[str]
     facts: Mapping[str, Any] = field(default_factory=dict)
     capture_s: float | None = None
+    features: Mapping[str, float] = field(default_factory=dict)
+
+    def model(self) -> CostModel:
+        """What to expect of candidates."""
+        machine = machine_features(environment(self.devices))
+        described = Described(self.kind, self.ops, self.features, machine)
+        return CostModel(Decisions().all(), described)
 
 
 class DecisionFlow:
@@ -148,7 +157,7 @@ class DecisionFlow:
         try:
             with budget.spending(), around or nullcontext(), showing(title) as progress:
                 given = subject(title)
-                model = CostModel(Decisions().all())
+                model = self._question.model()
                 session = TuningSession(
                     given, prepared(given), self._options, model, budget, progress
                 )
@@ -198,6 +207,7 @@ class DecisionFlow:
                     environment(question.devices),
                     short_of_s=self._short_of_s,
                     seconds=dict(choice.seconds),
+                    features=question.features,
                 )
             )
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, LedgerError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
-    seconds = settings.minutes * 60 if settings.minutes else None
+    seconds = settings.minutes * 60 if settings.minutes is not None else None
     left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, seconds)
     failed = {n: r["error"] for n, r in kept.results.items() if "error" in r}
     console.print(f"{len(kept.results) - len(failed)} models are recorded, {left} are left")
@@ -108,7 +108,8 @@ def child(settings: argparse.Namespace) -> int:
     options = {"candidates": tuple(settings.candidates), "budget_s": _PATIENCE_S}
     compiled = torch.compile(case.make(), backend=compiler("autotune", **options))
     call(compiled, case.inputs())
-    harness.hand_back(decisions=[d.to_dict() for d in Decisions().all()])
+    found = [d.to_dict() for d in Decisions().all()]
+    harness.hand_back(**({"decisions": found} if found else {"error": "no graph was tuned"}))
     return 0
 
 

@@ -1,11 +1,11 @@
 """The benchmark programs load and read their command lines; running them is no test's business."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import harness
 from harness.cells import Row
 from tests.bench.programs import ROOT, load
 
@@ -38,23 +38,29 @@ def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture
     assert "Did you mean 'resnet18'?" in capsys.readouterr().out
 
 
-def test_budgets_are_measured_in_processes_and_continued(
+def test_budgets_are_measured_one_by_one_and_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = load("benchmarks/tuning_time.py")
+    program, measured = load("benchmarks/tuning_time.py"), []
+
+    def in_a_process(name: str, _: Any) -> dict[str, Any]:
+        measured.append(name)
+        if name.endswith("/5"):
+            raise harness.ChildError("planted")
+        return {"speedup": 2.0, "speedup_95": [1.9, 2.1], "first_call_s": 7, "chosen": ["ov"]}
+
+    monkeypatch.setattr(program, "in_a_process", in_a_process)
+    monkeypatch.setattr(program, "SUITES", ("classic",))
     file = str(tmp_path / "times.json")
-    flags = ["--scale", "test", "--rounds", "3", "--models", "squeezenet1_1", "--json", file]
-    program.main([*flags, "--budgets", "0.01", "0.02", "--minutes", "0"])
+    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", file]
+    program.main([*flags, "--budgets", "20", "600", "--minutes", "0"])
     assert "2 are left; the same command goes on" in capsys.readouterr().out
-    program.main([*flags, "--budgets", "0.01"])
-    kept = json.loads(Path(file).read_text())["results"]
-    (row,) = kept.values()
-    assert row["speedup"] > 0
-    assert row["chosen"]
-    measured = dict(kept)
-    monkeypatch.setattr(program, "in_a_process", lambda *_: pytest.fail("it was measured already"))
-    program.main([*flags, "--budgets", "0.01"])
-    assert json.loads(Path(file).read_text())["results"] == measured
+    assert program.main([*flags, "--budgets", "20"]) == 0
+    assert program.main([*flags, "--budgets", "20", "600"]) == 0
+    assert "2.00 (7)" in capsys.readouterr().out
+    assert measured == ["classic/squeezenet1_1/20", "classic/squeezenet1_1/600"]
+    assert program.main([*flags, "--budgets", "5"]) == 1
+    assert "classic/squeezenet1_1/5: planted" in capsys.readouterr().out
     assert program.main([*flags, "--batch", "2"]) == 2
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
 
@@ -79,11 +85,11 @@ def test_tuning_time_says_which_target_is_missed() -> None:
 def test_decisions_are_recorded_for_learning(tmp_path: Path) -> None:
     program, priors = load("benchmarks/record_decisions.py"), load("tools/priors.py")
     file = tmp_path / "decisions.json"
-    flags = ["--scale", "test", "--suite", "recurrent", "--models", "gru", "--json", str(file)]
+    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file)]
     flags += ["--candidates", "ts_trace", "onnxrt"]
     assert program.main(flags) == 0
     records = list(priors.read(file))
-    assert {r.model for r in records} == {"gru"}
+    assert {r.model for r in records} == {"squeezenet1_1"}
     assert all(set(r.tried) == {"ts_trace", "onnxrt"} for r in records)
     assert all(r.described.graph["calls"] > 0 for r in records)
     assert all(r.described.machine["threads"] >= 0 for r in records)

@@ -14,12 +14,11 @@ from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
 from dynamo_backends.autotune.identity import captured_fingerprint, describe
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.priors import graph_features
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.interface import report as reporting
@@ -96,7 +95,7 @@ class Ensemble:
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
             self.capture_s,
-            graph_features(self.captured),
+            features_of(self.captured),
         )
 
     def _is_built_again(

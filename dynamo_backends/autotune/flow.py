@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from torch import fx
+
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.priors import Described, machine_features
+from dynamo_backends.autotune.priors import Described, graph_features, machine_features
 from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
@@ -73,6 +75,17 @@ class Question:
         machine = machine_features(environment(self.devices))
         described = Described(self.kind, self.ops, self.features, machine)
         return CostModel(Decisions().all(), described)
+
+
+def features_of(graph: fx.GraphModule) -> dict[str, float]:
+    """A graph in numbers; none if it cannot be described: the order of candidates is worse then.
+
+    Args:
+        graph: Dynamo's, or a functional one.
+    """
+    with done_without(None, "describing a graph for autotune"):
+        return graph_features(graph)
+    return {}
 
 
 class DecisionFlow:

@@ -19,10 +19,9 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.priors import graph_features
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
@@ -185,7 +184,7 @@ class GraphEnsemble(Executable):
             len(self._graph.calls),
             tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
             self._devices,
-            features=graph_features(self._graph.module),
+            features=features_of(self._graph.module),
         )
         return DecisionFlow(question, self._competing, self._options, NOT_COMPILED, self._report)
 

@@ -192,8 +192,9 @@ class TuningSession:
             self._try(order, trials)
             measured = self._measure()
             best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
-            if again := self._worth.measured(best):
-                self._try(again, trials)
+            right = len(self._runs)
+            self._try(self._worth.measured(best), trials)
+            if len(self._runs) > right:
                 measured = self._measure()
             self._tell_of_the_cut()
             return self._choose(measured)

@@ -13,6 +13,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+import dynamo_backends
+from dynamo_backends.autotune import flow
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.identity import environment
@@ -290,6 +292,36 @@ def test_the_most_promising_one_is_finished_on_any_budget(
     assert compiled == ["b"]
     assert outcome.winner == "b"
     assert outcome.short_of_s == 1
+
+
+def test_who_was_left_out_is_not_tried_after_the_budget(
+    session: Callable[..., tuple[Outcome, list[str]]],
+):
+    known = Prior(table(0.01, c=(8, 8), a=(1.5, 1.5), b=(1.4, 1.4), wrong=(0.5, 0.5)))
+    outcome, compiled = session(known, budget_s=12)
+    assert compiled == ["c"]
+    assert outcome.winner == "c"
+    reasons = {r.name: r.reason for r in outcome.rows}
+    assert "budget of 12 s" in reasons["a"]
+    assert outcome.short_of_s == 12
+
+
+def test_a_graph_that_cannot_be_described_is_tuned_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def failing(graph: torch.fx.GraphModule) -> dict[str, float]:
+        raise TypeError("planted")
+
+    monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "0")  # as users have it: it is contained
+    monkeypatch.setattr(flow, "graph_features", failing)
+    x = torch.randn(3, 8)
+    options = {"candidates": ["ts_trace"], "isolate": "off"}
+    model = nn.Linear(8, 8)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        compiled = torch.compile(model, backend="autotune", options=options)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert {row.name for row in reports[0].candidates} == {"eager", "ts_trace"}
+    assert "planted" in caplog.text
 
 
 # Learning.

@@ -193,7 +193,8 @@ class TuningSession:
             measured = self._measure()
             best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
             right = len(self._runs)
-            self._try(self._worth.measured(best), trials)
+            if again := self._worth.measured(best):
+                self._try(again, trials)
             if len(self._runs) > right:
                 measured = self._measure()
             self._tell_of_the_cut()

@@ -115,6 +115,7 @@ def test_inductor_needs_no_more_memory_than_eager() -> None:
     assert grown < min(in_eager, 2 * parameters)
 
 
+@pytest.mark.long
 def test_activations_need_no_more_memory_than_eager() -> None:
     case = harness.find_case("classic", "squeezenet1_1")
     y = torch.arange(4)

@@ -59,6 +59,7 @@ harness.hand_back(without=without, within=within, size=reserve.size)
     assert faulting(found["within"]) <= 10
 
 
+@pytest.mark.long
 def test_small_blocks_that_stay_are_avoided() -> None:
     found = measured("""
 reserve = Reserve()
@@ -135,6 +136,7 @@ harness.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
     assert faulting(found["here"]) <= 5
 
 
+@pytest.mark.long
 def test_a_thread_makes_it_larger_while_another_one_runs() -> None:
     found = measured("""
 reserve = Reserve()
@@ -174,6 +176,7 @@ harness.hand_back(runs=runs)
     assert faulting(found["runs"]) <= 5
 
 
+@pytest.mark.long
 def test_steps_of_xla_use_it() -> None:
     found = measured("""
 import dynamo_backends
@@ -272,6 +275,7 @@ def test_small_programs_need_none() -> None:
     assert reserve.size == 0
 
 
+@pytest.mark.long
 def test_results_in_the_middle_leave_room_enough() -> None:
     """As in a program of many blocks, whose result lies between them."""
     found = measured("""
@@ -302,7 +306,9 @@ harness.hand_back(without=without, within=within, small=small)
     assert found["small"]
 
 
-@pytest.mark.parametrize("backend", ["openxla", "inductor_freezing"])
+@pytest.mark.parametrize(
+    "backend", ["openxla", pytest.param("inductor_freezing", marks=pytest.mark.long)]
+)
 def test_compiled_graphs_have_it(backend: str) -> None:
     if backend == "openxla":
         pytest.importorskip("jax")

@@ -42,6 +42,7 @@ def test_a_second_process_finds_the_executable():
     assert finish(start())[0] == "[1, 1]"
 
 
+@pytest.mark.long
 def test_two_processes_at_once():
     processes = [start(), start()]
     assert all(finish(p)[0].startswith("[1,") for p in processes)

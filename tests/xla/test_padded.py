@@ -237,6 +237,7 @@ def test_an_encoder_with_texts_of_any_number_and_length():
     assert report.executables == 2, "one for up to 4 texts of 16, one for up to 8 of 32"
 
 
+@pytest.mark.long
 def test_an_encoder_is_trained():
     model = Encoder()
     reference = Encoder()

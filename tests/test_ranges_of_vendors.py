@@ -183,7 +183,7 @@ class Attending(nn.Module):
         return self.layer(self.embedding(tokens)).sum(1)
 
 
-@pytest.mark.parametrize("name", ["onnxrt", "ov"])
+@pytest.mark.parametrize("name", ["onnxrt", pytest.param("ov", marks=pytest.mark.long)])
 def test_attention_is_trained_by_one_executable(name: str):
     """What attention is decomposed into has sizes among its arguments."""
     module, reference = Attending(), Attending()

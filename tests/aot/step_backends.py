@@ -1,6 +1,6 @@
 """The backends that tests of steps take; Inductor, which compiles C++, with `--full`.
 
-`test_step_optimizers`, `test_step_safety`, `test_step_crashes` and `tests/inductor` have it always.
+`test_step_optimizers`, `test_step_crashes` and `tests/inductor` have it always.
 """
 
 import pytest

@@ -109,6 +109,7 @@ def test_no_second_copy_of_parameters_and_state() -> None:
     assert grown < parameters, "less than a copy of the parameters, let alone of the state"
 
 
+@pytest.mark.long
 def test_inductor_needs_no_more_memory_than_eager() -> None:
     in_eager, parameters = growth_of_a_large_net(None)
     grown, _ = growth_of_a_large_net("inductor")

@@ -393,6 +393,7 @@ def test_steps_are_not_tuned_beside_calls():
         )
 
 
+@pytest.mark.long
 def test_a_graph_that_is_dropped_is_not_waited_for(gate: Gate):
     with torch.no_grad():
         compiled(Slow(), "waits")(torch.randn(40, 50))

@@ -82,6 +82,7 @@ def test_who_is_wrong_at_another_size_does_not_win():
     assert row.reason.endswith("(at other sizes)")
 
 
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.usefixtures("plant")
 def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCaptureFixture):

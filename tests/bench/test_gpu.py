@@ -122,6 +122,7 @@ def test_bfloat16_and_a_backend_of_this_package(tmp_path: Path):
     assert result["cell"]["dtype"] == "bf16"
 
 
+@pytest.mark.long
 def test_a_run_out_of_time_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     flags = ["--dtype", "float32", "--backend", "aot_eager"]
     _, first = run(tmp_path, *flags, "--budget", "0.001")

@@ -131,6 +131,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Any:
     return loss.detach(), image
 
 
+@pytest.mark.long
 def test_what_depends_on_layouts_gets_eagers() -> None:
     """Draws in the order of memory, strides of results, and views of memory."""
     step = assert_equal_to_eager(

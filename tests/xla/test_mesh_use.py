@@ -167,10 +167,13 @@ def test_evaluation_in_eager_and_after_a_way_back():
         torch.testing.assert_close(run(x).tolist(), eager(x).tolist())
 
 
-def test_graphs_of_a_model_on_a_mesh_are_refused():
-    model, _, step, *_ = pair()
+def test_what_does_not_know_of_the_mesh_is_refused():
+    model, optimizer, step, *_ = pair()
     x, y = batch()
     step(x, y)
+    plain = compile_step(trainer(model, optimizer), model=model, optimizer=optimizer)
+    with pytest.raises(DeviceError, match="Give compile_step the mesh"):
+        plain(x, y)
     run = torch.compile(model, backend="openxla")
     with torch.no_grad(), pytest.raises(Exception, match="bring it back with"):
         run(x)
@@ -258,14 +261,6 @@ def test_tensors_that_share_memory_are_refused():
     )
     with pytest.raises(StepCaptureError, match=r"model\.first and model\.second share memory"):
         step(*batch())
-
-
-def test_another_step_of_a_model_on_a_mesh_is_refused_without_the_mesh():
-    model, optimizer, step, *_ = pair()
-    step(*batch())
-    plain = compile_step(trainer(model, optimizer), model=model, optimizer=optimizer)
-    with pytest.raises(DeviceError, match="Give compile_step the mesh"):
-        plain(*batch())
 
 
 _MANY = """

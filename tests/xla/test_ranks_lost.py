@@ -85,6 +85,7 @@ def test_a_killed_rank_is_named(lost: int, mode: str, tmp_path: Path):
     assert seconds < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["read", "unread"])
 @pytest.mark.parametrize("lost", [1, 0])
 @pytest.mark.parametrize("silence", ["5", pytest.param("30", marks=pytest.mark.long)])

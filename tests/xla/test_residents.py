@@ -280,6 +280,7 @@ def test_workers_of_a_data_loader_may_hold_such_tensors(device: RemoteDouble):
     assert torch.equal(torch.cat([batch for (batch,) in batches]), data)
 
 
+@pytest.mark.long
 def test_a_copy_in_a_compiled_graph_with_changing_sizes(device: RemoteDouble):
     run = compiled(lambda t: t * 2 + t.shape[0])
     for n in (3, 5, 7):

@@ -147,7 +147,10 @@ SHARES = {
     "xla/test_resident_training.py": 3,
     "xla/test_residents.py": 3,
 }
-"""`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
+"""`make test` runs one in so many of the parameters of a test in these files, `--full` all.
+
+Tests with the mark `long` do not count: only `--full` runs them. CONTRIBUTING.md says what gets which.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

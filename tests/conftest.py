@@ -149,7 +149,8 @@ SHARES = {
 }
 """`make test` runs one in so many of the parameters of a test in these files, `--full` all.
 
-Tests with the mark `long` do not count: only `--full` runs them. CONTRIBUTING.md says what gets which.
+Tests with the mark `long` do not count: only `--full` runs them. CONTRIBUTING.md says when to use
+which.
 """
 
 

@@ -37,6 +37,7 @@ def test_openxla_works_without_an_import():
     run(COMPILE)
 
 
+@pytest.mark.long
 def test_tvm_works_without_an_import():
     run(COMPILE.replace("openxla", "tvm"))
 
@@ -46,6 +47,7 @@ def test_openxla_works_with_autoload_off_after_an_import(before: str):
     run(f"import {before}dynamo_backends\n{COMPILE}", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+@pytest.mark.long
 def test_with_autoload_off_and_no_import_torchs_own_error_remains():
     code = COMPILE.replace("with torch.no_grad():", "try:").replace(
         "atol=1e-5)", "atol=1e-5)\nexcept Exception as e: print(type(e.__cause__ or e).__name__)"

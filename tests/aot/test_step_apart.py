@@ -94,6 +94,7 @@ def main(file, first, last, backend):
 """
 
 
+@pytest.mark.long
 def test_another_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     def run(*calls: str) -> None:
         program = "\n".join([_PROGRAM, *calls])

@@ -24,6 +24,7 @@ def test_tokens_are_those_of_eager_and_one_prompt_compiles_all(architecture: str
     assert found == {"wrong": 0, "late": 0, "in_eager": 0}
 
 
+@pytest.mark.long
 def test_the_cache_is_copied_where_others_see_it_and_nowhere_else():
     alone, seen = (decoding.speed(c, (1, 32), 4, 1, 64) for c in ("openxla", "openxla@copying"))
     assert (alone["copies"], seen["copies"]) == (0, 2)

@@ -81,6 +81,7 @@ def test_too_much_memory(backend: str, memory_gb: float | None, reason: str):
     assert not found.eager_failed
 
 
+@pytest.mark.long
 def test_what_eager_cannot_do_is_no_failure_of_the_backend():
     how = How(f"{FILE}:unfit", rounds=5)
     two_runs = outcome("right", how, "counting")

@@ -149,6 +149,7 @@ def test_backward_computes_cheap_things_again(monkeypatch: pytest.MonkeyPatch) -
     assert targets.count(CONVOLUTION_BACKWARD) == 2
 
 
+@pytest.mark.long
 def test_gradients_of_convolutions_are_computed_channels_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,7 @@ harness.hand_back(faults=[faults for faults, _ in results], rss=harness.rss_byte
     assert found["rss"] < 1 << 30, "one block, not one for each of the runs"
 
 
+@pytest.mark.long
 def test_results_lie_aside() -> None:
     """Which come first, and go late; what comes after them has the whole block."""
     found = measured("""
@@ -109,6 +110,7 @@ harness.hand_back(runs=runs, smaller=smaller, freed=grown - harness.rss_bytes())
     assert found["freed"] > 95 << 20
 
 
+@pytest.mark.long
 def test_it_is_made_for_larger_pieces() -> None:
     found = measured("""
 reserve = Reserve()
@@ -220,6 +222,7 @@ void free(void *old) { __libc_free(old); }
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_where_malloc_is_another_librarys_there_is_none(tmp_path: Path) -> None:
     source, library = tmp_path / "malloc.c", tmp_path / "libmalloc.so"

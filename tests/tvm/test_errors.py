@@ -30,6 +30,7 @@ print("tvm" in sys.modules, [k for k, v in state().items() if v != before[k]])
 """
 
 
+@pytest.mark.long
 def test_the_package_is_missing():
     said = refusals.without("tvm", ("tvm",))
     assert "reason='apache-tvm is not installed'" in said

@@ -185,6 +185,7 @@ def memory_of_arguments(trained: Trained) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tensor"])
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_steps_in_float32_are_as_accurate_as_one_device(name: str, parallel: str):

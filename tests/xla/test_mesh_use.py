@@ -179,6 +179,7 @@ def test_what_does_not_know_of_the_mesh_is_refused():
         run(x)
 
 
+@pytest.mark.long
 def test_a_model_comes_back_to_the_host():
     model, _, step, eager, _, expected = pair()
     given = batch()

@@ -261,6 +261,7 @@ def test_deep_copies_are_independent_and_keep_shared_memory(device: RemoteDouble
     assert model.weight.abs().sum() > 0
 
 
+@pytest.mark.long
 def test_data_of_a_parameter_can_be_set(device: RemoteDouble):
     model = to_device(nn.Linear(2, 2, bias=False).eval(), "remote")
     run = compiled(model)

@@ -88,7 +88,7 @@ def test_a_killed_rank_is_named(lost: int, mode: str, tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["read", "unread"])
 @pytest.mark.parametrize("lost", [1, 0])
-@pytest.mark.parametrize("silence", ["5", pytest.param("30", marks=pytest.mark.long)])
+@pytest.mark.parametrize("silence", ["5", "30"])
 def test_a_suspended_rank_is_named(silence: str, lost: int, mode: str, tmp_path: Path):
     with running(tmp_path, mode, *([silence] if silence != "30" else [])) as started:
         said, seconds = survivor_says(started, lost, signal.SIGSTOP)

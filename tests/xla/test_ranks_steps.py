@@ -271,9 +271,7 @@ torch.save((losses, {k: v.clone() for k, v in model.state_dict().items()}), f"{r
 
 
 @pytest.mark.long
-def test_tensor_parallel_steps_of_four_processes(
-    tmp_path: Path,
-):
+def test_tensor_parallel_steps_of_four_processes(tmp_path: Path):
     with job(_TENSOR_PARALLEL, tmp_path, size=4) as started:
         for said in started.finish():
             assert "refused: rank 2 and rank 3 have to give equal parts of the batch" in said

@@ -166,6 +166,7 @@ def test_a_forked_child_serves_what_it_has(site: dict[str, str], tmp_path: Path)
     assert later == {"right": True, "later": "verified winner waits serving"}
 
 
+@pytest.mark.long
 def test_a_child_captures_that_is_forked_while_a_winner_is_loaded(
     site: dict[str, str], tmp_path: Path
 ):

@@ -234,6 +234,7 @@ def test_they_do_even_where_eager_wins_the_contest(fails: bool, monkeypatch: pyt
     assert len(report.runtime_fallbacks) == fails
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
     fail_from_step(1, monkeypatch)

@@ -80,6 +80,7 @@ def test_the_second_part_is_of_each_length_and_compares_with_inductor(
     assert all("2.00" in line and "1.25" in line for line in lines)
 
 
+@pytest.mark.long
 def test_the_example_samples_what_eager_does(capsys: pytest.CaptureFixture[str]):
     flags = ["--layers", "1", "--features", "32", "--tokens", "5", "--prompts", "6", "9"]
     assert load("examples/generate.py").main([*flags, "--sample"]) == 0

@@ -243,6 +243,7 @@ def test_other_convolutions_stay(settings: dict[str, Any], calls: list[Any]):
     assert calls == []
 
 
+@pytest.mark.long
 def test_other_types_and_weights_that_are_not_frozen_stay(calls: list[Any]):
     net = Net(FOLLOWERS["relu"][0])
     check(copy.deepcopy(net).double(), images().double())

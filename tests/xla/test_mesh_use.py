@@ -105,6 +105,7 @@ def test_schedulers_edits_and_copies_between_steps():
     assert_equal(model, eager)
 
 
+@pytest.mark.long
 def test_gradients_from_before_and_after_a_step():
     eager = net()
     model = copy.deepcopy(eager)

@@ -1,6 +1,7 @@
 """Calls that compute, from sizes, a number that is no integer (see `graph.sizes.Ratio`)."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import sympy
@@ -23,15 +24,40 @@ _FUNCTIONS = {
 """What computes sympy's and torch's functions in expressions, by their names."""
 
 
+_DIVIDES = ("FloatTrueDiv", "IntTrueDiv")
+
+
 def is_computable(ratio: Ratio) -> bool:
-    """Whether there are calls that compute a number from sizes."""
+    """Whether there are calls that compute a number from sizes, where Python would not raise."""
     return _is_computable(ratio.expression, ratio)
 
 
 def _is_computable(part: sympy.Expr, ratio: Ratio) -> bool:
     if part in ratio.sizes or part.is_number:
         return True
-    return type(part).__name__ in _FUNCTIONS and all(_is_computable(x, ratio) for x in part.args)
+    name = type(part).__name__
+    if name not in _FUNCTIONS or not all(_is_computable(x, ratio) for x in part.args):
+        return False
+    if name in _DIVIDES:
+        return _least(part.args[1], ratio) > 0
+    return name in ("Add", "Mul", "ToFloat") or _least(part.args[0], ratio) > 0
+
+
+def _least(part: sympy.Expr, ratio: Ratio) -> float:
+    """A bound for the least value of a part of a number; minus infinity if there is none known."""
+    if part in ratio.sizes:
+        return ratio.sizes[part].lower
+    if part.is_number:
+        return float(part)
+    name = type(part).__name__
+    least = [_least(x, ratio) for x in part.args]
+    if name == "Add":
+        return sum(least)
+    if name == "Mul" and min(least) >= 0:
+        return math.prod(least)
+    if name in _DIVIDES and part.args[1].is_number and least[1] > 0:
+        return least[0] / least[1]
+    return least[0] if name == "ToFloat" else -math.inf
 
 
 def ratio_as_tensor(

@@ -33,8 +33,8 @@ from rich.table import Table
 
 import harness
 from dynamo_backends.bench.ledger import differences
+from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from harness import decoding
-from harness.generators import ARCHITECTURES
 
 BACKENDS = ("inductor", "openxla", "onnxrt", "ov", "inductor_freezing")
 COLUMNS = ("eager", *BACKENDS, "openxla" + decoding.COPYING)

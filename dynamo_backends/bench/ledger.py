@@ -42,7 +42,9 @@ def read(path: Path) -> Run:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["kind"] != KIND:
             raise ValueError(f"it holds {content['kind']!r}")
-        run = Run(content["context"], [Cell(**cell) for cell in content["cells"]])
+        run = Run(
+            {"device": "cpu"} | content["context"], [Cell(**cell) for cell in content["cells"]]
+        )
         run.command = content["command"]
         for given in content["results"]:
             cell = Cell(**given.pop("cell"))

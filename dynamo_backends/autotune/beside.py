@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.names import EAGER
@@ -75,17 +73,17 @@ def _serves_at_once(owner: TunedBeside) -> bool:
     """Compiles in the first call who promises most, if that takes no time; True: it is settled."""
     with owner.apart() as ensemble:
         options, competing = ensemble.options, ensemble.competing()
-        flow = DecisionFlow(ensemble.question(), competing, options)
-        model = CostModel(Decisions().all())
+        question = ensemble.question()
+        flow, model = DecisionFlow(question, competing, options), question.model()
         decision = flow.recall()
         if decision is not None:
             name = decision.winner
             rows = {row.name: row.compile_s for row in decision.candidates}
             choice = Choice(name, decision.candidates, decision.seconds)
         else:
-            name = next(iter(model.order([c.name for c in competing], ensemble.ops)), EAGER)
+            name = next(iter(model.order([c.name for c in competing])), EAGER)
             rows, choice = {}, Choice(name, (CandidateReport(name),))
-        expected = rows.get(name) or model.predict(name, ensemble.ops).compile_s
+        expected = rows.get(name) or model.predict(name).compile_s
         if name == EAGER or expected > options.first_call_s:
             return False
         with RefusingDraws():

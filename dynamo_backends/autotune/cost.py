@@ -1,7 +1,7 @@
-"""A simple model of what candidates cost and gain, learnt from past decisions.
+"""A model of what candidates cost and gain: what the prior says, and past decisions on this disk.
 
-What it predicts decides only the order in which candidates are tried and which are left out when
-the budget ends; whoever is tried is measured.
+What it predicts decides only the order in which candidates are tried, and which are left out;
+whoever is tried is measured.
 """
 
 import math
@@ -10,22 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dynamo_backends.autotune.decisions import Decision
+from dynamo_backends.autotune.priors import Described, Prior, machine_features, shipped
+from dynamo_backends.interface.report import CandidateReport
 
-# Before anything was learnt: seconds of compilation per call of the graph, and speedup over eager.
-_PRIOR: dict[str, tuple[float, float]] = {
-    "onnxrt": (0.02, 1.5),
-    "inductor": (0.06, 1.4),
-    "openxla": (0.04, 1.3),
-    "ov": (0.03, 1.4),
-    "split": (0.2, 1.2),
-    "inductor_freezing": (0.07, 1.3),
-    "ofi": (0.01, 1.1),
-    "ts_trace": (0.01, 1.05),
-    "inductor_max_autotune": (0.3, 1.3),
-}
-_UNKNOWN = (0.05, 1.02)
 _PRIOR_WEIGHT = 2.0  # in decisions
 _FIXED_S = 0.3  # of any compilation
+_DECISIONS = 200  # the newest, which is enough to learn from
+_DEVIATIONS = 2.0  # above what is expected: so fast few candidates are
 
 
 @dataclass(frozen=True)
@@ -36,55 +27,91 @@ class Prediction:
         compile_s: Seconds of compilation.
         speedup: Over eager.
         chances: Part of past trials in which it was right.
+        spread: Standard deviation of the error of the speedup's logarithm; infinite: not known.
     """
 
     compile_s: float
     speedup: float
     chances: float
+    spread: float = math.inf
 
     @property
     def promise(self) -> float:
         """By what candidates are ordered: the expected gain, for those that work at all."""
         return self.chances * math.log(max(self.speedup, 1e-3))
 
+    @property
+    def at_most(self) -> float:
+        """The speedup over eager that it will hardly exceed."""
+        return self.speedup * math.exp(_DEVIATIONS * self.spread)
+
 
 class CostModel:
-    """Predictions from past decisions.
+    """Predictions for one graph.
 
     Args:
-        decisions: On this machine.
+        decisions: On this machine, the newest first.
+        described: The graph.
+        prior: What is known without them; by default what comes with the package.
     """
 
-    def __init__(self, decisions: Iterable[Decision]):
-        self._rates: dict[str, list[float]] = {}
-        self._gains: dict[str, list[float]] = {}
-        self._worked: dict[str, list[bool]] = {}
-        for decision in decisions:
+    def __init__(
+        self,
+        decisions: Iterable[Decision],
+        described: Described | None = None,
+        prior: Prior | None = None,
+    ):
+        self._described = described or Described()
+        self._prior = prior or shipped()
+        self._predicted: dict[str, Prediction] = {}
+        self._past: dict[str, list[tuple[Described, float, CandidateReport]]] = {}
+        for decision in list(decisions)[:_DECISIONS]:
             self._learn(decision)
 
     def _learn(self, decision: Decision) -> None:
+        machine = machine_features(decision.environment)
+        past = Described(decision.graph, decision.ops, decision.features, machine)
+        weight = self._prior.closeness(self._described, past)
         for row in decision.candidates:
             if row.compile_s is not None:
-                rate = max(row.compile_s - _FIXED_S, 0.0) / max(decision.ops, 1)
-                self._rates.setdefault(row.name, []).append(rate)
-            if row.speedup is not None:
-                self._gains.setdefault(row.name, []).append(math.log(max(row.speedup[0], 1e-3)))
-            if row.compile_s is not None:
-                self._worked.setdefault(row.name, []).append(row.seconds is not None)
+                self._past.setdefault(row.name, []).append((past, weight, row))
 
-    def predict(self, name: str, ops: int) -> Prediction:
-        """What to expect of a candidate for a graph with so many calls."""
-        rate, gain = _PRIOR.get(name.partition("@")[0], _UNKNOWN)
-        rates = self._rates.get(name, [])
-        rate = statistics.median(rates) if rates else rate
-        logarithm = _blend(self._gains.get(name, []), math.log(gain))
-        chances = _blend([float(w) for w in self._worked.get(name, [])], 1.0)
-        return Prediction(_FIXED_S + rate * ops, math.exp(logarithm), chances)
+    def predict(self, name: str) -> Prediction:
+        """What to expect of a candidate."""
+        if name not in self._predicted:
+            self._predicted[name] = self._predict(name)
+        return self._predicted[name]
 
-    def order(self, names: Sequence[str], ops: int) -> list[str]:
+    def _predict(self, name: str) -> Prediction:
+        expected = self._prior.expect(name, self._described)
+        past = self._past.get(name, [])
+        rates = [max((r.compile_s or 0) - _FIXED_S, 0.0) / max(d.ops, 1) for d, _, r in past]
+        rate = statistics.median(rates) if rates else expected.compile_s
+        errors = [
+            (weight, _gain(row) - self._prior.expect(name, graph).gain)
+            for graph, weight, row in past
+            if row.speedup is not None
+        ]
+        worked = [(weight, float(row.seconds is not None)) for _, weight, row in past]
+        gain = expected.gain + _blend(errors, 0.0)
+        return Prediction(
+            _FIXED_S + rate * max(self._described.ops, 1),
+            math.exp(gain),
+            _blend(worked, expected.right),
+            expected.spread,
+        )
+
+    def order(self, names: Sequence[str]) -> list[str]:
         """Names, the most promising first."""
-        return sorted(names, key=lambda name: -self.predict(name, ops).promise)
+        return sorted(names, key=lambda name: -self.predict(name).promise)
 
 
-def _blend(found: Sequence[float], prior: float) -> float:
-    return (sum(found) + _PRIOR_WEIGHT * prior) / (len(found) + _PRIOR_WEIGHT)
+def _gain(row: CandidateReport) -> float:
+    assert row.speedup is not None
+    return math.log(max(row.speedup[0], 1e-3))
+
+
+def _blend(found: Sequence[tuple[float, float]], prior: float) -> float:
+    """The mean of what was found, with its weights, and of what was known before."""
+    total = sum(weight for weight, _ in found)
+    return (sum(w * x for w, x in found) + _PRIOR_WEIGHT * prior) / (total + _PRIOR_WEIGHT)

@@ -44,6 +44,7 @@ class Decision:
         seconds: Where the time of tuning went (see `GraphReport.tuning_seconds`).
         lines: The user's lines that the graph came from when it was tuned, "file:line, code", the
             ones with most calls first.
+        features: The graph in numbers (see `priors.graph_features`).
     """
 
     key: str
@@ -60,6 +61,7 @@ class Decision:
     short_of_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
+    features: Mapping[str, float] = field(default_factory=dict)
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
         """Whether it still decides.
@@ -96,8 +98,9 @@ class Decision:
         values["lines"] = tuple(map(str, values.get("lines", ())))
         values["mutated"] = tuple(map(int, values["mutated"]))
         values["short_of_s"] = float(values.get("short_of_s", 0.0))
-        seconds = dict(values.get("seconds", {}))
-        values["seconds"] = {str(name): float(s) for name, s in seconds.items()}
+        for numbers in ("seconds", "features"):
+            of_names = dict(values.get(numbers, {}))
+            values[numbers] = {str(name): float(number) for name, number in of_names.items()}
         if values["winner"] not in {c.name for c in values["candidates"]}:
             raise ValueError("its winner is none of its candidates")
         return cls(**values)

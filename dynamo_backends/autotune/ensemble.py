@@ -14,7 +14,7 @@ from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
 from dynamo_backends.autotune.identity import captured_fingerprint, describe
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
@@ -96,7 +96,8 @@ class Ensemble:
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
             self.capture_s,
-            lambda: user_lines(self.captured.graph),
+            features=features_of(self.captured),
+            lines=lambda: user_lines(self.captured.graph),
         )
 
     def _is_built_again(
@@ -149,7 +150,6 @@ class Ensemble:
             self.adapt(precise_captured(self.captured)),
             arguments or Arguments(self.values, static, self.mutated()),
             _promised(self.captured),
-            self.ops,
             title,
             others=others,
             counts=counts,

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from torch import fx
+
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.priors import Described, graph_features, machine_features
 from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
@@ -55,6 +58,7 @@ class Question:
         devices: Types of the devices that tensors are on.
         capture_s: Seconds that Dynamo took for the graph.
         lines: Tells `Decision.lines`.
+        features: The graph in numbers (see `graph_features`).
         facts: What else the decision depends on, in types that JSON has.
     """
 
@@ -66,6 +70,24 @@ class Question:
     facts: Mapping[str, Any] = field(default_factory=dict)
     capture_s: float | None = None
     lines: Callable[[], tuple[str, ...]] = tuple
+    features: Mapping[str, float] = field(default_factory=dict)
+
+    def model(self) -> CostModel:
+        """What to expect of candidates."""
+        machine = machine_features(environment(self.devices))
+        described = Described(self.kind, self.ops, self.features, machine)
+        return CostModel(Decisions().all(), described)
+
+
+def features_of(graph: fx.GraphModule) -> dict[str, float]:
+    """A graph in numbers; none if it cannot be described: the order of candidates is worse then.
+
+    Args:
+        graph: Dynamo's, or a functional one.
+    """
+    with done_without(None, "describing a graph for autotune"):
+        return graph_features(graph)
+    return {}
 
 
 class DecisionFlow:
@@ -150,7 +172,7 @@ class DecisionFlow:
         try:
             with budget.spending(), around or nullcontext(), showing(title) as progress:
                 given = subject(title)
-                model = CostModel(Decisions().all())
+                model = self._question.model()
                 session = TuningSession(
                     given, prepared(given), self._options, model, budget, progress
                 )
@@ -201,6 +223,7 @@ class DecisionFlow:
                     short_of_s=self._short_of_s,
                     seconds=dict(choice.seconds),
                     lines=question.lines(),
+                    features=question.features,
                 )
             )
 

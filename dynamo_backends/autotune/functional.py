@@ -19,7 +19,7 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
@@ -185,6 +185,7 @@ class GraphEnsemble(Executable):
             tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
             self._devices,
             lines=lambda: user_lines(self._graph.module.graph),
+            features=features_of(self._graph.module),
         )
         return DecisionFlow(question, self._competing, self._options, NOT_COMPILED, self._report)
 
@@ -203,7 +204,6 @@ class GraphEnsemble(Executable):
             self._eager,
             lambda args: precise(*args),
             Arguments(values, weight_places(self._graph), ()),
-            ops=len(self._graph.calls),
             title=title,
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.runtime.cache import source_digest
-from dynamo_backends.runtime.processor import processor_name
+from dynamo_backends.runtime.processor import processor_class, processor_family, processor_name
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
@@ -86,6 +86,8 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "dynamo_backends": source_digest(),
         "processor": processor_name(),
+        "processor_class": processor_class(),
+        "processor_family": processor_family(),
         "cores": _cores(),
         "threads": torch.get_num_threads(),
         "devices": [_device(kind) for kind in sorted(set(device_types))],

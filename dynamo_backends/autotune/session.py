@@ -11,6 +11,7 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.traffic import schedule
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
+from dynamo_backends.autotune.worth import Worth
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.tuning import memory
@@ -85,7 +86,6 @@ class Subject:
         precise: Eager in float64, or None.
         arguments: Inputs.
         promised: Strides of the outputs that Dynamo promises.
-        ops: Number of calls in the graph.
         title: For the progress line.
         perturb: Whether results for other inputs than the real ones are compared as well.
         others: Inputs of other sizes, for which the candidates compete as well.
@@ -96,7 +96,6 @@ class Subject:
     precise: Run | None
     arguments: Arguments
     promised: Sequence[Sequence[int] | None] = ()
-    ops: int = 1
     title: str = "autotune"
     perturb: bool = True
     others: Sequence[Arguments] = ()
@@ -174,6 +173,7 @@ class TuningSession:
         self._runs: dict[str, Run] = {EAGER: subject.original}
         self._memory: dict[str, int] = {}
         self._cut: list[str] = []
+        self._worth = Worth(model, options)
 
     def decide(self) -> Outcome:
         """Tries all candidates and chooses one.
@@ -189,20 +189,30 @@ class TuningSession:
             self._reference_s = self._budget.clock() - start
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            order = self._model.order(list(self._prepared), self._subject.ops)
+            order = self._model.order(list(self._prepared))
             order.sort(key=lambda name: not self._prepared[name].early)
-            for number, name in enumerate(order, 1):
-                self._progress.begins(name, number, len(order))
-                if name in self._known:
-                    self._rows[name] = self._known[name]
-                else:
-                    self._admit(self._prepared[name], trials)
-                self._progress.ended(self._rows[name])
+            self._try(order, trials)
+            measured = self._measure()
+            best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
+            right = len(self._runs)
+            self._try(self._worth.measured(best), trials)
+            if len(self._runs) > right:
+                measured = self._measure()
             self._tell_of_the_cut()
-            self._progress.begins("", len(order), len(order))
-            return self._choose(self._measure())
+            return self._choose(measured)
         finally:
             restore_rng(rng)
+
+    def _try(self, names: Sequence[str], trials: Sequence[Trial]) -> None:
+        """Compiles and verifies those for whom there is time, and who are worth it."""
+        for number, name in enumerate(names, 1):
+            self._progress.begins(name, number, len(names))
+            if name in self._known:
+                self._rows[name] = self._known[name]
+            else:
+                self._admit(self._prepared[name], trials)
+            self._progress.ended(self._rows[name])
+        self._progress.begins("", len(names), len(names))
 
     def _say(self, what: str) -> None:
         self._progress(f"{self._subject.title}: {what}")
@@ -247,9 +257,12 @@ class TuningSession:
         )
 
     def _refusal(self, name: str) -> str:
-        """Why a candidate is not tried: the budget would not last."""
+        """Why a candidate is not tried: it is not worth it, or the budget would not last."""
         tried = [n for n, row in self._rows.items() if row.compile_s is not None and n != EAGER]
-        expected = self._model.predict(name, self._subject.ops).compile_s
+        expected = self._model.predict(name).compile_s
+        right = [n for n in self._runs if n != EAGER]
+        if refusal := self._worth.refusal(name, right):
+            return refusal
         if not tried or expected <= self._budget.left_s:
             return ""
         self._cut.append(name)

@@ -20,8 +20,6 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import read_options, rebuilt
@@ -166,7 +164,7 @@ def _decided(
         prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
         if others:
             prepared = [_where_right(each, subject, symbols) for each in prepared]
-        model = CostModel(Decisions().all())
+        model = ensemble.question().model()
         progress = _Telling(say, budget)
         session = TuningSession(subject, prepared, options, model, budget, progress, known)
         return session.decide(), budget

@@ -61,3 +61,14 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@functools.cache
+def processor_family() -> str:
+    """Who made the processor, and its family, as "AuthenticAMD 26"; empty where Linux says none."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+    return f"{found.get('vendor_id', '')} {found.get('cpu family', '')}".strip()

@@ -1,9 +1,11 @@
 """The benchmark programs load and read their command lines; running them is no test's business."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import harness
 from harness.cells import Row
 from tests.bench.programs import ROOT, load
 
@@ -20,6 +22,7 @@ PROGRAMS = (
     "autotune",
     "generation",
     "scaling",
+    "tuning_time",
 )
 
 
@@ -33,6 +36,63 @@ def test_program_loads_and_has_defaults(name: str) -> None:
 def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert load("benchmarks/xla_inference.py").main(["--models", "resnet8"]) == 2
     assert "Did you mean 'resnet18'?" in capsys.readouterr().out
+
+
+def test_budgets_are_measured_one_by_one_and_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, measured = load("benchmarks/tuning_time.py"), []
+
+    def in_a_process(name: str, _: Any) -> dict[str, Any]:
+        measured.append(name)
+        if name.endswith("/5"):
+            raise harness.ChildError("planted")
+        return {"speedup": 2.0, "speedup_95": [1.9, 2.1], "first_call_s": 7, "chosen": ["ov"]}
+
+    monkeypatch.setattr(program, "in_a_process", in_a_process)
+    monkeypatch.setattr(program, "SUITES", ("classic",))
+    file = str(tmp_path / "times.json")
+    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", file]
+    program.main([*flags, "--budgets", "20", "600", "--minutes", "0"])
+    assert "2 are left; the same command goes on" in capsys.readouterr().out
+    assert program.main([*flags, "--budgets", "20"]) == 0
+    assert program.main([*flags, "--budgets", "20", "600"]) == 0
+    assert "2.00 (7)" in capsys.readouterr().out
+    assert measured == ["classic/squeezenet1_1/20", "classic/squeezenet1_1/600"]
+    assert program.main([*flags, "--budgets", "5"]) == 1
+    assert "classic/squeezenet1_1/5: planted" in capsys.readouterr().out
+    assert program.main([*flags, "--batch", "2"]) == 2
+    assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_tuning_time_says_which_target_is_missed() -> None:
+    program = load("benchmarks/tuning_time.py")
+
+    def row(speedup: float) -> dict[str, Any]:
+        return {"speedup": speedup, "speedup_95": [speedup] * 2, "first_call_s": 1, "chosen": []}
+
+    models, budgets = ["classic/a", "classic/b"], [20.0, 600.0]
+    met = {f"classic/{m}/{b}": row(s) for m in "ab" for b, s in (("20", 1.9), ("600", 2.0))}
+    assert program.problems(models, budgets, met) == []
+    slow = met | {"classic/a/20": row(1.0), "classic/b/20": row(0.9)}
+    found = program.problems(models, budgets, slow)
+    assert "classic/b/20: 0.90 times as fast as eager" in found
+    assert any("20 s find 47% of the speed of 600 s" in text for text in found)
+    wrong = {"classic/a/20": {"error": "its results are wrong"}}
+    assert program.problems(models, budgets, wrong) == ["classic/a/20: its results are wrong"]
+
+
+def test_decisions_are_recorded_for_learning(tmp_path: Path) -> None:
+    program, priors = load("benchmarks/record_decisions.py"), load("tools/priors.py")
+    file = tmp_path / "decisions.json"
+    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file)]
+    flags += ["--candidates", "ts_trace", "onnxrt"]
+    assert program.main(flags) == 0
+    records = list(priors.read(file))
+    assert {r.model for r in records} == {"squeezenet1_1"}
+    assert all(set(r.tried) == {"ts_trace", "onnxrt"} for r in records)
+    assert all(r.described.graph["calls"] > 0 for r in records)
+    assert all(r.described.machine["threads"] >= 0 for r in records)
 
 
 def test_every_program_says_how_to_run_it() -> None:

@@ -1,6 +1,6 @@
 import os
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -38,8 +38,18 @@ def test_autotune_shows_who_was_tried(
     monkeypatch.setattr(demo, "load_subjects", lambda quick: [subject])
     assert demo.main(["--quick", "--backend", "autotune"]) == 0
     shown = capsys.readouterr().out
-    for word in ("candidate", "eager", "openxla", "onnxrt", "chosen"):
+    for word in ("candidate", "eager", *demo.CANDIDATES, "chosen", "What next:"):
         assert word in shown
+
+
+def test_models_share_the_seconds_for_tuning(demo: ModuleType) -> None:
+    def taking(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(compiled=SimpleNamespace(first_call_s=seconds))
+
+    assert demo.share_of(45, [], 3) == 15
+    assert demo.share_of(45, [taking(25)], 2) == 10
+    assert demo.share_of(45, [taking(25), taking(5)], 1) == 15
+    assert demo.share_of(45, [taking(50), SimpleNamespace(compiled=None)], 1) == 1
 
 
 def test_wrong_result_gives_exit_status_1(

@@ -1,0 +1,100 @@
+"""Results of processes that measure one thing each: kept after every one, for the next run."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dynamo_backends.bench import results_files
+from harness.processes import ChildError
+
+Results = dict[str, Any]
+"""What was measured, by name; of what failed {"error": text}."""
+
+
+class Kept:
+    """A file of results.
+
+    Args:
+        path: Of the file, which is read if it exists, else made. None: nothing is kept.
+        kind: What is measured.
+        context: What results depend on; an existing file has to have the same, but for the date.
+
+    Attributes:
+        results: What was measured so far.
+
+    Raises:
+        ResultError: The file is none of these, or belongs to another machine or other settings.
+    """
+
+    def __init__(self, path: str | Path | None, kind: str, context: Mapping[str, Any]):
+        self.path = None if path is None else Path(path)
+        self.context = json.loads(json.dumps(context))
+        self.results: Results = {}
+        self._kind = kind
+        if self.path is not None and self.path.exists():
+            self._read(self.path)
+
+    def _read(self, path: Path) -> None:
+        content = results_files.read(path, self._kind)
+        try:
+            self.results, found = content["results"], content["context"]
+        except KeyError as error:
+            raise results_files.damaged(path, self._kind, error) from error
+        results_files.check_context(path, found, self.context)
+
+    def add(self, name: str, result: Any) -> None:
+        """Keeps a result; the file appears whole or not at all."""
+        self.results[name] = result
+        if self.path is not None:
+            content = {"context": self.context, "results": self.results, **self.extra()}
+            results_files.write(self.path, self._kind, content)
+
+    def extra(self) -> dict[str, Any]:
+        """What else the file has, for other programs."""
+        return {}
+
+
+def measure_left(
+    names: Sequence[str],
+    kept: Kept,
+    measure: Callable[[str], Any],
+    console: Console,
+    seconds: float | None = None,
+) -> int:
+    """Measures what is not kept yet.
+
+    Args:
+        names: Of all there is to measure.
+        kept: Where results go.
+        measure: Measures one, in a process; `ChildError` is kept as its error.
+        console: For the progress bar.
+        seconds: None is begun later than so many seconds after the start; None: all are.
+
+    Returns:
+        How many remain.
+    """
+    left = [name for name in names if name not in kept.results]
+    start = time.perf_counter()
+    for done, name in enumerate(_shown(left, len(names), console)):
+        if seconds is not None and time.perf_counter() - start > seconds:
+            return len(left) - done
+        try:
+            kept.add(name, measure(name))
+        except ChildError as error:
+            kept.add(name, {"error": str(error)})
+    return 0
+
+
+def _shown(left: Sequence[str], total: int, console: Console) -> Iterator[str]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=total, completed=total - len(left))
+        for name in left:
+            progress.update(task, description=name)
+            yield name
+            progress.advance(task)

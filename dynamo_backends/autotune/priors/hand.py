@@ -1,0 +1,65 @@
+"""What holds where nothing was learnt: written by hand.
+
+After the tables of docs/autotune.md, which are of two cores of an AMD Zen 5 in float32.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Family = Literal["convolutions", "products", "other"]
+
+SPREAD = 0.5
+"""Of the logarithm of a speedup: what is written by hand may be wrong by half."""
+
+
+class Row(NamedTuple):
+    """A candidate: seconds of compilation per call of the graph, and speedups over eager.
+
+    Attributes:
+        compile_s: Seconds per call.
+        convolutions: In graphs whose work is mostly in convolutions.
+        products: In those whose work is mostly in products and attention.
+        other: In others, and where nothing is known of the graph.
+    """
+
+    compile_s: float
+    convolutions: float
+    products: float
+    other: float
+
+
+ROWS: Mapping[str, Row] = {
+    "inductor_freezing": Row(0.07, 2.1, 1.9, 1.5),
+    "ov": Row(0.03, 2.1, 1.85, 1.4),
+    "onnxrt": Row(0.02, 1.9, 1.4, 1.5),
+    "openxla": Row(0.04, 1.4, 1.4, 1.3),
+    "inductor": Row(0.06, 1.4, 1.1, 1.4),
+    "inductor_max_autotune": Row(0.3, 1.4, 1.1, 1.3),
+    "split": Row(0.2, 1.1, 1.4, 1.2),
+    "ofi": Row(0.01, 1.35, 1.0, 1.1),
+    "ts_trace": Row(0.01, 1.05, 1.0, 1.05),
+}
+
+UNKNOWN = Row(0.05, 1.02, 1.02, 1.02)
+"""Other packages' backends, and those that seldom win."""
+
+
+def family_of(graph: Mapping[str, float]) -> Family:
+    """Where the work of a graph is.
+
+    Args:
+        graph: See `graph_features`; may be empty.
+    """
+    if not graph or graph.get("flops", 0.0) == 0:
+        return "other"
+    products = graph.get("product_work", 0.0) + graph.get("attention_work", 0.0)
+    return "convolutions" if graph.get("convolution_work", 0.0) > products else "products"
+
+
+def row_of(name: str) -> Row:
+    """The row of a candidate; in bfloat16 as in float32.
+
+    Args:
+        name: "@bf16" after it makes no difference.
+    """
+    return ROWS.get(name.partition("@")[0], UNKNOWN)

@@ -25,6 +25,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import harness
+from dynamo_backends.bench.results_files import ResultError
 from harness.cell_runs import run_cells
 from harness.cell_tables import (
     AUTOTUNE,
@@ -35,7 +36,7 @@ from harness.cell_tables import (
     problems,
 )
 from harness.cells import EAGER, Cell, Measuring, Row, cells
-from harness.ledger import Ledger, LedgerError
+from harness.ledger import Ledger
 
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("inductor_freezing", "ov", "openxla")  # can be told to compute in bfloat16
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             todo = choose(settings)
             ledger = Ledger(path, context(settings))
-        except (ValueError, LedgerError) as error:
+        except (ValueError, ResultError) as error:
             console.print(f"[red]{error}[/]", highlight=False)
             return 2
         console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")

@@ -32,9 +32,9 @@ from rich.progress import track
 from rich.table import Table
 
 import harness
-from dynamo_backends.bench.ledger import differences
+from dynamo_backends.bench import results_files
+from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from harness import decoding
-from harness.generators import ARCHITECTURES
 
 BACKENDS = ("inductor", "openxla", "onnxrt", "ov", "inductor_freezing")
 COLUMNS = ("eager", *BACKENDS, "openxla" + decoding.COPYING)
@@ -49,10 +49,6 @@ Row = dict[str, Any]
 Cell = tuple[str, ...]
 
 
-class ResultsError(Exception):
-    """A file of results cannot be continued; the message says why and what to do."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if tokens were wrong or something was compiled too late."""
     settings = parse(arguments)
@@ -61,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     try:
         rows = kept_rows(settings)
-    except ResultsError as error:
+    except results_files.ResultError as error:
         console.print(f"[red]{error}[/]")
         return 2
     todo = [cell for cell in cells(settings) if cell not in rows]
@@ -107,27 +103,18 @@ def kept_rows(settings: argparse.Namespace) -> dict[Cell, Row]:
     """What the file of results has; what failed is measured again.
 
     Raises:
-        ResultsError: It is no such file, or of another machine, version or way of measuring.
+        ResultError: It is no such file, or of another machine, version or way of measuring.
     """
     path = Path(settings.json) if settings.json else None
     if path is None or not path.exists():
         return {}
+    content = results_files.read(path, KIND)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["kind"] != KIND:
-            raise ValueError(f"it holds {content['kind']!r}")
-        different = differences(content["context"], context(settings))
+        before = content["context"]
         found = {tuple(r["cell"]): r for r in content["results"] if "error" not in r}
     except (ValueError, KeyError, TypeError) as error:
-        raise ResultsError(
-            f"{path} cannot be continued: it is no file of such results ({error}). Name another "
-            "file, or delete it."
-        ) from error
-    if different:
-        raise ResultsError(
-            f"{path} holds results that do not belong together with new ones: "
-            f"{'; '.join(different)}. Name another file, or delete it."
-        )
+        raise results_files.damaged(path, KIND, error) from error
+    results_files.check_context(path, before, context(settings))
     return found
 
 

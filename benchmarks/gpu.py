@@ -27,12 +27,13 @@ from rich.console import Console
 
 import harness
 from dynamo_backends._torch_private.control import torch_backends
+from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.cli.gpu import look
 from dynamo_backends.interface.registry import get_backend, list_backends
 from harness import cell_tables
 from harness.cell_runs import run_cells
 from harness.cells import DTYPES, Cell, Measuring, cells
-from harness.ledger import Ledger, LedgerError
+from harness.ledger import Ledger
 
 MODELS = (
     *(("classic", name) for name in (
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         todo = choose(settings)
         ledger = Ledger(settings.json, context(settings))
-    except (ValueError, LedgerError) as error:
+    except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     backends, absent = usable(settings)

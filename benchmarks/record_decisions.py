@@ -20,10 +20,10 @@ import torch
 
 import harness
 from dynamo_backends.autotune.decisions import FORMAT, Decisions
+from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import call
 from dynamo_backends.interface.compiler import compiler
 from harness.kept import Kept, measure_left
-from harness.ledger import LedgerError
 
 CANDIDATES = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi", "ts_trace")
 SUITES = ("classic", "transformers")
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     try:
         names = chosen(settings)
-        kept = Recorded(settings.json, context(settings))
-    except (ValueError, LedgerError) as error:
+        kept = Recorded(settings.json, "decisions", context(settings))
+    except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     seconds = settings.minutes * 60 if settings.minutes is not None else None

@@ -14,21 +14,19 @@ A column COLUMN@exact compiles every size for itself (the option `ranges=False`)
 
 import argparse
 import copy
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.progress import track
 from rich.table import Table
-from torch.utils import _pytree as pytree
 
 import dynamo_backends
 import harness
+from dynamo_backends.bench.answers import difference, percentile, seconds
+from dynamo_backends.bench.suites.streams import STREAMS
 from dynamo_backends.pipeline import background
-from harness.streams import STREAMS, Stream
 
 COLUMNS = ("inductor", "inductor-dynamic", "onnxrt", "ov", "inductor_freezing", "openxla")
 EXACT = "@exact"
@@ -99,7 +97,7 @@ def child(settings: argparse.Namespace) -> int:
     before = harness.rss_bytes()
     with dynamo_backends.record() as reports, torch.set_grad_enabled(stream.trains):
         served = stream.serve(stream.model, lambda function: compiled(function, settings.child))
-        cold = [_seconds(served, request) for request in stream.requests]
+        cold = [seconds(served, request) for request in stream.requests]
         growth = harness.peak_rss_bytes() - before
         background.wait()
         for request in stream.requests:  # the first calls of programs are compared with eager
@@ -107,9 +105,9 @@ def child(settings: argparse.Namespace) -> int:
         background.wait()
         warm, plain = [], []
         for request in stream.requests:
-            plain.append(_seconds(eager, request))
-            warm.append(_seconds(served, request))
-        wrong = sum(not is_right(stream, eager, served, request) for request in stream.requests)
+            plain.append(seconds(eager, request))
+            warm.append(seconds(served, request))
+        wrong = sum(bool(difference(stream, eager, served, r)) for r in stream.requests)
     harness.hand_back(
         summary=stream.summary,
         cold_s=sum(cold),
@@ -137,34 +135,8 @@ def compiled(function: Callable[..., Any], column: str) -> Callable[..., Any]:
     return torch.compile(function, backend=name, options=options)
 
 
-def _seconds(serve: Callable[..., Any], request: Sequence[Any]) -> float:
-    start = time.perf_counter()
-    serve(*request)
-    return time.perf_counter() - start
-
-
-def _percentiles(seconds: Sequence[float], prefix: str) -> dict[str, float]:
-    at = statistics.quantiles(seconds, n=100, method="inclusive")
-    return {f"{prefix}p{p}_ms": at[p - 1] * 1e3 for p in (50, 95, 99)}
-
-
-def is_right(
-    stream: Stream, eager: Callable[..., Any], served: Callable[..., Any], request: Sequence[Any]
-) -> bool:
-    """Whether the answer to a request is as accurate as eager's."""
-    expected, result = eager(*request), served(*request)
-    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(result), strict=True)
-    if all(torch.equal(e, r) for e, r in pairs):
-        return True
-    model = copy.deepcopy(stream.model).double()
-    precise = stream.serve(model, lambda function: function)(
-        *pytree.tree_map_only(torch.Tensor, _widened, tuple(request))
-    )
-    return harness.compare_outputs(expected, result, precise).passed
-
-
-def _widened(x: torch.Tensor) -> torch.Tensor:
-    return x.double() if x.is_floating_point() else x
+def _percentiles(latencies: Sequence[float], prefix: str) -> dict[str, float]:
+    return {f"{prefix}p{p}_ms": percentile(latencies, p) * 1e3 for p in (50, 95, 99)}
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

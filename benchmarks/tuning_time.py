@@ -21,8 +21,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import harness
+from dynamo_backends.bench.results_files import ResultError
 from harness.kept import Kept, Results, measure_left
-from harness.ledger import LedgerError
 
 BUDGETS = (5, 20, 60, 120, 600)
 SUITES = ("classic", "transformers")
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     try:
         models = chosen(settings)
-        kept = Kept(settings.json, context(settings))
-    except (ValueError, LedgerError) as error:
+        kept = Kept(settings.json, "tuning_time", context(settings))
+    except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     # All budgets of a model, then the next: what is kept of an interrupted run can be compared.

@@ -13,19 +13,17 @@ call.
 
 import argparse
 import gc
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 import harness
 from dynamo_backends import GraphReport
+from dynamo_backends.bench.exports import bare_onnxruntime, bare_openvino, tensors
 from dynamo_backends.bench.suites import Inputs
 from dynamo_backends.bench.suites.case import call
 
@@ -119,83 +117,6 @@ def two_layers() -> tuple[nn.Module, Inputs]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
     return model, (torch.randn(1, 64),)
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors of nested outputs, in order."""
-    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Call:
-    """The model exported by `torch.onnx.export`, in a session of its own."""
-    import onnxruntime
-
-    positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        program = torch.onnx.export(model, positional, kwargs=named, dynamo=True, verbose=False)
-        assert program is not None, "given with dynamo=True"
-        program.save(file)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    binding = session.io_binding()
-    given = [x.contiguous() for x in tensors(inputs)]
-    for spot, tensor in zip(session.get_inputs(), given, strict=True):
-        binding.bind_ortvalue_input(
-            spot.name, onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
-        )
-    results = [torch.empty_like(x).contiguous() for x in tensors(call(model, inputs))]
-    for spot, tensor in zip(session.get_outputs(), results, strict=True):
-        binding.bind_output(
-            spot.name, "cpu", 0, tensor.numpy().dtype, tuple(tensor.shape), tensor.data_ptr()
-        )
-
-    def run() -> list[Tensor]:
-        session.run_with_iobinding(binding)
-        return results
-
-    # What ONNX Runtime reads and writes must live as long as the function.
-    run.keeps_alive = (given, results)  # type: ignore[attr-defined]
-    return run
-
-
-def bare_openvino(model: nn.Module, inputs: Inputs) -> Call:
-    """The model converted by `openvino.convert_model`, compiled in float32."""
-    import openvino
-    from openvino import _pyopenvino as native
-
-    converted = openvino.convert_model(model, example_input=inputs)
-    given = [x.contiguous() for x in tensors(inputs)]
-    converted.reshape({i: list(x.shape) for i, x in enumerate(given)})
-    compiled = openvino.Core().compile_model(
-        converted,
-        "CPU",
-        {
-            "INFERENCE_PRECISION_HINT": "f32",
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "ENABLE_CPU_PINNING": False,
-        },
-    )
-    results = [torch.empty_like(x).contiguous() for x in tensors(call(model, inputs))]
-    request = native.CompiledModel.create_infer_request(compiled)
-    for i, tensor in enumerate(given):
-        request.set_input_tensor(i, openvino.Tensor(tensor.numpy(), shared_memory=True))
-    for i, tensor in enumerate(results):
-        request.set_output_tensor(i, openvino.Tensor(tensor.numpy(), shared_memory=True))
-
-    def run() -> list[Tensor]:
-        request.infer({}, share_outputs=True, decode_strings=False)
-        return results
-
-    # What OpenVINO reads and writes must live as long as the function.
-    run.keeps_alive = (given, results)  # type: ignore[attr-defined]
-    return run
 
 
 VENDORS: dict[str, Callable[[nn.Module, Inputs], Call]] = {

@@ -64,73 +64,108 @@ SHARES = {
     "aot/test_step_state.py": 18,
     "aot/test_step_training.py": 10,
     "aot/test_updates.py": 2,
+    "autotune/test_ensemble.py": 2,
     "autotune/test_planted.py": 3,
     "autotune/test_steps.py": 12,
+    "bench/test_generation.py": 2,
     "bench/test_planted_backends.py": 4,
     "bench/test_resuming.py": 3,
+    "bench/test_suites.py": 2,
     "capture/test_precompile.py": 6,
-    "capture/test_warm_up.py": 3,
-    "conformance/test_gradients.py": 3,
-    "conformance/test_opinfo.py": 9,
-    "generation/test_generate.py": 8,
+    "capture/test_warm_up.py": 5,
+    "conformance/test_gradients.py": 5,
+    "conformance/test_opinfo.py": 12,
+    "generation/test_generate.py": 13,
     "graph/test_canonicalize.py": 2,
+    "graph/test_fold.py": 2,
     "inductor/test_backends.py": 2,
     "inductor/test_images.py": 4,
-    "inductor/test_stages.py": 2,
+    "inductor/test_reduced.py": 3,
+    "inductor/test_stages.py": 3,
     "iree/test_backend.py": 4,
     "iree/test_models.py": 5,
-    "kernels/test_small_channels.py": 8,
-    "kernels/test_winograd.py": 6,
+    "iree/test_trial.py": 2,
+    "kernels/test_linears.py": 2,
+    "kernels/test_small_channels.py": 12,
+    "kernels/test_winograd.py": 9,
+    "lazy/test_backends.py": 2,
     "models/test_every_backend.py": 4,
     "models/test_models.py": 6,
-    "nvfuser/test_backend.py": 2,
+    "nvfuser/test_backend.py": 4,
     "nvfuser/test_models.py": 2,
+    "nvfuser/test_operators.py": 2,
     "openvino/test_models.py": 4,
+    "openvino/test_trial.py": 2,
+    "ort/test_errors.py": 2,
     "ort/test_models.py": 3,
+    "ort/test_trial.py": 3,
+    "package/test_new_process.py": 2,
+    "package/test_package.py": 2,
     "runtime/test_arena.py": 3,
     "test_autoload.py": 2,
-    "test_compiler_process.py": 3,
+    "test_compiler_process.py": 5,
     "test_containment.py": 14,
-    "test_freezing.py": 8,
+    "test_freezing.py": 12,
     "test_harmless.py": 2,
+    "test_picky.py": 2,
+    "test_ranges.py": 2,
     "test_ranges_of_vendors.py": 14,
     "test_semantics.py": 2,
+    "test_succession.py": 2,
     "test_weight_views.py": 6,
     "torchscript/test_backends.py": 5,
     "training/test_gradients.py": 6,
     "training/test_models.py": 2,
+    "training/test_semantics.py": 2,
+    "trt/test_cache.py": 2,
     "trt/test_models.py": 2,
+    "trt/test_profiles.py": 2,
+    "trt/test_semantics.py": 2,
+    "tvm/test_measuring.py": 2,
     "tvm/test_models.py": 5,
     "tvm/test_semantics.py": 2,
+    "tvm/test_tuning.py": 2,
     "verification/test_planted.py": 6,
-    "xla/test_convolution_programs.py": 4,
-    "xla/test_lowering_linalg.py": 4,
-    "xla/test_lowering_pooling.py": 3,
+    "xla/test_convolution_programs.py": 6,
+    "xla/test_lowering_attention.py": 2,
+    "xla/test_lowering_convolution.py": 2,
+    "xla/test_lowering_indexing.py": 2,
+    "xla/test_lowering_linalg.py": 6,
+    "xla/test_lowering_matmul.py": 2,
+    "xla/test_lowering_normalization.py": 2,
+    "xla/test_lowering_pointwise.py": 3,
+    "xla/test_lowering_pooling.py": 5,
     "xla/test_lowering_recurrent.py": 5,
-    "xla/test_lowering_reduction.py": 3,
-    "xla/test_lowering_upsampling.py": 3,
+    "xla/test_lowering_reduction.py": 5,
+    "xla/test_lowering_special.py": 2,
+    "xla/test_lowering_upsampling.py": 5,
     "xla/test_mesh_steps.py": 9,
     "xla/test_mesh_use.py": 3,
     "xla/test_padded.py": 18,
     "xla/test_padded_images.py": 8,
     "xla/test_ranks_lost.py": 4,
-    "xla/test_ranks_steps.py": 3,
     "xla/test_resident_training.py": 3,
     "xla/test_residents.py": 3,
 }
-"""`make test` runs one in so many of the parameters of a test in these files, `--full` all."""
+"""`make test` runs one in so many of the parameters of a test in these files, `--full` all.
+
+Tests with the mark `long` do not count: only `--full` runs them. CONTRIBUTING.md says when to use
+which.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out parameters of tests, beginning elsewhere in each test."""
+    """Leaves out what is marked `long`, and parameters, beginning elsewhere in each test."""
     if config.getoption("--full"):
         return
+    left_out = {item for item in items if item.get_closest_marker("long")}
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item in left_out:
+            continue
         name, bracket, _ = item.nodeid.removeprefix("tests/").partition("[")
         if bracket and name.partition("::")[0] in SHARES:
             groups.setdefault(name, []).append(item)
-    left_out: set[pytest.Item] = set()
     for name, group in groups.items():
         share = SHARES[name.partition("::")[0]]
         first = zlib.crc32(name.encode()) % min(share, len(group))

@@ -14,7 +14,7 @@ from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 
-_WITHOUT = """
+_BLOCK = """
 import importlib.machinery, sys
 class Without(importlib.machinery.PathFinder):
     @classmethod
@@ -23,6 +23,9 @@ class Without(importlib.machinery.PathFinder):
             return None
         return super().find_spec(name, path, target)
 sys.meta_path[:] = [Without if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+"""
+
+_WITHOUT = """
 import torch, dynamo_backends
 print(dynamo_backends.get_backend({backend!r}).availability())
 backend = dynamo_backends.compiler({backend!r})
@@ -33,8 +36,14 @@ except Exception as error:
 """
 
 
-def run(code: str) -> str:
-    """What a program prints in a process of its own, which must end well and warn of nothing."""
+def run(code: str, blocked: tuple[str, ...] = ()) -> str:
+    """What a program prints in a process of its own, which must end well and warn of nothing.
+
+    Args:
+        code: The program.
+        blocked: Names of modules that it cannot import.
+    """
+    code = (_BLOCK.format(names=blocked) if blocked else "") + code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -49,7 +58,7 @@ def without(backend: str, packages: tuple[str, ...], then: str = "") -> str:
         packages: Names of modules that cannot be imported.
         then: What the program does next.
     """
-    return run(_WITHOUT.format(names=packages, backend=backend) + then)
+    return run(_WITHOUT.format(backend=backend) + then, packages)
 
 
 def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:

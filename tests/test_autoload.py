@@ -37,15 +37,17 @@ def test_openxla_works_without_an_import():
     run(COMPILE)
 
 
+@pytest.mark.long
 def test_tvm_works_without_an_import():
     run(COMPILE.replace("openxla", "tvm"))
 
 
-def test_openxla_works_with_autoload_off_after_an_import():
-    run("import dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    run("import torch._dynamo, dynamo_backends\n" + COMPILE, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+@pytest.mark.parametrize("before", [pytest.param("", marks=pytest.mark.long), "torch._dynamo, "])
+def test_openxla_works_with_autoload_off_after_an_import(before: str):
+    run(f"import {before}dynamo_backends\n{COMPILE}", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+@pytest.mark.long
 def test_with_autoload_off_and_no_import_torchs_own_error_remains():
     code = COMPILE.replace("with torch.no_grad():", "try:").replace(
         "atol=1e-5)", "atol=1e-5)\nexcept Exception as e: print(type(e.__cause__ or e).__name__)"
@@ -119,12 +121,14 @@ def test_torch_logs_shows_the_log(autoload: str, tmp_path: Path):
     assert "[0/0]" in line, "torch's format has Dynamo's compilation"
 
 
+@pytest.mark.long
 def test_torch_logs_loads_nothing_of_ours_and_is_found_before_it_is_read():
     loaded, state = run(LOGS, TORCH_LOGS="+dynamo_backends").splitlines()
     assert loaded == "['dynamo_backends', 'dynamo_backends._autoload']"
     assert state == f"{logging.DEBUG} 1 False"
 
 
+@pytest.mark.long
 def test_the_logger_is_the_users_where_torch_logs_does_not_name_it():
     _, state = run(LOGS, TORCH_LOGS="+inductor").splitlines()
     assert state == f"{logging.NOTSET} 0 True"

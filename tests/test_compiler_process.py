@@ -270,6 +270,7 @@ def test_errors_arrive_as_they_were(
     assert vars(raised.value) == vars(expected)
 
 
+@pytest.mark.long
 def test_it_ends_after_a_while_without_work(
     fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch
 ):

@@ -68,10 +68,11 @@ def run(body: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_device_without_a_backend_is_refused_by_every_entrance() -> None:
+def test_a_device_without_a_backend_is_refused_by_every_entrance_and_by_steps() -> None:
     run(
         """
         import dynamo_backends
+        from dynamo_backends.interface.errors import DeviceError, StepCaptureError
 
         entrances = [
             lambda: torch.compile(function, backend="openxla")(x),
@@ -83,6 +84,26 @@ def test_a_device_without_a_backend_is_refused_by_every_entrance() -> None:
             text = raised(entrance)
             assert "'foreign'" in text and "model.cpu()" in text and "DeviceError" in text, text
             torch._dynamo.reset()
+
+        model = nn.Linear(3, 2)
+        model.weight, model.bias = (nn.Parameter(Foreign(p.detach())) for p in model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer)
+        try:
+            step(x)
+        except DeviceError as error:
+            assert isinstance(error, StepCaptureError)
+            assert "'foreign'" in str(error) and 'fallback="split"' in str(error)
+        else:
+            raise AssertionError("nothing was raised")
         """
     )
 
@@ -106,35 +127,6 @@ def test_a_device_with_a_backend_of_its_name_is_handed_over() -> None:
             torch.testing.assert_close(found.raw, (x.raw * 2).sin())
         assert len(calls) == 2
         assert {t.device.type for t in calls[0]} <= {"foreign", "cpu"}
-        """
-    )
-
-
-def test_steps_are_refused_or_handed_over_in_parts() -> None:
-    run(
-        """
-        import dynamo_backends
-        from dynamo_backends.interface.errors import DeviceError, StepCaptureError
-
-        model = nn.Linear(3, 2)
-        model.weight, model.bias = (nn.Parameter(Foreign(p.detach())) for p in model.parameters())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def train(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer)
-        try:
-            step(x)
-        except DeviceError as error:
-            assert isinstance(error, StepCaptureError)
-            assert "'foreign'" in str(error) and 'fallback="split"' in str(error)
-        else:
-            raise AssertionError("nothing was raised")
         """
     )
 

@@ -16,9 +16,9 @@ from tests.random_sizes import SEED, Tally, check_program, run_many
 
 FULL = 1000
 BOUNDED = {
-    "onnxrt": 8,
-    "ov": 4,
-    "ts_trace": 6,
+    "onnxrt": 4,
+    "ov": 2,
+    "ts_trace": 4,
     "inductor_freezing": 1,
     "iree": 1,
     "tvm": 1,

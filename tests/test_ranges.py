@@ -90,6 +90,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "scaled": lambda x: x.sum(0) / x.shape[0],
     "two results and a number": lambda x: (*x.max(1), x.shape[0] * x.shape[1]),
     "factor": lambda x: x * (1.0 / (x.shape[0] // 4 + 1)),
+    "a ratio beside it": lambda x: (x * 2, x.shape[0] / (x.shape[1] + 1)),
     "filled": lambda x: x[:2] + torch.full((2, 1), x.shape[0] / 4),
     "half": lambda x: x.to(torch.int64)[: x.shape[0] // 2 + 1] + x.shape[1] % 3,
 }
@@ -229,7 +230,9 @@ def test_programs_of_one_number_each_do_not_pile_up():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges.RangedPrograms, "__init__", note)
-        run = compiled(lambda x: x + 12 / x.shape[0], Counting(), max_executables=3)
+        run = compiled(
+            lambda x: x + torch.full((1,), 12 / x.shape[0]), Counting(), max_executables=3
+        )
         for size in range(2, 12):
             assert run(torch.zeros(size)).tolist() == [pytest.approx(12 / size)] * size
     assert [len(each._candidates) for each in made] == [3]

@@ -221,6 +221,7 @@ def test_steps_refuse():
         )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_starts_its_own_thread():
     code = """

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import harness  # noqa: E402
 from dynamo_backends import get_backend  # noqa: E402
 from dynamo_backends.bench.suites import ModelCase, call  # noqa: E402
+from dynamo_backends.bench.suites.streams import embeddings  # noqa: E402
 from dynamo_backends.interface.errors import CompileError  # noqa: E402
 from dynamo_backends.runtime.shipped_verdicts import (  # noqa: E402
     Verdict,
@@ -40,7 +41,6 @@ from dynamo_backends.runtime.shipped_verdicts import (  # noqa: E402
     write_table,
 )
 from dynamo_backends.runtime.verdicts import Verdicts  # noqa: E402
-from harness.streams import embeddings  # noqa: E402
 
 TRIALS = {"onnxrt": "ort", "ov": "openvino", "tvm": "tvm", "iree": "iree"}
 """Backends with verdicts, each with its folder."""

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends.bench.suites.generators import ARCHITECTURES, Prompt, generate
 from dynamo_backends.pipeline import background
-from harness.generators import ARCHITECTURES, Prompt, generate
 
 LENGTHS = (20, 29, 25)
 """Of prompts, all in one bucket."""

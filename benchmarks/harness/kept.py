@@ -9,9 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends.bench.ledger import differences
-from dynamo_backends.runtime.cache import write_whole
-from harness.ledger import LedgerError
+from dynamo_backends.bench import results_files
 from harness.processes import ChildError
 
 Results = dict[str, Any]
@@ -23,41 +21,38 @@ class Kept:
 
     Args:
         path: Of the file, which is read if it exists, else made. None: nothing is kept.
+        kind: What is measured.
         context: What results depend on; an existing file has to have the same, but for the date.
 
     Attributes:
         results: What was measured so far.
 
     Raises:
-        LedgerError: The file is none of these, or belongs to another machine or other settings.
+        ResultError: The file is none of these, or belongs to another machine or other settings.
     """
 
-    def __init__(self, path: str | Path | None, context: Mapping[str, Any]):
+    def __init__(self, path: str | Path | None, kind: str, context: Mapping[str, Any]):
         self.path = None if path is None else Path(path)
         self.context = json.loads(json.dumps(context))
         self.results: Results = {}
+        self._kind = kind
         if self.path is not None and self.path.exists():
             self._read(self.path)
 
     def _read(self, path: Path) -> None:
+        content = results_files.read(path, self._kind)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
             self.results, found = content["results"], content["context"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"{path} holds no such results. Name another file.") from error
-        if different := differences(found, self.context):
-            raise LedgerError(
-                f"{path} holds results that do not belong together with new ones: "
-                f"{'; '.join(different)}. Name another file, or delete it."
-            )
+        except KeyError as error:
+            raise results_files.damaged(path, self._kind, error) from error
+        results_files.check_context(path, found, self.context)
 
     def add(self, name: str, result: Any) -> None:
         """Keeps a result; the file appears whole or not at all."""
         self.results[name] = result
         if self.path is not None:
             content = {"context": self.context, "results": self.results, **self.extra()}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, (json.dumps(content, indent=1) + "\n").encode())
+            results_files.write(self.path, self._kind, content)
 
     def extra(self) -> dict[str, Any]:
         """What else the file has, for other programs."""

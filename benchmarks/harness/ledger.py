@@ -6,13 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.bench.ledger import differences
-from dynamo_backends.runtime.cache import write_whole
+from dynamo_backends.bench import results_files
 from harness.cells import Cell, Row
-
-
-class LedgerError(Exception):
-    """A file of results cannot be continued; the message says why and what to do."""
 
 
 class Ledger:
@@ -31,7 +26,7 @@ class Ledger:
         died: Backends during which the process died, by cell; a name for each time.
 
     Raises:
-        LedgerError: The file belongs to another machine or version, or is no such file.
+        ResultError: The file belongs to another machine or version, or is no such file.
     """
 
     KIND = "cells"
@@ -79,7 +74,6 @@ class Ledger:
         if self._running is not None:
             running = {"cell": self._running[0].as_dict(), "backend": self._running[1]}
         content = {
-            "kind": self.KIND,
             "context": self.context,
             "running": running,
             "died": [{"cell": c.as_dict(), "backends": n} for c, n in self.died.items()],
@@ -88,15 +82,12 @@ class Ledger:
                 for c, rows in self.results.items()
             ],
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, (json.dumps(content, indent=1) + "\n").encode())
+        results_files.write(self.path, self.KIND, content)
 
     def _read(self) -> None:
+        content = results_files.read(self.path, self.KIND)
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content["kind"] != self.KIND:
-                raise ValueError(f"it holds {content['kind']!r}")
-            self._check_context(content["context"])
+            found = content["context"]
             self.died = {_cell(x["cell"]): list(x["backends"]) for x in content["died"]}
             for x in content["results"]:
                 cell = _cell(x["cell"])
@@ -104,21 +95,11 @@ class Ledger:
                 self.seconds[cell] = x["seconds"]
             running = content["running"]
         except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(
-                f"{self.path} cannot be continued: it is no file of such results ({error}). Name "
-                "another file, or delete it."
-            ) from error
+            raise results_files.damaged(self.path, self.KIND, error) from error
+        results_files.check_context(self.path, found, self.context)
+        self.context["date"] = found.get("date")
         if running is not None:
             self.died.setdefault(_cell(running["cell"]), []).append(running["backend"])
-
-    def _check_context(self, found: Mapping[str, Any]) -> None:
-        different = differences(found, self.context)
-        if different:
-            raise LedgerError(
-                f"{self.path} holds results that do not belong together with new ones: "
-                f"{'; '.join(different)}. Name another file, or delete it."
-            )
-        self.context["date"] = found.get("date")
 
 
 def _cell(given: Mapping[str, Any]) -> Cell:

@@ -121,6 +121,7 @@ from dynamo_backends._torch_private.symbols import FreshSymbols
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,
     TensorProperties,
+    bounds_of,
     concrete,
     from_dlpack,
     has_storage,

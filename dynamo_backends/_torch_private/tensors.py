@@ -61,9 +61,14 @@ def has_storage(tensor: Tensor) -> bool:
 
 def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
     """The least and the largest value that a symbolic size can have; None: there is no bound."""
+    return bounds_of(size, size.node.expr)
+
+
+def bounds_of(number: torch.SymInt | torch.SymFloat, part: Any) -> tuple[int, int | None]:
+    """The least and the largest value of an integer part of a symbolic number's expression."""
     from torch.utils._sympy.numbers import int_oo
 
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    bounds = number.node.shape_env.bound_sympy(part)
     lower = 0 if bounds.lower in (-int_oo, int_oo) else max(int(bounds.lower), 0)
     return lower, None if bounds.upper == int_oo else int(bounds.upper)
 

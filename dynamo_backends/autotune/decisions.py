@@ -42,6 +42,8 @@ class Decision:
         created: Seconds since 1970.
         short_of_s: Seconds of the budget, if that did not last for all candidates; else 0.
         seconds: Where the time of tuning went (see `GraphReport.tuning_seconds`).
+        lines: The user's lines that the graph came from when it was tuned, "file:line, code", the
+            ones with most calls first.
         features: The graph in numbers (see `priors.graph_features`).
     """
 
@@ -58,6 +60,7 @@ class Decision:
     created: float = field(default_factory=time.time)
     short_of_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
     features: Mapping[str, float] = field(default_factory=dict)
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
@@ -92,6 +95,7 @@ class Decision:
             raise ValueError("its key is not a hash")
         values["candidates"] = tuple(map(CandidateReport.from_dict, values["candidates"]))
         values["inputs"] = tuple(map(str, values["inputs"]))
+        values["lines"] = tuple(map(str, values.get("lines", ())))
         values["mutated"] = tuple(map(int, values["mutated"]))
         values["short_of_s"] = float(values.get("short_of_s", 0.0))
         for numbers in ("seconds", "features"):

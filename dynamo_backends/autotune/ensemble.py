@@ -21,6 +21,7 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
+from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.publishing import publish, trace
@@ -95,7 +96,8 @@ class Ensemble:
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
             self.capture_s,
-            features_of(self.captured),
+            features=features_of(self.captured),
+            lines=lambda: user_lines(self.captured.graph),
         )
 
     def _is_built_again(

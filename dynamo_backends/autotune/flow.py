@@ -57,6 +57,7 @@ class Question:
         inputs: Data types and shapes of the inputs that are no weights, for people.
         devices: Types of the devices that tensors are on.
         capture_s: Seconds that Dynamo took for the graph.
+        lines: Tells `Decision.lines`.
         features: The graph in numbers (see `graph_features`).
         facts: What else the decision depends on, in types that JSON has.
     """
@@ -68,6 +69,7 @@ class Question:
     devices: Sequence[str]
     facts: Mapping[str, Any] = field(default_factory=dict)
     capture_s: float | None = None
+    lines: Callable[[], tuple[str, ...]] = tuple
     features: Mapping[str, float] = field(default_factory=dict)
 
     def model(self) -> CostModel:
@@ -220,6 +222,7 @@ class DecisionFlow:
                     environment(question.devices),
                     short_of_s=self._short_of_s,
                     seconds=dict(choice.seconds),
+                    lines=question.lines(),
                     features=question.features,
                 )
             )

@@ -26,7 +26,7 @@ from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure
 from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, user_lines
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Bound, Executable
@@ -184,6 +184,7 @@ class GraphEnsemble(Executable):
             len(self._graph.calls),
             tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
             self._devices,
+            lines=lambda: user_lines(self._graph.module.graph),
             features=features_of(self._graph.module),
         )
         return DecisionFlow(question, self._competing, self._options, NOT_COMPILED, self._report)

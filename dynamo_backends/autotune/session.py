@@ -187,6 +187,8 @@ class TuningSession:
             start = self._budget.clock()
             trials = self._subject.trials()
             self._reference_s = self._budget.clock() - start
+            of_eager = max(trial.error for trial in trials)
+            self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
             order = self._model.order(list(self._prepared))
             order.sort(key=lambda name: not self._prepared[name].early)
             self._try(order, trials)
@@ -248,12 +250,12 @@ class TuningSession:
             log.debug("autotune: %s failed", prepared.name, exc_info=True)
             at = "could not be compiled" if compiled is None else "raised when it was called"
             reason = f"{at}: {brief_error(error)}"
-        row = CandidateReport(prepared.name, reason, compiled, verify_s=verified)
         if not reason:
             self._runs[prepared.name] = run
             self._memory[prepared.name] = memory.resident() - before
-            row = replace(row, error=verdict.error)
-        self._rows[prepared.name] = row
+        self._rows[prepared.name] = CandidateReport(
+            prepared.name, reason, compiled, verdict.error, verify_s=verified
+        )
 
     def _refusal(self, name: str) -> str:
         """Why a candidate is not tried: it is not worth it, or the budget would not last."""
@@ -314,6 +316,7 @@ class TuningSession:
                 self._rows[name],
                 seconds=base / ratio.value,
                 speedup=(ratio.value, ratio.low, ratio.high),
+                rounds=timing.samples,
             )
             self._rows[name] = row
             if name != EAGER and (problem := self._prepared[name].failed()):

@@ -44,12 +44,12 @@ class Verdict:
     Attributes:
         wrong: What is wrong, in words; empty if nothing is.
         error: Largest root mean square error of an output against float64, relative to the size
-            of that output.
+            of that output; None if the outputs are not of the same kind.
         first_s: Seconds of the first call, in which many candidates still compile.
     """
 
     wrong: str
-    error: float = 0.0
+    error: float | None = None
     first_s: float = 0.0
 
     @property
@@ -124,6 +124,11 @@ class Trial:
             for e, r in zip(self._expected, results, strict=True)
         ]
 
+    @property
+    def error(self) -> float:
+        """Eager's own, as in `Verdict`; 0 where it could not be computed in float64."""
+        return relative_error(self._precise, self._expected)
+
     def judge(self, run: Run, reduced: bool = False, calls: int = 2) -> Verdict:
         """Calls a candidate, several times, and compares.
 
@@ -168,8 +173,10 @@ class Trial:
         wrong = self._shape(args, results) or _reused(args, results, alive)
         alive += results
         results += [args[i] for i in sorted(self._arguments.mutated)]
-        wrong = wrong or self._values(results, reduced)
-        return Verdict(wrong, 0.0 if wrong else relative_error(self._precise, results), seconds)
+        if wrong:
+            return Verdict(wrong, first_s=seconds)
+        error = relative_error(self._precise, results)
+        return Verdict(self._values(results, reduced), error, seconds)
 
     def _touched(self, args: Sequence[Any]) -> set[int]:
         """Inputs that share memory with those that eager writes to."""
@@ -217,7 +224,7 @@ def judge(trials: Sequence[Trial], run: Run, reduced: bool = False) -> Verdict:
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
     """The last one says what is wrong; the first one knows the first call."""
-    worst = max(v.error for v in verdicts)
+    worst = max((v.error for v in verdicts if v.error is not None), default=None)
     return Verdict(verdicts[-1].wrong, worst, verdicts[0].first_s)
 
 

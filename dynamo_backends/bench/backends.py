@@ -1,13 +1,13 @@
 """The backends that a benchmark run names."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dynamo_backends._torch_private.control import torch_backends
+from dynamo_backends.bench import exports
 from dynamo_backends.bench.cells import EAGER
+from dynamo_backends.bench.python_files import load_file
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import (
     BackendUnavailableError,
@@ -21,15 +21,18 @@ def require(name: str) -> None:
     """Checks that a backend can be used here.
 
     Args:
-        name: "eager"; a name that `torch.compile` takes; or FILE.py:FUNCTION, a function of a
-            captured graph and its example inputs.
+        name: "eager"; one of `bench.exports.EXPORTS`; a name that `torch.compile` takes; or
+            FILE.py:FUNCTION, a function of a captured graph and its example inputs.
 
     Raises:
         UnknownBackendError: There is no such backend.
+        OptionError: There is no such export.
         BackendUnavailableError: It lacks something on this machine.
     """
     file, _, function = name.rpartition(":")
-    if file.endswith(".py"):
+    if exports.is_export(name):
+        exports.require(name)
+    elif file.endswith(".py"):
         if not Path(file).is_file():
             raise UnknownBackendError(f"there is no file {file!r} with a backend {function!r}.")
     elif name in list_backends():
@@ -54,12 +57,3 @@ def compiling(name: str) -> Any:
         found: Callable[..., Any] = getattr(load_file(Path(file)), function)
         return found
     return compiler(name) if name in list_backends() else name
-
-
-def load_file(path: Path) -> ModuleType:
-    """Imports a Python file."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -64,6 +64,7 @@ class How:
         threads: Of torch; None: as many as torch takes.
         timeout_s: Seconds that a process may take.
         memory_gb: Resident memory in GB (10^9 bytes) that a process and its children may have.
+        device: Where models run, one of `bench.device.DEVICES`.
     """
 
     suite: str
@@ -74,6 +75,7 @@ class How:
     threads: int | None = None
     timeout_s: float = 900.0
     memory_gb: float | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class Outcome:
         speedup: From these.
         compile_cold_s: `torch.compile` and the first call, without anything in a cache.
         compile_warm_s: The same in a second process.
-        peak_eager: Largest resident memory of a process that only runs eager.
+        peak_eager: Largest resident memory of a process that only runs eager; on a GPU what torch
+            allocated there.
         peak_backend: The same of the second process, which compiles and runs the model.
         ops_on_backend: ATen calls that a backend of this package runs.
         ops_fallback: Those that it leaves to eager within its graphs.
@@ -116,6 +119,16 @@ class Outcome:
         graphs: That Dynamo captured.
         breaks: Of them.
         load: Processors' time that others took while the rounds ran: 1 is one processor.
+        requests: That a call stands for, where the suite has streams of requests: a time is that of
+            all of them.
+        stream_cold_s: What all of them take with nothing in a cache.
+        wrong: How many answers are not eager's.
+        executables: That were made for them.
+        recompilations: Graphs that Dynamo captured after the first request.
+        p50_s: Median of the backend's answers, once all is compiled.
+        p95_s: 95 of 100 answers take no longer.
+        eager_p50_s: The same of eager.
+        eager_p95_s: The same of eager.
         max_rel: Largest difference from eager within one output, relative to its largest value.
         note: What else there is to say.
         seconds: That measuring took.
@@ -138,6 +151,15 @@ class Outcome:
     graphs: int | None = None
     breaks: int | None = None
     load: float | None = None
+    requests: int | None = None
+    stream_cold_s: float | None = None
+    wrong: int | None = None
+    executables: int | None = None
+    recompilations: int | None = None
+    p50_s: float | None = None
+    p95_s: float | None = None
+    eager_p50_s: float | None = None
+    eager_p95_s: float | None = None
     max_rel: float | None = None
     note: str = ""
     seconds: float = 0.0

@@ -31,10 +31,21 @@ def main(file: Path) -> None:
             out.write(json.dumps(values) + "\n")
 
     try:
-        from dynamo_backends.bench import measuring
+        import torch
 
-        measure = {"cold": measuring.cold, "warm": measuring.warm}[asked["kind"]]
-        measure(Cell(**asked["cell"]), How(**asked["how"]), tell)
+        from dynamo_backends.bench import measuring, streaming
+        from dynamo_backends.bench.sources import find
+        from dynamo_backends.bench.suites.changing import StreamCase
+
+        cell, how = Cell(**asked["cell"]), How(**asked["how"])
+        tell(stage="load")
+        if how.threads is not None:
+            torch.set_num_threads(how.threads)
+        case = find(how, cell.model, cell.batch)
+        if isinstance(case, StreamCase):
+            {"cold": streaming.cold, "warm": streaming.warm}[asked["kind"]](case, cell, how, tell)
+        else:
+            {"cold": measuring.cold, "warm": measuring.warm}[asked["kind"]](case, cell, how, tell)
     except BaseException as error:
         from dynamo_backends.interface.errors import brief_error
 

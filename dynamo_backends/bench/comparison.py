@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
-from dynamo_backends.bench.ledger import differences
+from dynamo_backends.bench.results_files import differences
 from dynamo_backends.bench.significance import adjusted, p_of_groups
 from dynamo_backends.bench.summary import LEVEL
 

@@ -1,4 +1,4 @@
-"""Where the dots of a plot lie: every round of every backend on a model."""
+"""Where the dots of a plot lie: every round of every candidate beside eager."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ _TICKS = (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 @dataclass(frozen=True)
 class Line:
-    """A backend's dots.
+    """A candidate's dots.
 
     Attributes:
         label: Its name and result.
@@ -42,15 +42,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A model's plot.
+    """A plot.
 
     Attributes:
-        title: The model, and mode, dtype and batch where a run has several.
+        title: Such as the model, and mode, dtype and batch where a run has several.
         width: Of the drawing.
         height: Of the drawing.
-        lines: One per backend.
+        lines: One per candidate.
         ticks: Position and text of each.
-        one: Where a backend is as fast as eager.
+        one: Where a candidate is as fast as eager.
         summary: The same in words, for whoever does not see it.
     """
 
@@ -63,14 +63,58 @@ class Panel:
     summary: str
 
 
+@dataclass(frozen=True)
+class Series:
+    """What a plot shows of a candidate.
+
+    Attributes:
+        name: Its name.
+        ratios: For each round, how many times as fast as eager it was.
+        speedup: Ratio of medians and the ends of its interval; None without.
+        failure: Why there is none, in a word.
+    """
+
+    name: str
+    ratios: Sequence[float] = ()
+    speedup: tuple[float, float, float] | None = None
+    failure: str = ""
+
+
 def panels(run: Run) -> list[Panel]:
     """A panel for each model in each mode, dtype and batch size."""
     kinds = {(c.mode, c.dtype, c.batch) for c in run.outcomes}
-    groups: dict[tuple[str, str], list[tuple[Cell, Outcome]]] = {}
+    groups: dict[tuple[str, str], list[Series]] = {}
     for cell, outcome in run.outcomes.items():
         kind = in_words((cell.mode, cell.dtype, cell.batch)) if len(kinds) > 1 else ""
-        groups.setdefault((cell.model, kind), []).append((cell, outcome))
-    return [_panel(": ".join(filter(None, key)), found) for key, found in groups.items()]
+        groups.setdefault((cell.model, kind), []).append(_series(cell, outcome))
+    return [panel(": ".join(filter(None, key)), found) for key, found in groups.items()]
+
+
+def panel(title: str, found: Sequence[Series]) -> Panel:
+    """A plot of some candidates."""
+    ends = [end for series in found for end in series.speedup or ()]
+    every = [1.0, *ends, *(ratio for series in found for ratio in series.ratios)]
+    scale = _Scale(min(every) / 1.05, max(every) * 1.05)
+    lines = [_line(i, series, scale) for i, series in enumerate(found)]
+    height = _TOP + _ROW * len(lines) + _BOTTOM
+    words = "; ".join(line.label for line in lines)
+    return Panel(title, WIDTH, height, lines, _ticks(scale), scale(1.0), words)
+
+
+def ratios_of(eager_s: Sequence[float], own_s: Sequence[float]) -> list[float]:
+    """Eager's median over each round's time: how many times as fast as eager the round was."""
+    if not eager_s:
+        return []
+    median = statistics.median(eager_s[: len(own_s)] or eager_s)
+    return [median / own for own in own_s if own]
+
+
+def _series(cell: Cell, outcome: Outcome) -> Series:
+    name = "eager against eager" if cell.backend == EAGER else short(cell.backend)
+    found, ratios = outcome.speedup, ratios_of(outcome.eager_s, outcome.backend_s)
+    if not outcome.passed or not ratios or found is None:
+        return Series(name, failure=outcome.status)
+    return Series(name, ratios, (found.value, found.low, found.high))
 
 
 @dataclass(frozen=True)
@@ -85,36 +129,15 @@ class _Scale:
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
 
-def _panel(title: str, found: Sequence[tuple[Cell, Outcome]]) -> Panel:
-    ratios = {id(o): _ratios(o) for _, o in found}
-    ends = [e for _, o in found if o.passed and o.speedup for e in (o.speedup.low, o.speedup.high)]
-    every = [1.0, *ends, *(r for values in ratios.values() for r in values)]
-    scale = _Scale(min(every) / 1.05, max(every) * 1.05)
-    lines = [_line(i, c, o, ratios[id(o)], scale) for i, (c, o) in enumerate(found)]
-    height = _TOP + _ROW * len(lines) + _BOTTOM
-    words = "; ".join(line.label for line in lines)
-    return Panel(title, WIDTH, height, lines, _ticks(scale), scale(1.0), words)
-
-
-def _ratios(outcome: Outcome) -> list[float]:
-    """Eager's median over each round's time: how many times as fast as eager the round was."""
-    if not outcome.passed or not outcome.eager_s:
-        return []
-    median = statistics.median(outcome.eager_s)
-    return [median / own for own in outcome.backend_s]
-
-
-def _line(i: int, cell: Cell, outcome: Outcome, ratios: Sequence[float], scale: _Scale) -> Line:
-    top = _TOP + _ROW * i
-    name = "eager against eager" if cell.backend == EAGER else short(cell.backend)
-    speedup = outcome.speedup
-    if not ratios or speedup is None:
-        return Line(f"{name}: {outcome.status}", top + 24, top + 13, failed=True)
-    text = f"{name}: {as_ratio(speedup.value)} [{as_ratio(speedup.low)}, {as_ratio(speedup.high)}]"
+def _line(i: int, series: Series, scale: _Scale) -> Line:
+    top, found = _TOP + _ROW * i, series.speedup
     y = top + 24
-    dots = "".join(f"M{scale(r)} {y}h0" for r in ratios)
-    low, high, middle = (scale(v) for v in (speedup.low, speedup.high, speedup.value))
-    return Line(text, y, top + 13, dots, low, high, middle)
+    if found is None:
+        return Line(f"{series.name}: {series.failure}", y, top + 13, failed=True)
+    value, low, high = found
+    text = f"{series.name}: {as_ratio(value)} [{as_ratio(low)}, {as_ratio(high)}]"
+    dots = "".join(f"M{scale(r)} {y}h0" for r in series.ratios)
+    return Line(text, y, top + 13, dots, scale(low), scale(high), scale(value))
 
 
 def _ticks(scale: _Scale) -> list[tuple[float, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynamo_backends.bench.backends import load_file
+from dynamo_backends.bench.python_files import load_file
 from dynamo_backends.interface.errors import ModelError, did_you_mean
 
 

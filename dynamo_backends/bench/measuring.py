@@ -12,17 +12,19 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends import coverage, record
 from dynamo_backends.bench.accuracy import compare_outputs
 from dynamo_backends.bench.cells import EAGER, Cell, How, Speedup
+from dynamo_backends.bench.device import peak, synchronizing, wait
+from dynamo_backends.bench.exports import is_export
 from dynamo_backends.bench.load import Load
 from dynamo_backends.bench.significance import p_of_pairs
-from dynamo_backends.bench.sources import find
 from dynamo_backends.bench.statistics import PAUSE_S, compare
+from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.tuning.memory import peak_rss_bytes
+from dynamo_backends.tuning.statistics import Timing
 
 _SAMPLE_S = 0.01  # a sample of shorter calls consists of several
 _MOST_REPEATS = 20
-_LEAST_ROUNDS = 8  # of fewer no difference is significant for many models together
+LEAST_ROUNDS = 8  # of fewer no difference is significant for many models together
 _SLOW_S = 1.0  # such calls are not warmed up for every sample
 _CALLS = 3  # of a compiled model before its results are looked at: some backends record calls
 
@@ -30,18 +32,19 @@ Tell = Callable[..., None]
 """Notes values that are known, by the names of `Outcome`, and the stage that begins."""
 
 
-def cold(cell: Cell, how: How, tell: Tell) -> None:
+def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     """Compiles with nothing in a cache, compares with eager and float64, and times both.
 
     Args:
+        case: The model.
         cell: What to measure.
         how: How.
         tell: Told what is found as soon as it is known: the process may not live to the end.
     """
-    work = _load(cell, how, tell)
+    work = _load(case, cell, how)
     tell(stage="eager")
     work.eager()()
-    tell(peak_eager=peak_rss_bytes())
+    tell(peak_eager=peak(how.device))
     expected = results(work.eager(), work.calls)
     again = results(work.eager(), work.calls)
     allowed = tolerance(cell.dtype, cell.mode)
@@ -53,7 +56,7 @@ def cold(cell: Cell, how: How, tell: Tell) -> None:
     tell(stage="reference")
     precise, note = _precise(work, expected)
     tell(stage="compile", note=note)
-    run = _compile(work, cell, tell, "compile_cold_s")
+    run = _compile(work, cell, how, tell, "compile_cold_s")
     tell(stage="compare")
     found = results(run, max(_CALLS, work.calls) - 1)
     accuracy = compare_outputs(expected, found, precise, allowed)
@@ -67,21 +70,21 @@ def cold(cell: Cell, how: How, tell: Tell) -> None:
     _rounds(work, run, how, tell)
 
 
-def warm(cell: Cell, how: How, tell: Tell) -> None:
+def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     """Compiles with what the first process left in caches, and counts what runs in eager."""
-    work = _load(cell, how, tell)
+    work = _load(case, cell, how)
     tell(stage="compile")
-    run = _compile(work, cell, tell, "compile_warm_s")
+    run = _compile(work, cell, how, tell, "compile_warm_s")
     tell(stage="calls")
     for _ in range(2):
         run()
-    tell(peak_backend=peak_rss_bytes())
-    if cell.backend == EAGER or cell.mode == "step":
+    tell(peak_backend=peak(how.device))
+    if cell.backend == EAGER or cell.mode == "step" or is_export(cell.backend):
         return
-    tell(stage="coverage", **_outside(run))
+    tell(stage="coverage", **outside(run))
 
 
-def _outside(run: Runner) -> dict[str, Any]:
+def outside(run: Runner) -> dict[str, Any]:
     """What runs outside of graphs; a note if that cannot be said."""
     try:
         with coverage() as found:
@@ -93,14 +96,10 @@ def _outside(run: Runner) -> dict[str, Any]:
     return {"ops_outside": found.ops_in_eager, "seconds_outside": found.seconds_in_eager}
 
 
-def _load(cell: Cell, how: How, tell: Tell) -> Work:
-    tell(stage="load")
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
-    case = find(how, cell.model, cell.batch)
+def _load(case: ModelCase, cell: Cell, how: How) -> Work:
     if "rnn" in case.tags:
         torch._dynamo.config.allow_rnn = True
-    return Work(case, cell.mode, DTYPES[cell.dtype])
+    return Work(case, cell.mode, DTYPES[cell.dtype], how.device)
 
 
 def _precise(work: Work, expected: Any) -> tuple[Any, str]:
@@ -110,7 +109,7 @@ def _precise(work: Work, expected: Any) -> tuple[Any, str]:
         return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
 
 
-def _compile(work: Work, cell: Cell, tell: Tell, name: str) -> Runner:
+def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> Runner:
     if cell.backend == EAGER:
         run = work.eager()
         run()
@@ -121,8 +120,11 @@ def _compile(work: Work, cell: Cell, tell: Tell, name: str) -> Runner:
         torch.manual_seed(0)
         run = work.compiled(cell.backend)
         run()
+        wait(how.device)
         seconds = time.perf_counter() - start
     tell(**{name: seconds})
+    if is_export(cell.backend):
+        return run
     if cell.mode != "step" or counters["stats"]["unique_graphs"]:
         tell(
             graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values())
@@ -140,7 +142,7 @@ def _compile(work: Work, cell: Cell, tell: Tell, name: str) -> Runner:
 
 def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:
     steps = {EAGER: timed(work.eager()), "backend": timed(run)}
-    call_s = _once(steps[EAGER])
+    call_s = _once(steps[EAGER], how.device)
     slow = call_s > _SLOW_S
     with Load() as load:
         timings = compare(
@@ -151,25 +153,31 @@ def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:
             lead_in=0 if slow else 1,
             repeat=max(1, min(_MOST_REPEATS, int(_SAMPLE_S / max(call_s, 1e-7)))),
             budget_s=how.patience_s,
-            least_rounds=_LEAST_ROUNDS,
+            least_rounds=LEAST_ROUNDS,
+            synchronize=synchronizing(how.device),
         )
-    eager, backend = (timings[name] for name in steps)
+    tell_speedup(timings[EAGER], timings["backend"], load.of_others, tell)
+
+
+def tell_speedup(eager: Timing, backend: Timing, of_others: float | None, tell: Tell) -> None:
+    """Tells what came of the rounds, the last thing that is measured."""
     ratio, p = backend.speedup, p_of_pairs(eager.samples, backend.samples)
     tell(
         eager_s=eager.samples,
         backend_s=backend.samples,
         speedup=vars(Speedup(ratio.value, ratio.low, ratio.high, p)),
-        load=load.of_others,
+        load=of_others,
         stage="done",
     )
 
 
-def _once(step: Runner) -> float:
+def _once(step: Runner, device: str) -> float:
     """Seconds of a call that is not the first."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
         step()
+        wait(device)
         times.append(time.perf_counter() - start)
         if times[-1] > _SLOW_S:
             break

@@ -1,16 +1,14 @@
 """One HTML page for a run or a comparison: a single file that asks no network for anything."""
 
-from pathlib import Path
 from typing import Any
 
 from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
 from dynamo_backends.bench.dots import panels
-from dynamo_backends.bench.packages import import_jinja2
+from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.bench.summary import Summary, headline, summaries
 from dynamo_backends.bench.tables import Column, columns, summary_cells
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _WORDS = ("model", "backend", "mode", "dtype", "status")  # columns that are not numbers
 _SUMMARY = (
     ("pass", "Models with right results"),
@@ -38,7 +36,7 @@ def run_page(run: Run) -> str:
     several = len({s.key[1:] for s in found}) > 1
     listed = columns(run)
     outcomes = sorted(run.outcomes.items())
-    return _render(
+    return render(
         "run.html",
         title=f"dynamo-backends bench {short(run.context['suite'])}",
         headline=headline(run),
@@ -53,7 +51,7 @@ def run_page(run: Run) -> str:
         notes=[(c, o) for c, o in outcomes if o.note],
         kind_of=_kind,
         panels=panels(run),
-        environment=_environment(run),
+        environment=environment_rows(run.context),
         command=run.command,
     )
 
@@ -64,7 +62,7 @@ def comparison_page(found: Comparison) -> str:
     Raises:
         OptionError: jinja2 is not installed.
     """
-    return _render(
+    return render(
         "comparison.html",
         title="dynamo-backends bench compare",
         headline=found.headline,
@@ -75,17 +73,6 @@ def comparison_page(found: Comparison) -> str:
         short=short,
         kinds={"regression": "bad", "improvement": "good", "same": ""},
     )
-
-
-def _render(template: str, **values: Any) -> str:
-    jinja2 = import_jinja2()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    page: str = environment.get_template(template).render(values)
-    return page
 
 
 def _shown(column: Column, cell: Any, outcome: Outcome) -> Shown:
@@ -127,9 +114,3 @@ def _machine(run: Run) -> str:
         f"{facts.get('processor')}, {facts.get('torch_threads')} torch threads, "
         f"torch {facts.get('versions', {}).get('torch')}"
     )
-
-
-def _environment(run: Run) -> list[tuple[str, str]]:
-    facts = {name: value for name, value in run.context.items() if value not in ("", None)}
-    facts["versions"] = ", ".join(f"{n} {v}" for n, v in facts.pop("versions", {}).items() if v)
-    return [(name.replace("_", " "), str(value)) for name, value in facts.items()]

@@ -1,10 +1,11 @@
 """Where the models of a benchmark run come from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dynamo_backends.bench.cells import How
-from dynamo_backends.bench.suites import SUITES, ModelCase, find_cases
+from dynamo_backends.bench.suites import SUITES, ModelCase, Scale, find_cases
+from dynamo_backends.bench.suites.changing import StreamCase, generation, traffic
 from dynamo_backends.bench.suites.files import from_file
 from dynamo_backends.bench.suites.huggingface import huggingface
 from dynamo_backends.bench.suites.timm import timm
@@ -13,11 +14,14 @@ from dynamo_backends.interface.errors import ModelError, did_you_mean
 
 _BATCH = 4
 
-Source = Callable[[How, int | None], list[ModelCase]]
+Case = ModelCase | StreamCase
+Source = Callable[[How, int | None], Sequence[Case]]
 
 _LISTS: dict[str, Source] = {
     "huggingface": lambda how, batch: huggingface(how.scale, batch),
     "timm": lambda how, batch: timm(batch),
+    "traffic": lambda how, batch: _without_batch(how, batch, traffic),
+    "generation": lambda how, batch: _without_batch(how, batch, generation),
     "torchbench": lambda how, batch: torchbench(how.path, batch),
 }
 
@@ -25,7 +29,7 @@ NAMES = (*SUITES, *_LISTS)
 """Suites that have a name; others are FILE.py:MODELS."""
 
 
-def cases(how: How, batch: int | None = None) -> list[ModelCase]:
+def cases(how: How, batch: int | None = None) -> Sequence[Case]:
     """The models of a suite.
 
     Args:
@@ -48,7 +52,7 @@ def cases(how: How, batch: int | None = None) -> list[ModelCase]:
     )
 
 
-def find(how: How, model: str, batch: int | None = None) -> ModelCase:
+def find(how: How, model: str, batch: int | None = None) -> Case:
     """A model of a suite; see `cases`.
 
     Raises:
@@ -57,7 +61,12 @@ def find(how: How, model: str, batch: int | None = None) -> ModelCase:
     return named(cases(how, batch), [model])[0]
 
 
-def named(known: list[ModelCase], names: list[str]) -> list[ModelCase]:
+def has_mode(case: Case, mode: str) -> bool:
+    """Whether a model is measured in a mode; streams of requests are for one each."""
+    return not isinstance(case, StreamCase) or case.mode == mode
+
+
+def named(known: Sequence[Case], names: Sequence[str]) -> list[Case]:
     """The models of these names, in their order.
 
     Raises:
@@ -67,3 +76,11 @@ def named(known: list[ModelCase], names: list[str]) -> list[ModelCase]:
         return find_cases(known, names)
     except ValueError as error:
         raise ModelError(str(error)) from error
+
+
+def _without_batch(
+    how: How, batch: int | None, suite: Callable[[Scale], Sequence[Case]]
+) -> Sequence[Case]:
+    if batch is not None:
+        raise ModelError(f"requests of the suite {how.suite} have batch sizes of their own.")
+    return suite(how.scale)

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import compile_step
 from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import Mode
+from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
 from dynamo_backends.interface.registry import list_backends
 
@@ -42,14 +43,15 @@ class Work:
         case: The model and its inputs.
         mode: Of the cell.
         dtype: Of weights and inputs.
+        device: Where it runs.
     """
 
-    def __init__(self, case: ModelCase, mode: Mode, dtype: torch.dtype):
-        self._mode = mode
-        self._model = case.make().to(dtype)
+    def __init__(self, case: ModelCase, mode: Mode, dtype: torch.dtype, device: str = "cpu"):
+        self._mode, self._device = mode, device
+        self._model = case.make().to(device, dtype)
         if mode != "inference":
             without_dropout(self._model.train())
-        self._inputs = cast(case.inputs(), "cpu", dtype)
+        self._inputs = cast(case.inputs(), device, dtype)
         self.calls = 3 if mode == "step" else 1
         """Calls after which results are compared: a step after the first has moved weights."""
 
@@ -58,13 +60,15 @@ class Work:
         return self._runner(self._model, None)
 
     def compiled(self, backend: str) -> Runner:
-        """The same by a backend; nothing is compiled before the first call."""
+        """The same by a backend, which compiles it in the first call; exports are made here."""
+        if is_export(backend):
+            return exported(backend, self._model, self._inputs)
         return self._runner(self._model, backend)
 
     def precise(self) -> Any:
         """The results in float64."""
         model = copy.deepcopy(self._model).double()
-        inputs = cast(self._inputs, "cpu", torch.float64)
+        inputs = cast(self._inputs, self._device, torch.float64)
         return results(self._runner(model, None, inputs), self.calls)
 
     def _runner(

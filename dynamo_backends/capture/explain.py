@@ -23,6 +23,7 @@ from dynamo_backends.capture.gradients import differentiate
 from dynamo_backends.capture.guards import summarize
 from dynamo_backends.capture.observer import CapturedGraph, Observer
 from dynamo_backends.capture.source import function_name, start_of
+from dynamo_backends.capture.switched import Switched
 from dynamo_backends.verify.bisection import bisecting
 
 BackendLike = str | Callable[..., Any]
@@ -89,6 +90,7 @@ class Explainer:
         options: Of the backend.
         dynamic: As for `torch.compile`.
         bisect: As for `explain`.
+        switched: Whether `switches` can be asked for; graphs are kept for that.
 
     Raises:
         UnknownBackendError: There is no such backend.
@@ -104,10 +106,11 @@ class Explainer:
         options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
         bisect: bool = False,
+        switched: bool = False,
     ):
         self._fn = _unwrap(fn)
         self._name = backend if isinstance(backend, str) else _name(backend)
-        self._observer = Observer(_resolve(backend, options, dynamic), dynamic)
+        self._observer = Observer(_resolve(backend, options, dynamic), dynamic, switched)
         self._stack = contextlib.ExitStack()
         self._bisect = bisect
         self._compiled: Callable[..., Any] | None = None
@@ -154,6 +157,17 @@ class Explainer:
             self._notes.append(f"The results could not be differentiated: {error}")
         self._seconds += time.perf_counter() - start
 
+    def switches(self) -> list[Switched]:
+        """What runs each captured graph, in the order of `Explanation.graphs`.
+
+        Raises:
+            RuntimeError: The Explainer is not `switched`, or not inside its `with` block.
+        """
+        found = [graph.run for graph in self._observer.graphs if graph.run is not None]
+        if len(found) != len(self._observer.graphs):
+            raise RuntimeError("only graphs of Explainer(switched=True), in its block, can switch")
+        return found
+
     def explanation(self) -> Explanation:
         """What became of the calls so far."""
         seen = self._observer
@@ -195,6 +209,7 @@ class Explainer:
                 )
                 for r in reports
             ),
+            captured.lines,
         )
 
 

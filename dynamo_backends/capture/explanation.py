@@ -28,6 +28,8 @@ class GraphExplanation:
         recompiled: The code had been compiled before.
         reports: What the pipeline made of it: an inference graph, or a forward and (if gradients
             were computed) a backward graph. Empty for a backend of somebody else.
+        lines: The user's lines that its calls come from, "file:line, code", those with most calls
+            first.
     """
 
     function: str
@@ -36,6 +38,7 @@ class GraphExplanation:
     seconds: float
     recompiled: bool = False
     reports: tuple[GraphReport, ...] = ()
+    lines: tuple[str, ...] = ()
 
     @property
     def ops(self) -> int:

@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import fx
 
+from dynamo_backends._torch_private import copy_captured
 from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.breaks import GraphBreak, graph_break
 from dynamo_backends.capture.guards import Guard, Recompilation, read_guards, recompilation
+from dynamo_backends.capture.switched import Switched
+from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.report import GraphReport
 
@@ -27,6 +30,8 @@ class CapturedGraph:
         seconds: What the backend took.
         captures: `GraphReport.capture` of what the pipeline made of it.
         recompiled: The code had been compiled before.
+        lines: The user's lines that its calls come from, see `graph.graph.user_lines`.
+        run: What Dynamo calls, while the observer is active; None unless it is `switched`.
     """
 
     code: CodeType
@@ -34,6 +39,8 @@ class CapturedGraph:
     seconds: float
     captures: frozenset[int]
     recompiled: bool
+    lines: tuple[str, ...] = ()
+    run: Switched | None = None
 
 
 @dataclass
@@ -48,15 +55,17 @@ class Observer:
     Args:
         backend: Called with each captured graph and its inputs.
         dynamic: As for `torch.compile`.
+        switched: Whether captured graphs can run in eager instead.
     """
 
-    def __init__(self, backend: Callable[..., Any], dynamic: bool | None):
+    def __init__(self, backend: Callable[..., Any], dynamic: bool | None, switched: bool = False):
         self.graphs: list[CapturedGraph] = []
         self.breaks: list[GraphBreak] = []
         self.guards: list[Guard] = []
         self.recompilations: list[Recompilation] = []
         self.reports: list[GraphReport] = []
         self._backend = backend
+        self._switched = switched
         self._frames: list[_Frame] = []
         self._codes: dict[int, CodeType] = {}  # by identity: equal code is not the same code
         self._region = private.Region(
@@ -77,6 +86,8 @@ class Observer:
                     self._region.forget(code, fresh=key not in before)
                 self._region.close()
                 self._codes.clear()
+                for graph in self.graphs:
+                    graph.run = None
 
     @contextlib.contextmanager
     def _watch(self, code: CodeType) -> Iterator[None]:
@@ -103,14 +114,18 @@ class Observer:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         frame = self._frames[-1]
         operators = Counter(_operator(n) for n in gm.graph.nodes if n.op.startswith("call_"))
+        lines = user_lines(gm.graph)
+        captured = copy_captured(gm) if self._switched else gm  # which the backend may change
         start = time.perf_counter()
         with reporting.record() as reports:
             compiled = self._backend(gm, inputs)
         seconds = time.perf_counter() - start
         captures = frozenset(r.capture for r in reports)
-        self.graphs.append(
-            CapturedGraph(frame.code, operators, seconds, captures, bool(frame.failures))
-        )
+        graph = CapturedGraph(frame.code, operators, seconds, captures, bool(frame.failures), lines)
+        self.graphs.append(graph)
+        if self._switched:
+            graph.run = Switched(compiled, captured)
+            return graph.run.__call__
         return compiled
 
     def _take_guards(self, guards: Collection[Any]) -> None:

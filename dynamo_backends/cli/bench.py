@@ -19,13 +19,16 @@ EXAMPLES = """\
 SUITE is one of
   classic, transformers     models of this package: convolutional nets, BERT, ViT; small transformers
   huggingface, timm         the CPU lists of PyTorch's own runners, random weights
+  traffic                   requests of changing sizes; training steps of changing sizes
+  generation                `generate` with static caches; tokens have to be eager's
   torchbench                with --path CHECKOUT of https://github.com/pytorch/benchmark
   FILE.py:MODELS            a dict (or a function that returns one) from names to functions; these
                             return what `explain` takes of a file: (model, args), ...
   recurrent, unet, control_flow, full_size
 
-BACKEND is a name that torch.compile takes, "eager" (nothing is compiled: what noise does), or
-FILE.py:FUNCTION, a backend of your own.
+BACKEND is a name that torch.compile takes, "eager" (nothing is compiled: what noise does),
+FILE.py:FUNCTION, a backend of your own, or export:onnxruntime, export:openvino (the model exported
+by hand into a bare session of the vendor's).
 
 Each model is measured with each backend in a process of its own; OUTPUT.json has each result as
 soon as it is there, and OUTPUT.html the page. The exit status is 1 if a backend failed.
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "backend can")  # fmt: skip
     add("--dtype", nargs="+", default=["float32"], choices=["float32", "bf16"])
     add("--batch", nargs="+", type=_positive, metavar="N", help="default: the suite's own")
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
     add("--threads", type=_positive, metavar="N", help="of torch")
     add("--rounds", type=_positive, default=20, metavar="N", help="samples of each (default: 20)")
     add("--patience", type=float, default=60.0, metavar="S",
@@ -104,23 +108,32 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
-    from dynamo_backends.bench import backends, sources
+    from dynamo_backends.bench import backends, device, exports, sources
     from dynamo_backends.bench.cells import Cell, How
 
     path = str(Path(args.path).resolve()) if args.path else ""
     how = How(
         _absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
-        args.timeout, args.memory,
+        args.timeout, args.memory, args.device,
     )  # fmt: skip
-    known = sources.cases(how)
-    models = [case.name for case in (sources.named(known, args.models) if args.models else known)]
+    device.require(args.device)
+    known = sources.cases(how, args.batch[0] if args.batch else None)
+    cases = sources.named(known, args.models) if args.models else known
     for name in args.backends:
         backends.require(name)
-    every = itertools.product(args.mode, args.dtype, args.batch or [None], models, args.backends)
-    return how, [
-        Cell(model, _absolute(backend), mode, dtype, batch)
-        for mode, dtype, batch, model, backend in every
+    every = itertools.product(args.mode, args.dtype, args.batch or [None], cases, args.backends)
+    cells = [
+        Cell(case.name, _absolute(backend), mode, dtype, batch)
+        for mode, dtype, batch, case, backend in every
+        if sources.has_mode(case, mode)
     ]
+    if any(map(exports.is_export, args.backends)):
+        one_size = not any(isinstance(case, sources.StreamCase) for case in cases)
+        if args.mode != ["inference"] or args.device != "cpu" or not one_size:
+            raise OptionError("export:... is for inference of models of one size on the CPU.")
+    if not cells:
+        raise OptionError(f"nothing of {args.suite} is for --mode {' '.join(args.mode)}.")
+    return how, cells
 
 
 def _report(run: "Run", path: Path, html: str | None, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ is not found, and the graph is tuned anew.
 examples:
   dynamo-backends cache ls
   dynamo-backends cache show 3f2a
+  dynamo-backends cache show 3f2a --html decision.html
   dynamo-backends cache export decisions.json
   dynamo-backends cache import decisions.json
   dynamo-backends cache clear
@@ -36,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("ls", help="one line per decision")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    listing.add_argument("--html", metavar="FILE.html", help="write a page of them as well")
     show = actions.add_parser("show", help="the candidates of one decision")
     show.add_argument("key", metavar="KEY", help="the first characters of its key, as ls shows it")
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    show.add_argument("--html", metavar="FILE.html", help="write a page as well: rounds and errors")
     clear = actions.add_parser(
         "clear", help="forget decisions, and tvm's schedules, so that graphs are tuned anew"
     )
@@ -64,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _ls(args: argparse.Namespace, decisions: "Decisions") -> int:
     found = decisions.all()
+    _write_page(args, found)
     if args.json:
         print(json.dumps([d.to_dict() for d in found], indent=2))
         return 0
@@ -90,6 +95,7 @@ def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
     from dynamo_backends.capture.candidates import table_of, tuning_seconds
 
     decision = _find(args.key, decisions)
+    _write_page(args, [decision])
     if args.json:
         print(json.dumps(decision.to_dict(), indent=2))
         return 0
@@ -104,6 +110,14 @@ def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
     console.print(tuning_seconds(decision.candidates, decision.seconds), markup=False)
     console.print(table_of(decision.candidates, decision.winner))
     return 0
+
+
+def _write_page(args: argparse.Namespace, found: "list[Decision]") -> None:
+    if args.html:
+        from dynamo_backends.bench.decisions_page import decisions_page
+
+        page = decisions_page(found, shlex.join(["dynamo-backends", *args.given]))
+        Path(args.html).write_text(page, encoding="utf-8")
 
 
 def _find(key: str, decisions: "Decisions") -> "Decision":

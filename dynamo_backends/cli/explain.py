@@ -3,13 +3,20 @@
 import argparse
 import ast
 import json
+import shlex
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from dynamo_backends.interface.errors import OptionError
+
+if TYPE_CHECKING:
+    from dynamo_backends.bench.explained import Times
+    from dynamo_backends.capture.explanation import Explanation
 
 SUMMARY = "what becomes of a model under a backend: graphs, breaks, fallbacks, recompilations"
 
@@ -34,7 +41,12 @@ examples:
   dynamo-backends explain hf:GPT2LMHeadModel --small --train
   dynamo-backends explain --traffic calls.json --backend onnxrt --option while_compiling=eager
   dynamo-backends explain models.py:make_model --batch 8 --option freezing=off --json
+  dynamo-backends explain torchvision:resnet18 --backend autotune --html resnet18.html
 """
+
+Waiting = Callable[[str], AbstractContextManager[Any]]
+
+_ROUNDS = 20  # for a page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,17 +69,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bisect", action="store_true", help="where a graph is wrong, find the operators that are"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
+    parser.add_argument("--html", metavar="FILE.html", help="write a page as well, with times")
+    parser.add_argument("--rounds", type=_positive, metavar="N",
+        help="time the last call so often, in eager and compiled (--html: 20)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the explanation; returns the exit status."""
     options = parse_options(args.option)
+    if args.html:
+        from dynamo_backends.bench.packages import import_jinja2
+
+        import_jinja2()  # now, not after minutes
     progress = Console(stderr=True)
-    waiting: Callable[[str], Any] = progress.status if progress.is_terminal else nullcontext
+    waiting: Waiting = progress.status if progress.is_terminal else nullcontext
     with waiting("building the model"):
         import torch
 
-        from dynamo_backends.capture.explain import Explainer
         from dynamo_backends.cli import traffic
         from dynamo_backends.cli.models import load
 
@@ -77,26 +95,57 @@ def run(args: argparse.Namespace) -> int:
         loaded = load(model, batch=args.batch, small=args.small)
         if isinstance(loaded.model, torch.nn.Module):
             loaded.model.train(args.train)
-    dynamic = True if args.dynamic else None
-    explainer = Explainer(
-        loaded.model, backend=args.backend, options=options, dynamic=dynamic, bisect=args.bisect
-    )
-    with (
-        waiting(f"compiling {model} with {args.backend}"),
-        explainer,
-        torch.set_grad_enabled(args.train),
-    ):
         calls = [(loaded.args, loaded.kwargs)]
         if given is not None:
             calls = [traffic.arguments(loaded, call) for call in given.calls]
-        for arguments, named in calls:
-            explainer.differentiate(explainer(*arguments, **named))
-    explanation = explainer.explanation()
+    with torch.set_grad_enabled(args.train):
+        explanation, times = _explained(args, options, loaded.model, calls, waiting)
     if args.json:
-        print(json.dumps(explanation.to_dict(), indent=2))
+        measured = {} if times is None else {"times": times.to_dict()}
+        print(json.dumps(explanation.to_dict() | measured, indent=2))
     else:
         Console().print(explanation)
+    if args.html:
+        from dynamo_backends.bench.explained_page import explained_page
+
+        command = shlex.join(["dynamo-backends", *args.given])
+        page = explained_page(explanation, times, command)
+        Path(args.html).write_text(page, encoding="utf-8")
     return 0
+
+
+def _explained(
+    args: argparse.Namespace,
+    options: dict[str, Any],
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, Any]],
+    waiting: Waiting,
+) -> "tuple[Explanation, Times | None]":
+    """Makes the calls, and times the last one if that is wanted."""
+    from dynamo_backends.capture.explain import Explainer
+
+    rounds = args.rounds if args.rounds is not None else _ROUNDS * bool(args.html)
+    explainer = Explainer(
+        function,
+        backend=args.backend,
+        options=options,
+        dynamic=True if args.dynamic else None,
+        bisect=args.bisect,
+        switched=bool(rounds),
+    )
+    with explainer:
+        with waiting(f"compiling with {args.backend}"):
+            for positional, named in calls:
+                explainer.differentiate(explainer(*positional, **named))
+        explanation = explainer.explanation()
+        if not rounds:
+            return explanation, None
+        from dynamo_backends.bench.explained import gradients_too, measure
+
+        runs = (partial(f, *positional, **named) for f in (function, explainer))
+        eager, compiled = (gradients_too(run, explainer) for run in runs)
+        with waiting("measuring"):
+            return explanation, measure(explainer, eager, compiled, rounds)
 
 
 def parse_options(given: Sequence[str]) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def _settle(graph: fx.Graph, evaluation: Evaluation) -> None:
         symbolic = node.meta.get("val")
         if isinstance(symbolic, Symbolic):
             numbers.append(node)
-            if isinstance(symbolic, torch.SymInt):
+            if isinstance(symbolic, torch.SymInt | torch.SymFloat):
                 node.replace_all_uses_with(evaluation.remembering(symbolic))
         elif node.op != "output":
             node.meta = {"val": evaluation(symbolic)}

@@ -5,6 +5,7 @@ constants have become placeholders with the role CONSTANT. Every node's `meta["v
 strides, dtype and device.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,3 +102,17 @@ def source_line(node: fx.Node) -> str | None:
             code = f", {lines[i + 1]}" if i + 1 < len(lines) else ""
             return f"{file.strip(chr(34))}:{number}{code}"
     return None
+
+
+def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
+    """The user's lines that a graph's calls come from, those with most calls first.
+
+    Args:
+        graph: A captured or functional graph.
+        most: So many at most.
+
+    Returns:
+        Each as "file:line, code".
+    """
+    lines = (source_line(node) for node in graph.nodes if node.op.startswith("call_"))
+    return tuple(line for line, _ in Counter(filter(None, lines)).most_common(most))

@@ -9,7 +9,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import detect_fake_mode
 from dynamo_backends.graph.canonicalize import SPELLINGS
-from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, sizes_in
+from dynamo_backends.graph.ratios import is_computable, ratio_as_tensor
+from dynamo_backends.graph.sizes import SIZES, STRIDES, Ratio, Size, sizes_in
 
 aten = torch.ops.aten
 
@@ -23,63 +24,141 @@ _FORGOTTEN = "forgotten_sizes"
 
 
 def settle_numbers(graph: fx.Graph) -> None:
-    """Settles sizes that are given where an operator of a graph takes any number.
+    """Settles sizes, and what is computed from them, where an operator takes any number.
 
     Type promotion in torch knows the built-in types only. Where an operator takes a tensor, a
     number becomes a tensor, if that is promoted alike; else the size is forgotten (see
     `has_forgotten`).
     """
     for node in [n for n in graph.nodes if n.op == "call_function"]:
-        if node.target in _COUNTS or not sizes_in((node.args, node.kwargs)):
+        if not _has_numbers(node):
+            continue
+        if _is_ratio(node):
+            value = node.meta["val"]
+            node.replace_all_uses_with(_computed(node.args[0], node, value.dtype, value.device))
+            graph.erase_node(node)
             continue
         node.target = SPELLINGS.get(node.target, node.target)
         schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            continue
-        types = {a.name: str(a.type) for a in schema.arguments}
+        types = {a.name: str(a.type) for a in schema.arguments} if schema is not None else {}
         names = [*itertools.islice(types, len(node.args)), *node.kwargs]
-        values = (*node.args, *node.kwargs.values())
-        settled = [_settled(v, types[n], node) for n, v in zip(names, values, strict=True)]
-        node.args = tuple(settled[: len(node.args)])
-        node.kwargs = dict(zip(node.kwargs, settled[len(node.args) :], strict=True))
+        if len(names) == len(node.args) + len(node.kwargs):
+            values = (*node.args, *node.kwargs.values())
+            settled = [_settled(v, types[n], node) for n, v in zip(names, values, strict=True)]
+            node.args = tuple(settled[: len(node.args)])
+            node.kwargs = dict(zip(node.kwargs, settled[len(node.args) :], strict=True))
+    _forget_ratios(graph)
+
+
+def _forget_ratios(graph: fx.Graph) -> None:
+    """Makes plain numbers of ratios among arguments; of results, where none can be computed."""
+
+    def forget(value: Any) -> Any:
+        if isinstance(value, Ratio):
+            note_forgotten(graph)
+            return float(value)
+        return value
+
+    def keep(value: Any) -> Any:
+        return value if isinstance(value, Ratio) and is_computable(value) else forget(value)
+
+    for node in graph.nodes:
+        settle = keep if node.op == "output" else forget
+        node.args = fx.node.map_aggregate(node.args, settle)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, settle)
+
+
+def _has_numbers(node: fx.Node) -> bool:
+    """Whether a call is given numbers whose type matters, and that follow from sizes."""
+    if node.target in _COUNTS and not any(isinstance(x, Ratio) for x in node.args):
+        return False
+    return bool(sizes_in((node.args, node.kwargs)))
 
 
 def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
-    if not isinstance(value, Size) or "int" in type_name:
+    if not isinstance(value, Size | Ratio) or "int" in type_name:
         return value
     result = node.meta.get("val")
-    if type_name == "Tensor" and isinstance(result, Tensor) and _is_promoted_alike(node):
-        return _as_tensor(value, node, result)
-    note_forgotten(node.graph)
-    return int(value)
+    if type_name == "Tensor" and isinstance(result, Tensor):
+        made = _as_tensor(value, node, result)
+        if made is not None:
+            return made
+    if isinstance(value, Size):
+        note_forgotten(node.graph)
+        return int(value)
+    return value
 
 
-def _is_promoted_alike(node: fx.Node) -> bool:
+def _is_ratio(node: fx.Node) -> bool:
+    """Whether a call makes a tensor of a number that calls can compute from sizes."""
+    if node.target is not aten.scalar_tensor.default or not isinstance(node.args[0], Ratio):
+        return False
+    return node.meta["val"].is_floating_point() and is_computable(node.args[0])
+
+
+def _as_tensor(number: Size | Ratio, node: fx.Node, result: Tensor) -> fx.Node | None:
+    """What makes a tensor of a number, before another call; None: nothing is promoted alike."""
+    device = result.device
+    if isinstance(number, Size):
+        return _sized(number, node, device) if _is_promoted_alike(node, 1, torch.int64) else None
+    if not result.is_floating_point() or not is_computable(number):
+        return None
+    dtype = torch.promote_types(result.dtype, torch.float32)
+    if not _is_promoted_alike(node, 1.0, dtype):
+        return None
+    return _computed(number, node, dtype, device)
+
+
+def _computed(ratio: Ratio, before: fx.Node, dtype: torch.dtype, device: torch.device) -> fx.Node:
+    def of_size(size: Size) -> fx.Node:
+        args = (_sized(size, before, device),)
+        return _call(before, aten._to_copy.default, args, {"dtype": dtype}, dtype, device)
+
+    def call(function: Any, *args: Any) -> fx.Node:
+        makes = function is aten.scalar_tensor.default
+        kwargs = {"dtype": dtype, "device": device} if makes else {}
+        return _call(before, function, args, kwargs, dtype, device)
+
+    return ratio_as_tensor(ratio, of_size, call)
+
+
+def _sized(size: Size, node: fx.Node, device: torch.device) -> fx.Node:
+    dtype = torch.int64
+    kwargs = {"dtype": dtype, "device": device}
+    return _call(node, aten.scalar_tensor.default, (size,), kwargs, dtype, device)
+
+
+def _call(
+    before: fx.Node,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> fx.Node:
+    """A call that makes a tensor without dimensions, before another call."""
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(function, args, kwargs)
+    mode = detect_fake_mode(_tensors(before))
+    made.meta = {SIZES: (), STRIDES: ()}
+    with mode if mode is not None else contextlib.nullcontext():
+        made.meta["val"] = torch.empty((), dtype=dtype, device=device)
+    return made
+
+
+def _is_promoted_alike(node: fx.Node, number: int | float, dtype: torch.dtype) -> bool:
     """Whether a tensor without dimensions in the place of a number leaves all dtypes as they are.
 
-    It does not beside other tensors without dimensions whose integers are narrower.
+    It does not beside other tensors without dimensions of narrower dtypes.
     """
-    scalar = torch.empty((), dtype=torch.int64)
+    scalar = torch.empty((), dtype=dtype)
     others = [torch.empty((1,) * min(x.ndim, 1), dtype=x.dtype) for x in _tensors(node)]
-    return all(torch.result_type(x, scalar) == torch.result_type(x, 1) for x in others)
+    return all(torch.result_type(x, scalar) == torch.result_type(x, number) for x in others)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return [x for x in values if isinstance(x, Tensor)]
-
-
-def _as_tensor(size: Size, node: fx.Node, beside: Tensor) -> fx.Node:
-    """A call that makes a tensor of a size, before another call."""
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(
-            aten.scalar_tensor.default, (size,), {"dtype": torch.int64, "device": beside.device}
-        )
-    mode = detect_fake_mode([beside])
-    made.meta = {SIZES: (), STRIDES: ()}
-    with mode if mode is not None else contextlib.nullcontext():
-        made.meta["val"] = torch.empty((), dtype=torch.int64, device=beside.device)
-    return made
 
 
 def note_forgotten(graph: fx.Graph) -> None:

@@ -5,6 +5,7 @@ serve a range of shapes with one program, `specialize` leaves in it what the sym
 """
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -13,7 +14,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, size_bounds
+from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, bounds_of
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError
@@ -66,6 +67,30 @@ class Size(int):
         return int(self), self.expression, self.lower, self.upper
 
 
+class Ratio(float):
+    """A number of one call that is computed from sizes; in arithmetic and text a plain float.
+
+    Args:
+        value: In this call.
+        expression: How it is computed.
+        sizes: The largest parts of the expression that are integers.
+    """
+
+    expression: sympy.Expr
+    sizes: Mapping[sympy.Expr, Size]
+
+    def __new__(cls, value: float, expression: sympy.Expr, sizes: Mapping[Any, Size]) -> Self:
+        """See the class."""
+        ratio = super().__new__(cls, value)
+        ratio.expression = expression
+        ratio.sizes = sizes
+        return ratio
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """For copies."""
+        return float(self), self.expression, self.sizes
+
+
 class Evaluation:
     """What the symbolic values of a graph are in one call; each expression is computed once.
 
@@ -92,7 +117,7 @@ class Evaluation:
             ValueError: It does not follow from the bindings.
         """
         if isinstance(value, Symbolic):
-            number = self._number(value)
+            number = self._number(value.node.expr)
             if isinstance(value, torch.SymBool):
                 return bool(number)
             return float(number) if isinstance(value, torch.SymFloat) else int(number)
@@ -109,26 +134,32 @@ class Evaluation:
             return tuple(map(self, value))
         return value
 
-    def _number(self, value: Any) -> Any:
-        expression = value.node.expr
+    def _number(self, expression: Any) -> Any:
         if expression not in self._numbers:
             number = sympy.sympify(sympy.sympify(expression).subs(self._bindings))
             if number.free_symbols:
                 raise ValueError(
-                    f"the symbolic size {value} does not follow from the inputs' shapes"
+                    f"the symbolic size {expression} does not follow from the inputs' shapes"
                 )
             self._numbers[expression] = number
         return self._numbers[expression]
 
     def remembering(self, symbolic: Any) -> Any:
-        """As a call of it, but an integer is a `Size`."""
+        """As a call of it, but an integer is a `Size`, and a float a `Ratio`."""
+        if isinstance(symbolic, torch.SymFloat):
+            expression = symbolic.node.expr
+            parts = [self._size(symbolic, part) for part in _integers(expression)]
+            sizes = {size.expression: size for size in parts}
+            return Ratio(self(symbolic), self._given(expression), sizes)
         if not isinstance(symbolic, torch.SymInt):
             return self(symbolic)
-        expression = symbolic.node.expr
-        if expression not in self._sizes:
-            given = self._given(expression)
-            self._sizes[expression] = Size(self(symbolic), given, *size_bounds(symbolic))
-        return self._sizes[expression]
+        return self._size(symbolic, symbolic.node.expr)
+
+    def _size(self, symbolic: torch.SymInt | torch.SymFloat, part: sympy.Expr) -> Size:
+        if part not in self._sizes:
+            value, bounds = int(self._number(part)), bounds_of(symbolic, part)
+            self._sizes[part] = Size(value, self._given(part), *bounds)
+        return self._sizes[part]
 
     def remember(self, node: fx.Node, symbolic: Any) -> None:
         """Notes with a node where the sizes and strides of its tensors come from.
@@ -145,6 +176,15 @@ class Evaluation:
                 tuple(map(self.remembering, s.shape)) if isinstance(s, Tensor) else ()
                 for s in symbolic
             )
+
+
+def _integers(expression: sympy.Expr) -> Iterator[sympy.Expr]:
+    """The largest parts of an expression that are integers and vary."""
+    if expression.is_integer and expression.free_symbols:
+        yield expression
+    elif expression.free_symbols:
+        for part in expression.args:
+            yield from _integers(part)
 
 
 def forget_sizes(graph: Graph) -> None:
@@ -236,7 +276,7 @@ def cap(graph: Graph) -> None:
 
 
 def sizes_in(values: Any) -> list[Size]:
-    """Those among values, in order, that may vary.
+    """Those among values, in order, that may vary; of a ratio those that it is computed from.
 
     Args:
         values: Nested as the arguments of a node are.
@@ -246,6 +286,8 @@ def sizes_in(values: Any) -> list[Size]:
     def note(value: Any) -> Any:
         if isinstance(value, Size):
             found.append(value)
+        elif isinstance(value, Ratio):
+            found.extend(value.sizes.values())
         return value
 
     fx.node.map_aggregate(values, note)
@@ -254,27 +296,32 @@ def sizes_in(values: Any) -> list[Size]:
 
 SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "CleanDiv": operator.floordiv,
+    "FloatPow": operator.pow,
+    "FloatTrueDiv": operator.truediv,
     "FloorDiv": operator.floordiv,
+    "IntTrueDiv": operator.truediv,
     "Max": max,
     "Min": min,
     "Mod": operator.mod,
+    "OpaqueUnaryFn_sqrt": math.sqrt,
     "PythonMod": operator.mod,
+    "ToFloat": float,
 }
 """What torch's functions in expressions compute, by their names; sizes are not negative."""
 
 
 class SizeReader:
-    """Computes sizes from the inputs of a call.
+    """Computes sizes, and ratios, from the inputs of a call.
 
     Args:
         places: Placeholders of a graph for concrete shapes that came from symbolic ones.
-        wanted: Sizes of the graph; plain numbers are themselves.
+        wanted: Sizes and ratios of the graph; plain numbers are themselves.
 
     Raises:
         CompileError: One does not follow from the inputs' shapes.
     """
 
-    def __init__(self, places: Sequence[fx.Node], wanted: Sequence[int]):
+    def __init__(self, places: Sequence[fx.Node], wanted: Sequence[int | float]):
         known = _sources(places)
         symbols: dict[sympy.Expr, sympy.Dummy] = {}
         results = [_in_terms_of(size, known, symbols) for size in wanted]
@@ -284,21 +331,28 @@ class SizeReader:
         )
         concrete = [p.meta["val"] for p in places]
         try:
-            right = self(concrete) == [int(s) for s in wanted]
+            right = all(map(_is_equal, self(concrete), wanted))
         except NameError as error:
             raise CompileError(f"a size is computed by a function unknown here: {error}") from error
         if not right:
             raise CompileError("sizes do not follow from the inputs' shapes as torch says")
 
-    def __call__(self, values: Sequence[Any]) -> list[int]:
-        """The sizes.
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """The sizes and ratios.
 
         Args:
             values: One per placeholder.
         """
         symbols = [_read(values, source) for source in self._sources]
-        found: list[int] = self._compute(*symbols)
+        found: list[Any] = self._compute(*symbols)
         return found
+
+
+def _is_equal(found: float, wanted: float) -> bool:
+    # Products of floats may be in another order than sympy's.
+    return (
+        math.isclose(found, wanted, rel_tol=1e-14) if isinstance(wanted, Ratio) else found == wanted
+    )
 
 
 _Source = tuple[int, int | None, bool]
@@ -332,11 +386,11 @@ def _read(values: Sequence[Any], source: _Source) -> int:
 
 
 def _in_terms_of(
-    size: int, known: Mapping[sympy.Expr, _Source], symbols: dict[sympy.Expr, sympy.Dummy]
+    size: int | float, known: Mapping[sympy.Expr, _Source], symbols: dict[sympy.Expr, sympy.Dummy]
 ) -> Any:
     """An expression over dummies of what is known; `symbols` gets those that it needs."""
-    if not isinstance(size, Size):
-        return sympy.Integer(size)
+    if not isinstance(size, Size | Ratio):
+        return sympy.sympify(size)
     expression = size.expression
     if expression in known:
         needed = [expression]

@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
+from dynamo_backends.graph.numbers import settle_numbers
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.sizes import Evaluation, Symbolic, is_symbolic
@@ -112,13 +112,12 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
         if remember:
             evaluation.remember(node, symbolic)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            value = evaluation.remembering(symbolic) if remember else value
-            if not isinstance(value, int) and node.users:
-                note_forgotten(graph.module.graph)
-            node.replace_all_uses_with(value)
+            known: Any = evaluation.remembering(symbolic) if remember else value
+            node.replace_all_uses_with(known)
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)
                 continue
+            value = known
         node.meta["val"] = value
     if remember:
         settle_numbers(graph.module.graph)

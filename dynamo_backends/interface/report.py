@@ -124,7 +124,7 @@ class CandidateReport:
         reason: Why it was not chosen; empty for the one that was.
         compile_s: Seconds of compilation and the first call; None if it could not be compiled.
         error: Root mean square error against float64, relative to the size of the output that is
-            worst; None if it was not verified.
+            worst, also of one that is wrong; None if it was not compared.
         seconds: Median of a call, had it run in the same rounds as eager; None if not measured.
         speedup: Median time of eager over its own, with the 95% confidence interval.
         memory: Bytes by which the process grew; None unless memory is the objective.
@@ -132,6 +132,8 @@ class CandidateReport:
             and backward graph of one capture together.
         verify_s: Seconds of proving it right, after the first call; None if that did not begin.
         race_s: Seconds in which it was measured, pauses included; None if it was not.
+        rounds: Seconds of a call in each round of the race until it left that; the others' rounds
+            at the same places were at the same time. Only one, of the warm-up, if it was hopeless.
     """
 
     name: str
@@ -144,6 +146,7 @@ class CandidateReport:
     graph: str = ""
     verify_s: float | None = None
     race_s: float | None = None
+    rounds: tuple[float, ...] = ()
 
     @property
     def chosen(self) -> bool:
@@ -163,6 +166,7 @@ class CandidateReport:
         values = dict(given)
         if values.get("speedup") is not None:
             values["speedup"] = tuple(map(float, values["speedup"]))
+        values["rounds"] = tuple(map(float, values.get("rounds", ())))
         return cls(**values)
 
 

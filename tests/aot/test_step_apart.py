@@ -65,44 +65,45 @@ _PROGRAM = """
 import sys, torch
 from tests.aot.step_loops import World, momentum, network, batches
 from dynamo_backends import compile_step
-file, first, last, backend = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-torch.manual_seed(0)
-world = World(model := network(), momentum(model.parameters()))
-scheduler = torch.optim.lr_scheduler.StepLR(world.optimizer, 2, 0.5)
-if first:
-    kept = torch.load(file)
-    model.load_state_dict(kept["model"])
-    world.optimizer.load_state_dict(kept["optimizer"])
-    scheduler.load_state_dict(kept["scheduler"])
 
-def train(x, y):
-    loss = world.update(world.loss(x, y))
-    scheduler.step()
-    return loss
+def main(file, first, last, backend):
+    torch.manual_seed(0)
+    world = World(model := network(), momentum(model.parameters()))
+    scheduler = torch.optim.lr_scheduler.StepLR(world.optimizer, 2, 0.5)
+    if first:
+        kept = torch.load(file)
+        model.load_state_dict(kept["model"])
+        world.optimizer.load_state_dict(kept["optimizer"])
+        scheduler.load_state_dict(kept["scheduler"])
 
-step = train
-if backend != "eager":
-    step = compile_step(train, model=model, optimizer=world.optimizer, backend=backend)
-generator = torch.Generator().manual_seed(1)
-for i in range(last):
-    batch = batches(i, generator)
-    if i >= first:
-        step(*batch)
-torch.save({"model": model.state_dict(), "optimizer": world.optimizer.state_dict(),
-            "scheduler": scheduler.state_dict()}, file)
+    def train(x, y):
+        loss = world.update(world.loss(x, y))
+        scheduler.step()
+        return loss
+
+    step = train
+    if backend != "eager":
+        step = compile_step(train, model=model, optimizer=world.optimizer, backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    for i in range(last):
+        batch = batches(i, generator)
+        if i >= first:
+            step(*batch)
+    torch.save({"model": model.state_dict(), "optimizer": world.optimizer.state_dict(),
+                "scheduler": scheduler.state_dict()}, file)
 """
 
 
+@pytest.mark.long
 def test_another_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    def run(file: Path, first: int, last: int, backend: str) -> dict[str, Any]:
-        command = [sys.executable, "-c", _PROGRAM, str(file), str(first), str(last), backend]
-        subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-        loaded: dict[str, Any] = torch.load(file)
-        return loaded
+    def run(*calls: str) -> None:
+        program = "\n".join([_PROGRAM, *calls])
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
-    expected = run(tmp_path / "eager.pt", 0, 6, "eager")
-    run(tmp_path / "step.pt", 0, 3, "aot_eager")
-    found = run(tmp_path / "step.pt", 3, 6, "aot_eager")
+    eager, step = tmp_path / "eager.pt", tmp_path / "step.pt"
+    run(f"main({str(eager)!r}, 0, 6, 'eager')", f"main({str(step)!r}, 0, 3, 'aot_eager')")
+    run(f"main({str(step)!r}, 3, 6, 'aot_eager')")
+    expected, found = torch.load(eager), torch.load(step)
     assert found["scheduler"]["_last_lr"] == expected["scheduler"]["_last_lr"]
     for name, value in expected["model"].items():
         torch.testing.assert_close(found["model"][name], value, rtol=0, atol=1e-9)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -50,6 +51,7 @@ def test_a_second_process_loads_the_step() -> None:
     assert len(entries()) == 1
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_made_anew() -> None:
     ours = train()
     (entry,) = entries()

@@ -214,6 +214,7 @@ def test_other_types_on_xla(name: str) -> None:
     assert trained("lr", values, OPTIMIZERS[name], "openxla").compilations == 3
 
 
+@pytest.mark.long
 def test_other_types_on_inductor() -> None:
     assert trained("lr", [0.1, 0], OPTIMIZERS["adafactor"], "inductor").compilations == 1
 

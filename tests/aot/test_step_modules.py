@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import dynamo_backends
 from dynamo_backends.interface.errors import StepCaptureError
 from tests.aot import step_nets as nets
+from tests.aot.step_backends import BACKENDS
 from tests.aot.step_checks import assert_close, compare
 
 pytestmark = [
@@ -19,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated"),  # torch's own, by jvp
 ]
 
-BACKENDS = ("aot_eager", "openxla", "inductor")
 
 Model = nn.Module
 LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -165,7 +165,7 @@ def fused(parameters: Any) -> torch.optim.Optimizer:
     [
         (False, sgd, "aot_eager"),
         (True, sgd, "openxla"),
-        (False, adam, "inductor"),
+        pytest.param(False, adam, "inductor", marks=pytest.mark.long),
         (True, adam, "aot_eager"),
         (False, fused, "aot_eager"),
     ],
@@ -254,7 +254,7 @@ def one_gradient_per_sample(model: Any, x: Tensor, y: Tensor) -> Tensor:
         (gradient_penalty, "aot_eager"),
         (gradient_penalty, "openxla"),
         (learning_to_learn, "aot_eager"),
-        (learning_to_learn, "inductor"),
+        pytest.param(learning_to_learn, "inductor", marks=pytest.mark.long),
         (one_gradient_per_sample, "aot_eager"),
         (one_gradient_per_sample, "openxla"),
     ],

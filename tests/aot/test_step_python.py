@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends import StepCaptureError, compile_step
+from tests.aot.step_backends import BACKENDS, INDUCTOR
 from tests.aot.step_loops import World, assert_equal, momentum, network
 
 WEIGHT = 1.0
@@ -192,8 +193,6 @@ def _helper_function(world: World) -> tuple[Any, Any]:
     return lambda: world.data.f(), lambda w: setattr(world.data, "f", lambda: w)
 
 
-BACKENDS = ["aot_eager", "openxla", "inductor"]
-
 READERS = [
     _attribute, _closure, _global, _global_object, _list, _list_walked, _dict, _dict_get,
     _dict_values, _dataclass, _replaced_object, _property, _class_attribute, _slots, _numpy_scalar,
@@ -247,7 +246,7 @@ def test_what_a_step_reads_may_be_changed_by_the_step(reader: Any, backend: str)
     assert step.compilations <= 6
 
 
-@pytest.mark.parametrize("backend", ["openxla", "inductor"])
+@pytest.mark.parametrize("backend", ["openxla", INDUCTOR])
 def test_numbers_become_inputs_of_every_backend(backend: str) -> None:
     def make(world: World) -> Any:
         world.data.weight, world.data.n = 1.0, 0

@@ -109,12 +109,14 @@ def test_no_second_copy_of_parameters_and_state() -> None:
     assert grown < parameters, "less than a copy of the parameters, let alone of the state"
 
 
+@pytest.mark.long
 def test_inductor_needs_no_more_memory_than_eager() -> None:
     in_eager, parameters = growth_of_a_large_net(None)
     grown, _ = growth_of_a_large_net("inductor")
     assert grown < min(in_eager, 2 * parameters)
 
 
+@pytest.mark.long
 def test_activations_need_no_more_memory_than_eager() -> None:
     case = harness.find_case("classic", "squeezenet1_1")
     y = torch.arange(4)

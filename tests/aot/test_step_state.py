@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.aot.step_backends import BACKENDS
 from tests.aot.step_loops import World, assert_equal, momentum, network
-
-BACKENDS = ["aot_eager", "openxla", "inductor"]
 
 
 def _plain(world: World) -> Any:

@@ -43,6 +43,7 @@ def test_batch_norm_dropout_clipping_and_a_schedule(optimizer: str, backend: str
     assert (step.launches, step.compilations, step.eager_steps) == (10, 1, 0)
 
 
+@pytest.mark.long
 def test_tied_weights_and_recurrence() -> None:
     assert_equal_to_eager(
         nets.Tied, OPTIMIZERS["adamw"], nets.sentences(4), "openxla", loss_of=nets.entropy

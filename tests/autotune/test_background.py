@@ -119,6 +119,7 @@ def test_an_earlier_decision_is_loaded_beside_the_calls(counts: Counts, tuning: 
     assert not tuning._process.running
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
     model, x = Slow(), torch.randn(40, 50)
@@ -151,7 +152,14 @@ def test_a_winner_that_fails_in_a_call_serves_no_longer(plant: ModuleType):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("moment", ["at its start", "in a candidate", "twice in a candidate"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("at its start", marks=pytest.mark.long),
+        "in a candidate",
+        pytest.param("twice in a candidate", marks=pytest.mark.long),
+    ],
+)
 def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: tuner.Tuner, gate: Gate):
     model, x = Slow(), torch.randn(40, 50)
     run = compiled(model, "raises_at_compile", "waits", budget_s=1000)
@@ -207,11 +215,9 @@ def test_a_tuner_that_is_lost_again_and_again_is_given_up(
     torch.testing.assert_close(run(x), model(x))
 
 
+@pytest.mark.long
 @torch.no_grad()
-def test_kills_at_random_moments(
-    tuning: tuner.Tuner, plant: ModuleType, only_with_full: Callable[[bool], None]
-):
-    only_with_full(True)
+def test_kills_at_random_moments(tuning: tuner.Tuner, plant: ModuleType):
     model, x = Slow(), torch.randn(40, 50)
     run = compiled(model, "good", "wrong_numbers", "ts_trace")
     run(x)
@@ -238,6 +244,7 @@ def test_what_hangs_is_ended(gate: Gate):
     assert row.reason == "did not finish within 1 s in a process of its own"
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_threads_call_while_the_winner_takes_over(gate: Gate):
     model = Slow()
@@ -386,6 +393,7 @@ def test_steps_are_not_tuned_beside_calls():
         )
 
 
+@pytest.mark.long
 def test_a_graph_that_is_dropped_is_not_waited_for(gate: Gate):
     with torch.no_grad():
         compiled(Slow(), "waits")(torch.randn(40, 50))

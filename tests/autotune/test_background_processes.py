@@ -166,12 +166,14 @@ def test_a_forked_child_serves_what_it_has(site: dict[str, str], tmp_path: Path)
     assert later == {"right": True, "later": "verified winner waits serving"}
 
 
+@pytest.mark.long
 def test_a_child_captures_that_is_forked_while_a_winner_is_loaded(
     site: dict[str, str], tmp_path: Path
 ):
     assert said(run(site, tmp_path, LOADS)) == [{"result": [2.0, 2.0]}, {"status": 0}]
 
 
+@pytest.mark.long
 def test_a_spawned_process_tunes_itself(site: dict[str, str], tmp_path: Path):
     (words,) = said(run(site, tmp_path, SPAWNS))
     assert words == {"right": True, "ended": True, "spawned": "verified winner good serving"}
@@ -185,7 +187,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
-@pytest.mark.parametrize("how", ["kill", "end"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.long), "end"])
 def test_nothing_is_left_of_a_program_that_ends(how: str, site: dict[str, str], tmp_path: Path):
     shared = set(os.listdir("/dev/shm"))
     program = run(site, tmp_path, ENDS, how)

@@ -67,6 +67,7 @@ def test_the_second_size_is_tuned_over_those_that_occur(counts: Counts):
     assert (counts.compiled, counts.sessions, len(reports)) == (2, 0, 2)
 
 
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.usefixtures("plant")
 def test_who_is_wrong_at_another_size_does_not_win():
@@ -81,6 +82,7 @@ def test_who_is_wrong_at_another_size_does_not_win():
     assert row.reason.endswith("(at other sizes)")
 
 
+@pytest.mark.long
 @torch.no_grad()
 @pytest.mark.usefixtures("plant")
 def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCaptureFixture):

@@ -108,6 +108,7 @@ def test_what_ends_the_process_ends_only_a_process_of_its_own(x: torch.Tensor, c
     assert counts.compiled == 1, "what fails there is not compiled here"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("plant")
 def test_others_can_be_tried_in_a_process_of_their_own_too(x: torch.Tensor, counts: Counts):
     _, report = tune(Slow(), x, candidates=["ts_trace", "exits"], isolate="all")
@@ -131,6 +132,7 @@ def test_a_rehearsal_differentiates_too():
         assert bool(found) == bool(problem)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("plant")
 def test_what_hangs_is_ended(x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mark = tmp_path / "mark"

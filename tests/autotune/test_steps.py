@@ -83,6 +83,7 @@ def test_a_decision_is_found_again(counts: Counts):
     assert report.chosen == "openxla"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("eager_seems_slow")
 def test_a_remembered_winner_that_does_not_compile_is_contested(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +208,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 TURNS = 1 + 3 * STEPS
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_others_with_a_way_of_their_own_take_real_steps_too():
     step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
@@ -232,6 +234,7 @@ def test_they_do_even_where_eager_wins_the_contest(fails: bool, monkeypatch: pyt
     assert len(report.runtime_fallbacks) == fails
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
     fail_from_step(1, monkeypatch)
@@ -286,6 +289,7 @@ def test_steps_that_are_wrong_in_their_own_way_are_never_taken(
     assert (step.launches, step.eager_steps) == (1, 3)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: pytest.MonkeyPatch):
     class Spoilt(CopyingProgram):

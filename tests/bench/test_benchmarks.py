@@ -119,6 +119,7 @@ def test_autotune_is_measured_beside_its_candidates_and_continued(
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_autotune_measures_bert_base_if_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
     program = load("benchmarks/autotune.py")
     assert "bert_base" not in {cell.model for cell in program.choose(program.parse([]))}

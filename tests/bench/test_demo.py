@@ -16,6 +16,7 @@ def demo() -> ModuleType:
     return load("examples/demo.py")
 
 
+@pytest.mark.long
 def test_quick_demo_is_right_and_finds_the_nearest_sentences(
     demo: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

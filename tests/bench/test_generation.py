@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from harness import decoding
-from harness.generators import ARCHITECTURES
 from tests.bench.programs import load
 
 
@@ -24,6 +24,7 @@ def test_tokens_are_those_of_eager_and_one_prompt_compiles_all(architecture: str
     assert found == {"wrong": 0, "late": 0, "in_eager": 0}
 
 
+@pytest.mark.long
 def test_the_cache_is_copied_where_others_see_it_and_nowhere_else():
     alone, seen = (decoding.speed(c, (1, 32), 4, 1, 64) for c in ("openxla", "openxla@copying"))
     assert (alone["copies"], seen["copies"]) == (0, 2)
@@ -79,6 +80,7 @@ def test_the_second_part_is_of_each_length_and_compares_with_inductor(
     assert all("2.00" in line and "1.25" in line for line in lines)
 
 
+@pytest.mark.long
 def test_the_example_samples_what_eager_does(capsys: pytest.CaptureFixture[str]):
     flags = ["--layers", "1", "--features", "32", "--tokens", "5", "--prompts", "6", "9"]
     assert load("examples/generate.py").main([*flags, "--sample"]) == 0

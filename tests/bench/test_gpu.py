@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import ModelCase
 from dynamo_backends.bench.suites.catalogue import SUITES
 from harness import cell_runs, cell_tables
 from harness.cells import Cell, Measuring, Row, cells, measure_cell
-from harness.ledger import Ledger, LedgerError
+from harness.ledger import Ledger
 from tests.bench.programs import load
 
 gpu = load("benchmarks/gpu.py")
@@ -122,6 +123,7 @@ def test_bfloat16_and_a_backend_of_this_package(tmp_path: Path):
     assert result["cell"]["dtype"] == "bf16"
 
 
+@pytest.mark.long
 def test_a_run_out_of_time_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     flags = ["--dtype", "float32", "--backend", "aot_eager"]
     _, first = run(tmp_path, *flags, "--budget", "0.001")
@@ -197,10 +199,10 @@ def test_results_of_another_machine_are_not_mixed(tmp_path: Path):
     Ledger(file, CONTEXT).finish(CELL, [], 1.0)
     later = Ledger(file, {**CONTEXT, "date": "2026-12-01"})
     assert later.context["date"] == "2026-11-21"
-    with pytest.raises(LedgerError, match="device is 'another' and was 'a GPU'"):
+    with pytest.raises(ResultError, match="device is 'another' and was 'a GPU'"):
         Ledger(file, {**CONTEXT, "device": "another"})
     file.write_text("{}")
-    with pytest.raises(LedgerError, match="it is no file of such results"):
+    with pytest.raises(ResultError, match="is no result of `cells`"):
         Ledger(file, CONTEXT)
 
 

@@ -60,6 +60,7 @@ def test_a_run_goes_through_and_says_what_each_does(
     assert "RuntimeError: no licence" in page
 
 
+@pytest.mark.long
 def test_what_does_not_end_is_a_timeout():
     found = outcome("hanging", How(f"{FILE}:models", timeout_s=12))
     assert found.status == "timeout"
@@ -80,6 +81,7 @@ def test_too_much_memory(backend: str, memory_gb: float | None, reason: str):
     assert not found.eager_failed
 
 
+@pytest.mark.long
 def test_what_eager_cannot_do_is_no_failure_of_the_backend():
     how = How(f"{FILE}:unfit", rounds=5)
     two_runs = outcome("right", how, "counting")
@@ -91,6 +93,7 @@ def test_what_eager_cannot_do_is_no_failure_of_the_backend():
     assert build.eager_failed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["training", "step"])
 def test_training_and_steps_are_compared_too(mode: Any):
     good, bad = (outcome(name, mode=mode, batch=3) for name in ("right", "wrong"))

@@ -77,6 +77,7 @@ def test_more_can_be_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not set(first.measured) & set(second.measured)
 
 
+@pytest.mark.long
 def test_a_killed_run_is_resumed(tmp_path: Path):
     """SIGKILL: nothing is told, and the process that measured ends of itself."""
     file = tmp_path / "run.json"

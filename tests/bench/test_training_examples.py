@@ -19,6 +19,7 @@ def test_digits_that_are_not_learned_give_exit_status_1(capsys: pytest.CaptureFi
     assert load("examples/train_digits.py").main(["--epochs", "0", "--backend", "aot_eager"]) == 1
 
 
+@pytest.mark.long
 def test_verse_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
     example = load("examples/train_text.py")
     assert example.main(["--steps", "150", "--guessed-part", "0.65"]) == 0

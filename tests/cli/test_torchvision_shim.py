@@ -12,6 +12,7 @@ from dynamo_backends.bench import torchvision_shim as shim
 """
 
 
+@pytest.mark.long
 def test_torchvision_and_transformers_import() -> None:
     code = HEAD + (
         "models = shim.import_torchvision().models\n"

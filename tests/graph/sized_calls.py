@@ -74,6 +74,8 @@ def _scalar(x: str, value: Tensor, dim: int, name: str) -> list[Calls]:
     return [
         [summed, Call(name, "div", (Ref(f"{name}a"), n))],
         _call(name, "mul", r, Size(x, dim, "(1.0 / ({} + 1))")),
+        _call(name, "mul", r, Size(x, dim, "({0} / ({0} + 1))")),
+        _call(name, "div", r, Size(x, dim, "(({} + 1) ** 0.5)")),
         _call(name, "add", r, n),
         _call(name, "sub", r, Size(x, dim, "{} // 2")),
         _call(name, "mul", r, Size(x, dim, "({} * 2)")),

@@ -39,6 +39,12 @@ KEPT: dict[str, Function] = {
     "a count": lambda x: x.sum() / (x.shape[0] * x.shape[1]) + x,
     "positions": lambda x: torch.arange(x.shape[1], device=x.device) + x,
     "strides": lambda x: x.t().contiguous().t().exp(),
+    "a factor": lambda x: x * (1 / x.shape[0]),
+    "a quotient": lambda x: x + x.numel() / (x.numel() - 1),
+    "a quotient of a quotient": lambda x: x * (1 / (3 * (x.numel() / 2) - 1.0)),
+    "a root": lambda x: (x / torch.sym_sqrt(x.shape[1])).exp(),
+    "a tensor": lambda x: x + torch.scalar_tensor(x.shape[0] / x.shape[1]),
+    "powers and sums": lambda x: x * (x.shape[0] ** -0.5 + 2.5 * x.shape[1]),
 }
 
 
@@ -72,7 +78,10 @@ def test_without_symbols_there_are_numbers(name: str):
 
 
 FORGOTTEN: dict[str, Function] = {
-    "a factor": lambda x: x * (1 / x.shape[0]),
+    "a value to fill with": lambda x: x + torch.full_like(x, 1 / x.shape[0]),
+    "a quotient that Python may refuse": lambda x: x * (1 / (x.shape[0] - 2)),
+    "a root that Python may refuse": lambda x: x * (x.shape[0] - 2) ** 0.5,
+    "a factor of what has no dimensions": lambda x: x + x.bfloat16().sum() * (1 / x.shape[0]),
     "what refuses other sizes": lambda x: x.view(3, 4),
     "a size that may be one": lambda x: x.new_ones(x.shape[1] - 1).sum() + x,
     "other calls for some sizes": lambda x: x.exp() if x.shape[0] < 100 else x.cos(),

@@ -131,6 +131,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Any:
     return loss.detach(), image
 
 
+@pytest.mark.long
 def test_what_depends_on_layouts_gets_eagers() -> None:
     """Draws in the order of memory, strides of results, and views of memory."""
     step = assert_equal_to_eager(
@@ -139,8 +140,22 @@ def test_what_depends_on_layouts_gets_eagers() -> None:
     assert step.compilations == 1
 
 
+class Convolutions(nn.Module):
+    """The convolutions of `Layouts`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4)
+        self.back = nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.back(self.grouped(self.first(x).relu()))
+        return x.mean((2, 3)), x.detach()
+
+
 class OneConvolution(nn.Module):
-    """The first convolution of `Layouts`: the only one whose gradients can be products."""
+    """The first one: the only one whose gradients can be products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,6 +212,7 @@ def test_draws_that_inductor_cannot_order_are_refused() -> None:
         step(draw(2, 3, 6, 5, dtype=torch.float32))
 
 
+@pytest.mark.long
 def test_images_that_a_step_returns_have_eagers_strides() -> None:
     torch.manual_seed(0)
     model = Layouts().double()
@@ -275,8 +291,10 @@ def test_each_kind_of_convolution_is_measured_once(
     races: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets = used(monkeypatch)
-    step, _ = compiled_step(Layouts)
-    step(draw(2, 3, 12, 16))
+    step, model = compiled_step(Convolutions)
+    _, image = step(draw(2, 3, 12, 16))
+    assert image.is_contiguous(), "what is computed channels last is returned as eager returns it"
+    assert all(p.is_contiguous() for p in model.parameters())
     assert targets().count(BY_PRODUCT) == 1, "the others have groups or are transposed"
     assert len(targets()) == 3
     assert len(races) == 1
@@ -363,6 +381,7 @@ compile_step(train, model=layer, optimizer=optimizer, backend="inductor")(torch.
 """
 
 
+@pytest.mark.long
 def test_a_pool_is_the_first_thing_that_a_process_compiles() -> None:
     """One of three dimensions, which Inductor decomposes by a module that it has not loaded."""
     done = subprocess.run([sys.executable, "-c", _POOL], capture_output=True, text=True)

@@ -182,6 +182,7 @@ def test_memory_that_nobody_wrote():
     check(window, torch.ones(1), backend="iree", min_block_size=1, ops_in_eager=0)
 
 
+@pytest.mark.long
 def test_threads_can_share_compiled_models():
     models = [mlp(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).eval()]
     functions = [compiled(model, torch.randn(4, 6), num_threads=2)[0] for model in models]

@@ -9,6 +9,7 @@ from dynamo_backends.interface import packages
 from tests import refusals
 
 
+@pytest.mark.long
 def test_both_packages_are_missing():
     missing = "iree-base-compiler and iree-base-runtime are not installed"
     said = refusals.without("iree", ("iree",))

@@ -59,6 +59,7 @@ def test_sines_of_huge_numbers_stay_sines():
             torch.testing.assert_close(found[[0, 1, 2, 5]], right[[0, 1, 2, 5]])
 
 
+@pytest.mark.long
 def test_what_networks_are_made_of_is_taken():
     functional = torch.nn.functional
 

@@ -42,10 +42,11 @@ SHAPES = [  # batch, lanes in, panels out, height, width, padding
     (2, 5, 3, 30, 31, (2, 0)),
     (4, 8, 4, 56, 56, (1, 1)),  # more tiles than are worked on at a time
 ]
+LARGE = pytest.param(SHAPES[-1], marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("name", FILTERINGS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[:-1], LARGE], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_the_operator_is_as_accurate_as_a_convolution(name: str, shape: Any, layout: Any):
     batch, lanes, panels, height, width, padding = shape
@@ -243,6 +244,7 @@ def test_other_convolutions_stay(settings: dict[str, Any], calls: list[Any]):
     assert calls == []
 
 
+@pytest.mark.long
 def test_other_types_and_weights_that_are_not_frozen_stay(calls: list[Any]):
     net = Net(FOLLOWERS["relu"][0])
     check(copy.deepcopy(net).double(), images().double())

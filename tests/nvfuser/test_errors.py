@@ -13,6 +13,7 @@ from tests.nvfuser import double
 from tests.nvfuser.conftest import is_real
 
 
+@pytest.mark.long
 def test_the_package_is_missing():
     said = refusals.without("nvfuser", vendor.FRONTENDS)
     available, _, refused = said.splitlines()[:3]

@@ -59,6 +59,7 @@ harness.hand_back(without=without, within=within, size=reserve.size)
     assert faulting(found["within"]) <= 10
 
 
+@pytest.mark.long
 def test_small_blocks_that_stay_are_avoided() -> None:
     found = measured("""
 reserve = Reserve()
@@ -70,6 +71,7 @@ harness.hand_back(faults=[faults for faults, _ in results], rss=harness.rss_byte
     assert found["rss"] < 1 << 30, "one block, not one for each of the runs"
 
 
+@pytest.mark.long
 def test_results_lie_aside() -> None:
     """Which come first, and go late; what comes after them has the whole block."""
     found = measured("""
@@ -108,6 +110,7 @@ harness.hand_back(runs=runs, smaller=smaller, freed=grown - harness.rss_bytes())
     assert found["freed"] > 95 << 20
 
 
+@pytest.mark.long
 def test_it_is_made_for_larger_pieces() -> None:
     found = measured("""
 reserve = Reserve()
@@ -135,6 +138,7 @@ harness.hand_back(there=there, here=[run(reserve)[0] for _ in range(20)])
     assert faulting(found["here"]) <= 5
 
 
+@pytest.mark.long
 def test_a_thread_makes_it_larger_while_another_one_runs() -> None:
     found = measured("""
 reserve = Reserve()
@@ -174,6 +178,7 @@ harness.hand_back(runs=runs)
     assert faulting(found["runs"]) <= 5
 
 
+@pytest.mark.long
 def test_steps_of_xla_use_it() -> None:
     found = measured("""
 import dynamo_backends
@@ -217,6 +222,7 @@ void free(void *old) { __libc_free(old); }
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_where_malloc_is_another_librarys_there_is_none(tmp_path: Path) -> None:
     source, library = tmp_path / "malloc.c", tmp_path / "libmalloc.so"
@@ -272,6 +278,7 @@ def test_small_programs_need_none() -> None:
     assert reserve.size == 0
 
 
+@pytest.mark.long
 def test_results_in_the_middle_leave_room_enough() -> None:
     """As in a program of many blocks, whose result lies between them."""
     found = measured("""
@@ -302,7 +309,9 @@ harness.hand_back(without=without, within=within, small=small)
     assert found["small"]
 
 
-@pytest.mark.parametrize("backend", ["openxla", "inductor_freezing"])
+@pytest.mark.parametrize(
+    "backend", ["openxla", pytest.param("inductor_freezing", marks=pytest.mark.long)]
+)
 def test_compiled_graphs_have_it(backend: str) -> None:
     if backend == "openxla":
         pytest.importorskip("jax")

@@ -33,6 +33,7 @@ def again(**options: Any) -> Any:
     return report
 
 
+@pytest.mark.long
 def test_a_second_process_builds_nothing(double: Machine):
     """Whatever its weights are, since a plan holds none."""
     again()

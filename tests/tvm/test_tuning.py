@@ -161,6 +161,7 @@ def test_ctrl_c_ends_tuning_and_keeps_what_was_found(
     assert tuning.COUNTS.trials == 5
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_was_found_for_the_function_at_hand(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         if number == 3:
@@ -199,6 +200,7 @@ def test_a_crash_costs_a_trial(process: MeasuringProcess):
     assert (tuning.COUNTS.trials, tuning.COUNTS.lost) == (9, 1)
 
 
+@pytest.mark.long
 def test_a_function_whose_trials_always_crash_keeps_its_default(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         raise Lost("it took more than 30 s")
@@ -219,6 +221,7 @@ def test_the_default_schedule_stays_where_none_is_faster(process: MeasuringProce
     assert tuning.COUNTS.trials == trials
 
 
+@pytest.mark.long
 def test_more_trials_than_before_tune_again(
     process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.plants_errors
 
 BACKENDS = (
     "iree",
-    "inductor_freezing",
-    "inductor_max_autotune",
+    pytest.param("inductor_freezing", marks=pytest.mark.long),
+    pytest.param("inductor_max_autotune", marks=pytest.mark.long),
     "ltc",
     "ltc_trace",
     "ofi",

@@ -144,6 +144,8 @@ def settings_of(case: Case, parallel: str) -> dict[str, Any]:
     return {"mesh": {"data": 8}, "parallel": parallel}
 
 
+NAMES = ["mlp", "images", pytest.param("bert", marks=pytest.mark.long)]
+
 _alone: dict[tuple[str, torch.dtype], Trained] = {}
 
 
@@ -155,7 +157,7 @@ def alone(name: str, dtype: torch.dtype) -> Trained:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tensor"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_ten_steps_equal_one_device(name: str, parallel: str):
     case = CASES[name]
     expected = alone(name, torch.float64)
@@ -183,8 +185,9 @@ def memory_of_arguments(trained: Trained) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tensor"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_ten_steps_in_float32_are_as_accurate_as_one_device(name: str, parallel: str):
     case = CASES[name]
     expected, precise = alone(name, torch.float32), alone(name, torch.float64)

@@ -101,6 +101,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "causal": lambda x: (torch.arange(x.shape[1])[:, None] >= torch.arange(x.shape[1])) * x.sum(),
     "filled": lambda x: x + x.new_ones(x.shape[0], 1) + torch.zeros(x.shape[1]),
     "divided": lambda x: x.sum(0) / x.shape[0],
+    "of ratios": lambda x: (x * (1 / x.shape[0]), x + x.numel() / (x.numel() + 1), x / 2.5**0.5),
     "last": lambda x: (x[:, -1], x[-1], x[0], x[:, 1]),
     "cut": lambda x: (x[:, 1:] + 1, x[:-1] * 2, x[::2] - 1),
     "ends": lambda x: (x[:, -1:] + 1, x[-2:] * 2, x[:, -2:-1] - 1),
@@ -237,6 +238,7 @@ def test_an_encoder_with_texts_of_any_number_and_length():
     assert report.executables == 2, "one for up to 4 texts of 16, one for up to 8 of 32"
 
 
+@pytest.mark.long
 def test_an_encoder_is_trained():
     model = Encoder()
     reference = Encoder()

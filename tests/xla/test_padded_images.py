@@ -175,6 +175,7 @@ def test_what_depends_on_the_size_of_an_image_makes_it_exact(
     assert any(w in reports[0].exact for w in reason.split("|")), reports[0].exact
 
 
+@pytest.mark.long
 def test_batch_norm_is_trained_with_any_number_of_images_of_any_size():
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
     reference = copy.deepcopy(model)

@@ -3,7 +3,6 @@
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,29 +85,26 @@ def test_a_killed_rank_is_named(lost: int, mode: str, tmp_path: Path):
     assert seconds < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["read", "unread"])
 @pytest.mark.parametrize("lost", [1, 0])
 @pytest.mark.parametrize("silence", ["5", "30"])
-def test_a_suspended_rank_is_named(
-    silence: str, lost: int, mode: str, tmp_path: Path, only_with_full: Callable[[bool], None]
-):
-    only_with_full(silence == "30")
+def test_a_suspended_rank_is_named(silence: str, lost: int, mode: str, tmp_path: Path):
     with running(tmp_path, mode, *([silence] if silence != "30" else [])) as started:
         said, seconds = survivor_says(started, lost, signal.SIGSTOP)
     assert f"RankError: rank {lost}" in said
     assert seconds < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", ["8", "70"])
-def test_a_slow_rank_is_waited_for(
-    seconds: str, tmp_path: Path, only_with_full: Callable[[bool], None]
-):
-    only_with_full(seconds == "70")
+def test_a_slow_rank_is_waited_for(seconds: str, tmp_path: Path):
     silence = ["5"] if seconds == "8" else []
     with running(tmp_path, f"slow{seconds}", *silence) as started:
         assert all("goes on" in said for said in started.finish())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["raises", "fewer"])
 def test_a_rank_that_ends_before_the_others_is_named(mode: str, tmp_path: Path):
     with running(tmp_path, mode) as started:
@@ -119,6 +115,7 @@ def test_a_rank_that_ends_before_the_others_is_named(mode: str, tmp_path: Path):
     assert "has ended" in said
 
 
+@pytest.mark.long
 def test_learning_rates_that_differ_are_told_apart(tmp_path: Path):
     with running(tmp_path, "rates") as started:
         for rank in (0, 1):
@@ -129,8 +126,8 @@ def test_learning_rates_that_differ_are_told_apart(tmp_path: Path):
             assert "numbers [0.02, 0, 0, 0" in said
 
 
-def test_nothing_hangs_in_a_hundred_jobs(tmp_path: Path, only_with_full: Callable[[bool], None]):
-    only_with_full(True)
+@pytest.mark.long
+def test_nothing_hangs_in_a_hundred_jobs(tmp_path: Path):
     for number in range(100):
         drawn = random.Random(number)
         lost, mode = drawn.randrange(2), drawn.choice(["read", "unread"])

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ from dynamo_backends import compile_step
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-for kind in ("ddp", "fsdp"):
+for kind in sys.argv[1:]:
     torch.manual_seed(rank)  # the parameters are rank 0's
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -85,11 +84,17 @@ helpers: dict[str, Any] = {}
 exec(_SHARED, helpers)
 
 
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """How the processes train; the example that runs below takes the second way."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what two processes left: losses, parameters, checkpoints."""
     folder = tmp_path_factory.mktemp("ranks")
-    with job(_TRAINING, folder) as started:
+    with job(_TRAINING, folder, arguments=(kind,)) as started:
         started.finish()
     return folder
 
@@ -103,7 +108,6 @@ def eager_training() -> tuple[list[float], nn.Module]:
     return [train(*helpers["batch"](number))[0].item() for number in range(20)], model
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_twenty_steps_are_those_of_one_process_and_replicas_stay_equal(kind: str, trained: Path):
     losses, first = torch.load(trained / f"{kind}0.pt")
     others, second = torch.load(trained / f"{kind}1.pt")
@@ -115,7 +119,6 @@ def test_twenty_steps_are_those_of_one_process_and_replicas_stay_equal(kind: str
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_checkpoint_is_read_in_eager_and_on_devices_of_one_process(kind: str, trained: Path):
     _, expected = torch.load(trained / f"{kind}0.pt")
     eager, model = helpers["net"](), helpers["net"]()
@@ -135,59 +138,6 @@ def test_a_checkpoint_is_read_in_eager_and_on_devices_of_one_process(kind: str, 
     assert all(int(entry["step"]) == 20 for entry in state.values())
     step(*helpers["batch"](1))
     assert step.compilations == 1
-
-
-_DIFFERENT = """
-import sys, torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from dynamo_backends import RankError, compile_step
-from tests.xla.trainers import of_squares
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-
-def attempt(name, hidden, size, activation, sizes=()):
-    last = torch.nn.Linear(hidden, 4)
-    model = torch.nn.Sequential(torch.nn.Linear(8, hidden), activation(), last)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    train = of_squares(model, optimizer)
-    step = compile_step(train, model=model, optimizer=optimizer, mesh={"data": 2})
-    try:
-        for size in (*sizes, size):
-            float(step(torch.randn(size, 8)))
-    except RankError as error:
-        print(f"{name}: {error}", flush=True)
-    else:
-        print(f"{name}: no error", flush=True)
-
-attempt("models", 16 + rank, 4, torch.nn.ReLU)
-attempt("functions", 16, 4, torch.nn.GELU if rank else torch.nn.ReLU)
-attempt("batches", 16, 4 + rank, torch.nn.ReLU)
-attempt("equal", 16, 4, torch.nn.ReLU)
-attempt("choices", 16, 4 + rank, torch.nn.ReLU, (4, 5, 4))
-"""
-
-
-def test_ranks_with_different_programs_all_say_so_before_they_talk(tmp_path: Path):
-    with job(_DIFFERENT, tmp_path) as started:
-        for said in started.finish():
-            lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
-            start = "the ranks have different programs: "
-            assert lines["models"].startswith(
-                f"{start}rank 0 has model.0.weight of torch.float32[16, 8], "
-                "but rank 1 has model.0.weight of torch.float32[17, 8]. All ranks have to build"
-            )
-            assert f"{start}rank 0 calls aten.relu" in lines["functions"]
-            assert "but rank 1 calls aten.gelu" in lines["functions"]
-            assert lines["batches"].startswith(
-                f"{start}rank 0 has a tensor of the whole batch of float32[8, 8], "
-                "but rank 1 has a tensor of the whole batch of float32[10, 8]."
-            )
-            assert lines["equal"] == "no error"
-            assert "rank 0 runs program 1, but rank 1 program 2" in lines["choices"]
-            assert "Give all ranks batches of the same shapes" in lines["choices"]
 
 
 _ARGUMENTS = """
@@ -220,16 +170,70 @@ step(torch.randn(4, 8))
 print(f"home: {model.weight.home}, {step.reports[0].mesh.parameters[0].placement}", flush=True)
 """
 
+_DIFFERENT = """
+from dynamo_backends import RankError
 
-def test_arguments_with_several_processes(tmp_path: Path):
-    with job(_ARGUMENTS, tmp_path) as started:
-        for said in started.finish():
-            refused = [line for line in said.splitlines() if line.startswith("refused: ")]
-            assert len(refused) == 3, said
-            assert "mesh (data=4) has 4 devices, but torch.distributed has 2" in refused[0]
-            assert "on CPUs only, not on tpu" in refused[1]
-            assert "a tensor of the batch requires a gradient" in refused[2]
-            assert "home: cpu mesh (all=2) of 2 processes, Shard(0) over all" in said
+rank = dist.get_rank()
+
+def attempt(name, hidden, size, activation, sizes=()):
+    last = torch.nn.Linear(hidden, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(8, hidden), activation(), last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    train = of_squares(model, optimizer)
+    step = compile_step(train, model=model, optimizer=optimizer, mesh={"data": 2})
+    try:
+        for size in (*sizes, size):
+            float(step(torch.randn(size, 8)))
+    except RankError as error:
+        print(f"{name}: {error}", flush=True)
+    else:
+        print(f"{name}: no error", flush=True)
+
+attempt("models", 16 + rank, 4, torch.nn.ReLU)
+attempt("functions", 16, 4, torch.nn.GELU if rank else torch.nn.ReLU)
+attempt("batches", 16, 4 + rank, torch.nn.ReLU)
+attempt("equal", 16, 4, torch.nn.ReLU)
+attempt("choices", 16, 4 + rank, torch.nn.ReLU, (4, 5, 4))
+"""
+
+
+@pytest.fixture(scope="module")
+def said_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What two processes say to arguments, then to programs that differ."""
+    with job(_ARGUMENTS + _DIFFERENT, tmp_path_factory.mktemp("said")) as started:
+        return started.finish()
+
+
+def test_arguments_with_several_processes(said_by_ranks: list[str]):
+    for said in said_by_ranks:
+        refused = [line for line in said.splitlines() if line.startswith("refused: ")]
+        assert len(refused) == 3, said
+        assert "mesh (data=4) has 4 devices, but torch.distributed has 2" in refused[0]
+        assert "on CPUs only, not on tpu" in refused[1]
+        assert "a tensor of the batch requires a gradient" in refused[2]
+        assert "home: cpu mesh (all=2) of 2 processes, Shard(0) over all" in said
+
+
+def test_ranks_with_different_programs_all_say_so_before_they_talk(said_by_ranks: list[str]):
+    for said in said_by_ranks:
+        lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+        start = "the ranks have different programs: "
+        assert lines["models"].startswith(
+            f"{start}rank 0 has model.0.weight of torch.float32[16, 8], "
+            "but rank 1 has model.0.weight of torch.float32[17, 8]. All ranks have to build"
+        )
+        assert f"{start}rank 0 calls aten.relu" in lines["functions"]
+        assert "but rank 1 calls aten.gelu" in lines["functions"]
+        assert lines["batches"].startswith(
+            f"{start}rank 0 has a tensor of the whole batch of float32[8, 8], "
+            "but rank 1 has a tensor of the whole batch of float32[10, 8]."
+        )
+        assert lines["equal"] == "no error"
+        numbers = re.search(r"rank 0 runs program (\d), but rank 1 program (\d)", lines["choices"])
+        assert numbers is not None
+        assert int(numbers[2]) == int(numbers[1]) + 1
+        assert "Give all ranks batches of the same shapes" in lines["choices"]
 
 
 _TENSOR_PARALLEL = (
@@ -266,10 +270,8 @@ torch.save((losses, {k: v.clone() for k, v in model.state_dict().items()}), f"{r
 )
 
 
-def test_tensor_parallel_steps_of_four_processes(
-    tmp_path: Path, only_with_full: Callable[[bool], None]
-):
-    only_with_full(True)
+@pytest.mark.long
+def test_tensor_parallel_steps_of_four_processes(tmp_path: Path):
     with job(_TENSOR_PARALLEL, tmp_path, size=4) as started:
         for said in started.finish():
             assert "refused: rank 2 and rank 3 have to give equal parts of the batch" in said

@@ -261,6 +261,7 @@ def test_deep_copies_are_independent_and_keep_shared_memory(device: RemoteDouble
     assert model.weight.abs().sum() > 0
 
 
+@pytest.mark.long
 def test_data_of_a_parameter_can_be_set(device: RemoteDouble):
     model = to_device(nn.Linear(2, 2, bias=False).eval(), "remote")
     run = compiled(model)
@@ -280,6 +281,7 @@ def test_workers_of_a_data_loader_may_hold_such_tensors(device: RemoteDouble):
     assert torch.equal(torch.cat([batch for (batch,) in batches]), data)
 
 
+@pytest.mark.long
 def test_a_copy_in_a_compiled_graph_with_changing_sizes(device: RemoteDouble):
     run = compiled(lambda t: t * 2 + t.shape[0])
     for n in (3, 5, 7):

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 from dynamo_backends.bench.suites.case import ModelCase, Scale
 from dynamo_backends.bench.suites.classic import classic
@@ -10,6 +11,14 @@ from dynamo_backends.bench.suites.full_size import full_size
 from dynamo_backends.bench.suites.recurrent import recurrent
 from dynamo_backends.bench.suites.transformers import transformers
 from dynamo_backends.bench.suites.unet import unet
+
+
+class _HasName(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=_HasName)
 
 SUITES: dict[str, Callable[[Scale, int], list[ModelCase]]] = {
     "classic": classic,
@@ -43,7 +52,7 @@ def find_case(name: str, model: str, scale: Scale = "bench", batch: int = 4) -> 
     return find_cases(suite(name, scale, batch), [model])[0]
 
 
-def find_cases(cases: Iterable[ModelCase], names: Iterable[str]) -> list[ModelCase]:
+def find_cases(cases: Iterable[Named], names: Iterable[str]) -> list[Named]:
     """The named models, in the order of the names.
 
     Raises:

@@ -28,6 +28,8 @@ class Stream:
         serve: Given the model and a way of compiling a function: answers a request.
         requests: Their inputs, in order.
         trains: Whether requests are training steps.
+        tokens: Whether answers are whole numbers that rounding can change: they are right if they
+            are eager's in float64.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Stream:
     serve: Callable[[nn.Module, Compile], Callable[..., Any]]
     requests: list[Inputs]
     trains: bool = False
+    tokens: bool = False
 
 
 def _whole(model: nn.Module, compiled: Compile) -> Callable[..., Any]:
@@ -135,7 +138,8 @@ def prompts(scale: Scale = "bench", count: int = 10) -> Stream:
             yield (torch.randint(1, 512, (1, random.randint(8, 200))),)
 
     model, asked = _seeded(lambda: transformers.LlamaForCausalLM(config), requests)
-    return Stream("prompts", f"{count} prompts of 8-200 tokens, {new} new", model, serve, asked)
+    text = f"{count} prompts of 8-200 tokens, {new} new"
+    return Stream("prompts", text, model, serve, asked, tokens=True)
 
 
 def training(scale: Scale = "bench", count: int = 60) -> Stream:

@@ -1,0 +1,195 @@
+"""A page of an explanation: what a model gains, where its time goes, and why."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dynamo_backends.bench.cells import as_ratio
+from dynamo_backends.bench.contest import HEADS, Contest, calls_text, contest, median_ms
+from dynamo_backends.bench.dots import Panel, Series, panel, ratios_of
+from dynamo_backends.bench.environment import environment
+from dynamo_backends.bench.error_plot import ErrorPanel, error_panel
+from dynamo_backends.bench.explained import Timed, Times, break_even
+from dynamo_backends.bench.explained_times import COLUMNS, time_rows
+from dynamo_backends.bench.rendering import environment_rows, render
+from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+from dynamo_backends.interface.report import CandidateReport, GraphReport
+
+_LISTED = 12  # operators and guards
+
+
+@dataclass(frozen=True)
+class _GraphView:
+    """A captured graph on the page."""
+
+    title: str
+    source: str
+    operators: str
+    lines: tuple[str, ...]
+    panel: Panel | None
+    errors: ErrorPanel | None
+    reports: list["_ReportView"]
+
+
+@dataclass(frozen=True)
+class _ReportView:
+    """What the pipeline made of it."""
+
+    sentence: str
+    fallbacks: list[tuple[str, str]]
+    remarks: list[str]
+    contests: list[Contest]
+
+
+def explained_page(explanation: Explanation, times: Times | None, command: str) -> str:
+    """The page of an explanation.
+
+    Args:
+        explanation: What became of the model.
+        times: What was measured of it, if anything was.
+        command: What was typed.
+
+    Raises:
+        OptionError: jinja2 is not installed.
+    """
+    backend = explanation.backend
+    views = [_graph(i, g, backend, times) for i, g in enumerate(explanation.graphs)]
+    return render(
+        "explained.html",
+        title=f"dynamo-backends explain {explanation.function}",
+        headline=headline(explanation, times),
+        counts=_counts(explanation),
+        columns=COLUMNS,
+        rows=time_rows(explanation, times) if times is not None else [],
+        call=_panel(backend, times.call) if times is not None else None,
+        graphs=views,
+        heads=HEADS,
+        breaks=explanation.breaks,
+        recompilations=explanation.recompilations,
+        guards=list(explanation.guards.kinds.items()),
+        notes=(*explanation.notes, *(times.notes if times is not None else ())),
+        environment=environment_rows(environment()),
+        command=command,
+    )
+
+
+def headline(explanation: Explanation, times: Times | None) -> str:
+    """The result in one sentence."""
+    name, backend = explanation.function, explanation.backend
+    if not explanation.graphs:
+        return f"Nothing of {name} was captured: all of it runs in eager."
+    found = times.call.speedup if times is not None else None
+    if times is None or found is None:
+        return f"{backend} compiles {name} in {_plural(len(explanation.graphs), 'graph')}."
+    eager, own = (median_ms(s) or 0.0 for s in (times.call.eager_s, times.call.compiled_s))
+    calls = break_even(explanation.seconds, eager / 1e3, own / 1e3)
+    pays = calls_text(calls)
+    end = "compilation never pays off" if pays == "never" else f"compilation pays off after {pays}"
+    value, low, high = map(as_ratio, (found.value, found.low, found.high))
+    return (
+        f"With {backend} a call of {name} is {value} times [{low}, {high}] as fast as in eager "
+        f"({own:.3g} ms instead of {eager:.3g}); {end}."
+    )
+
+
+def _counts(e: Explanation) -> str:
+    inside = sum(r.ops_in_eager for r in e.reports)
+    parts = [
+        _plural(len(e.graphs), "graph"),
+        _plural(e.ops, "operation"),
+        *([f"{inside} in eager within graphs"] if e.reports else []),
+        _plural(sum(b.count for b in e.breaks), "graph break"),
+        _plural(len(e.recompilations), "recompilation"),
+        _plural(e.guards.count, "guard"),
+    ]
+    took = f"{_plural(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
+    return f"{', '.join(parts)}. {took}."
+
+
+def _graph(i: int, graph: GraphExplanation, backend: str, times: Times | None) -> _GraphView:
+    timed = times.graphs[i] if times is not None and i < len(times.graphs) else None
+    found = times.errors[i] if times is not None and i < len(times.errors) else None
+    errors = [] if found is None else [("eager", found.eager, False), (backend, found.own, False)]
+    again = ", recompiled" if graph.recompiled else ""
+    counted = [f"{name} {n}" for name, n in list(graph.operators.items())[:_LISTED]]
+    more = len(graph.operators) - _LISTED
+    return _GraphView(
+        f"Graph {i + 1} of {graph.function}{again}",
+        "" if graph.source is None else str(graph.source),
+        ", ".join([*counted, *([f"and {more} more"] if more > 0 else [])]),
+        graph.lines,
+        None if timed is None else _panel(backend, timed),
+        error_panel(errors),
+        [_report(report) for report in graph.reports],
+    )
+
+
+def _panel(backend: str, timed: Timed) -> Panel | None:
+    found = timed.speedup
+    if found is None:
+        return None
+    ratios = ratios_of(timed.eager_s, timed.compiled_s)
+    return panel("", [Series(backend, ratios, (found.value, found.low, found.high))])
+
+
+def _report(report: GraphReport) -> _ReportView:
+    where = [f"{report.ops_on_backend} on {report.backend}"]
+    if report.ops_on_inductor:
+        where.append(f"{report.ops_on_inductor} on inductor")
+    where.append(f"{report.ops_in_eager} in eager")
+    fallbacks = [
+        (f"{f.op}, {_plural(f.count, 'call')}: {f.reason}", f.source or "")
+        for f in report.fallbacks
+    ]
+    return _ReportView(
+        f"{report.kind.capitalize()} graph: operators {', '.join(where)}; "
+        f"{_plural(report.blocks, 'block')}, {_plural(report.executables, 'executable')}, "
+        f"{report.compile_seconds:.2f} s.",
+        fallbacks,
+        list(_remarks(report)),
+        _contests(report),
+    )
+
+
+def _remarks(report: GraphReport) -> Iterator[str]:
+    if report.reverted:
+        yield f"reverted: {report.reverted}"
+    if report.exact:
+        yield f"sizes are not padded: {report.exact}"
+    for head, texts in (
+        ("fell back at run time", report.runtime_fallbacks),
+        ("not compared with eager", report.unverified),
+        ("done without", report.failures),
+        ("runs without a CUDA graph", report.uncaptured),
+    ):
+        yield from (f"{head}: {text}" for text in texts)
+    whys: dict[str, list[str]] = {}
+    for each in report.inputs:
+        if each.reason:
+            whys.setdefault(each.reason, []).append(each.name)
+    for why, names in whys.items():
+        yield f"not frozen: {_first(names)}: {why}"
+    for each in report.inputs:
+        if each.mutated:
+            yield f"updated in place: {each.name}"
+    if report.tuning:
+        yield f"tuning beside the calls: {report.tuning}"
+
+
+def _first(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _contests(report: GraphReport) -> list[Contest]:
+    groups: dict[str, list[CandidateReport]] = {}
+    for row in report.candidates:
+        groups.setdefault(row.graph, []).append(row)
+    named = {key: f"{key or report.kind} graph" for key in groups}
+    return [
+        contest(rows, report.chosen, report.tuning_seconds if i == 0 else {}, named[key])
+        for i, (key, rows) in enumerate(groups.items())
+    ]
+
+
+def _plural(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -1,0 +1,134 @@
+"""Tables and charts of a run for pages in Markdown, so that no figure is typed by hand."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
+from dynamo_backends.bench.dots import Series, panel
+from dynamo_backends.bench.rendering import render
+from dynamo_backends.bench.statistics import geometric_mean
+from dynamo_backends.bench.summary import in_words, summaries
+from dynamo_backends.bench.tables import summary_cells
+
+_HEADS = (
+    "pass", "pass rate", "× eager", "lowest", "faster", "slower", "cold s", "warm s", "memory",
+)  # fmt: skip
+
+
+def caption(run: Run) -> str:
+    """Command, date, processor and versions in one sentence."""
+    facts = run.context
+    versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items() if v)
+    device = facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
+    left = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
+    return (
+        f"Measured on {facts.get('date')} by `{run.command}` on {device}, "
+        f"{facts.get('torch_threads')} torch threads (Python {facts.get('python')}, {versions})."
+        f"{left}"
+    )
+
+
+def backends_table(run: Run) -> str:
+    """A line per backend, in Markdown: pass rate, speedup, compile time, memory."""
+    found = summaries(run)
+    several = len({s.key[1:] for s in found}) > 1
+    head = ["backend", *(["mode"] if several else []), *_HEADS]
+    rows = [
+        [f"`{short(s.key[0])}`", *([s.kind] if several else []), *summary_cells(s)] for s in found
+    ]
+    return _table(head, rows, words=2 if several else 1)
+
+
+def models_table(run: Run) -> str:
+    """A line per model and a column per backend, in Markdown: speedup, or what is wrong."""
+    backends = list(dict.fromkeys(cell.backend for cell in run.outcomes))
+    rows: dict[tuple[str, str], dict[str, Outcome]] = {}
+    several = len({_kind(cell) for cell in run.outcomes}) > 1
+    for cell, outcome in run.outcomes.items():
+        rows.setdefault((cell.model, _kind(cell)), {})[cell.backend] = outcome
+    lines = [
+        [
+            model,
+            *([kind] if several else []),
+            _eager_ms(found),
+            *(_cell(found.get(b)) for b in backends),
+        ]
+        for (model, kind), found in rows.items()
+    ]
+    means = [_mean(run, backend) for backend in backends]
+    lines.append(["geometric mean", *([""] if several else []), "", *means])
+    head = ["model", *(["mode"] if several else []), "eager ms"]
+    return _table([*head, *(f"`{short(b)}`" for b in backends)], lines, words=2 if several else 1)
+
+
+TABLES: Mapping[str, Callable[[Run], str]] = {"backends": backends_table, "models": models_table}
+"""What a page can ask for."""
+
+
+def chart(run: Run) -> str:
+    """An SVG file: a dot for each model that a backend passes, its speedup over eager.
+
+    A bar goes from the first to the third quartile of the models, a mark stands at the geometric
+    mean.
+
+    Raises:
+        OptionError: jinja2 is not installed.
+    """
+    found, several = [], len({_kind(cell) for cell in run.outcomes}) > 1
+    for s in summaries(run):
+        if s.key[0] == EAGER:
+            continue
+        ratios = _speedups(run, lambda cell, s=s: _key(cell) == s.key)  # type: ignore[misc]
+        name = short(s.key[0]) + (f" ({s.kind})" if several else "")
+        if not ratios or s.speedup is None:
+            found.append(Series(name, failure="passes no model"))
+            continue
+        low, high = (ratios[0],) * 2 if len(ratios) == 1 else _quartiles(ratios)
+        found.append(Series(name, ratios, (s.speedup, low, high)))
+    title = f"Times as fast as eager, {short(run.context['suite'])}: a dot is a model"
+    return render("chart.svg", panel=panel(title, found))
+
+
+def _quartiles(ratios: Sequence[float]) -> tuple[float, float]:
+    first, _, third = statistics.quantiles(ratios, n=4, method="inclusive")
+    return first, third
+
+
+def _key(cell: Cell) -> tuple[str, str, str, int | None]:
+    return cell.backend, cell.mode, cell.dtype, cell.batch
+
+
+def _kind(cell: Cell) -> str:
+    return in_words((cell.mode, cell.dtype, cell.batch))
+
+
+def _speedups(run: Run, of: Callable[[Cell], bool]) -> list[float]:
+    return [
+        outcome.speedup.value
+        for cell, outcome in run.outcomes.items()
+        if of(cell) and outcome.passed and outcome.speedup is not None
+    ]
+
+
+def _mean(run: Run, backend: str) -> str:
+    ratios = _speedups(run, lambda cell: cell.backend == backend)
+    return as_ratio(geometric_mean(ratios)) if ratios else "-"
+
+
+def _eager_ms(found: Mapping[str, Outcome]) -> str:
+    medians = [statistics.median(o.eager_s) for o in found.values() if o.eager_s]
+    return f"{statistics.median(medians) * 1e3:.3g}" if medians else "-"
+
+
+def _cell(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    if outcome.passed and outcome.speedup is not None:
+        return as_ratio(outcome.speedup.value)
+    return outcome.status
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    """A table whose first columns are words."""
+    rule = ["---" if i < words else "--:" for i in range(len(head))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))

@@ -1,0 +1,52 @@
+"""Fills in the templates of pages, each one file that asks no network for anything."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dynamo_backends.bench.packages import import_jinja2
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: Any) -> str:
+    """A page.
+
+    Args:
+        template: Name of the template.
+        **values: What it shows.
+
+    Raises:
+        OptionError: jinja2 is not installed.
+    """
+    jinja2 = import_jinja2()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page: str = environment.get_template(template).render(values)
+    return page
+
+
+def environment_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of a machine, in names and texts.
+
+    Args:
+        facts: In types that JSON has; what is empty is left out.
+    """
+    return [
+        (name.replace("_", " "), _text(value))
+        for name, value in facts.items()
+        if value not in ("", None, [], {})
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {of}" for name, of in value.items() if of)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,182 @@
+"""What the processes of a cell do whose model answers requests of changing sizes."""
+
+import copy
+import dataclasses
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends import record
+from dynamo_backends.bench.answers import Serve, difference, percentile, seconds, widened
+from dynamo_backends.bench.backends import compiling
+from dynamo_backends.bench.cells import EAGER, Cell, How
+from dynamo_backends.bench.device import peak, synchronizing, wait
+from dynamo_backends.bench.load import Load
+from dynamo_backends.bench.measuring import LEAST_ROUNDS, Tell, outside, tell_speedup
+from dynamo_backends.bench.statistics import PAUSE_S, compare
+from dynamo_backends.bench.suites.changing import StreamCase
+from dynamo_backends.bench.suites.streams import Compile, Stream
+from dynamo_backends.bench.work import DTYPES, cast, tolerance
+from dynamo_backends.pipeline import background
+
+
+def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
+    """Answers requests with nothing in a cache, compares the answers, and times both.
+
+    Args:
+        case: The stream.
+        cell: What to measure.
+        how: How.
+        tell: See `bench.measuring.cold`.
+    """
+    stream, eager = _begun(case, cell, how, tell)
+    with _gradients(stream):
+        for request in stream.requests:
+            eager(*request)
+        tell(peak_eager=peak(how.device), requests=len(stream.requests))
+        again = stream.serve(copy.deepcopy(stream.model), _in_eager)
+        if reason := _wrong(stream, eager, again, cell)[1]:
+            tell(status="eager_two_runs_differ", reason=reason)
+            return
+        tell(stage="compile")
+        served = _compiled(stream, cell, how, tell, "compile_cold_s")
+        tell(stage="compare")
+        wrong, reason = _wrong(stream, eager, served, cell)
+        if wrong and stream.tokens:  # which rounding may have changed
+            wrong, reason = _wrong_in_float64(stream, cell)
+            torch.compiler.reset()
+            served = _compiled(stream, cell, how, lambda **_: None, "")
+        tell(wrong=wrong)
+        if wrong:
+            text = f"{wrong} of {len(stream.requests)} answers are wrong: {reason}"
+            tell(status="fail_accuracy", reason=text)
+            return
+        gc.collect()
+        tell(stage="rounds")
+        _rounds(stream, eager, served, how, tell)
+
+
+def warm(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
+    """Answers requests with what the first process left in caches."""
+    stream, _ = _begun(case, cell, how, tell)
+    with _gradients(stream):
+        tell(stage="compile")
+        served = _compiled(stream, cell, how, tell, "compile_warm_s")
+        tell(stage="calls", peak_backend=peak(how.device))
+        if cell.backend != EAGER:
+            first = stream.requests[0]
+            tell(stage="coverage", **outside(lambda: served(*first)))
+
+
+def _begun(case: StreamCase, cell: Cell, how: How, tell: Tell) -> tuple[Stream, Serve]:
+    """The stream in the cell's dtype, and eager."""
+    stream, dtype = case.make(), DTYPES[cell.dtype]
+    stream.model.to(how.device, dtype)
+    asked: list[Any] = [cast(request, how.device, dtype) for request in stream.requests]
+    stream = dataclasses.replace(stream, requests=asked)
+    tell(stage="eager")
+    return stream, _waiting(stream.serve(copy.deepcopy(stream.model), _in_eager), how)
+
+
+def _waiting(serve: Serve, how: How) -> Serve:
+    """Answers when the device is done."""
+
+    def answer(*request: Any) -> Any:
+        result = serve(*request)
+        wait(how.device)
+        return result
+
+    return serve if how.device == "cpu" else answer
+
+
+def _in_eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _by(backend: str) -> Compile:
+    if backend == EAGER:
+        return _in_eager
+    return lambda function: torch.compile(function, backend=compiling(backend))
+
+
+def _gradients(stream: Stream) -> AbstractContextManager[Any]:
+    return torch.set_grad_enabled(stream.trains)
+
+
+def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> Serve:
+    """What answers, after it has answered all requests twice; tells what was compiled for that."""
+    graphs = private.dynamo_counters()["stats"]
+    served = _waiting(stream.serve(copy.deepcopy(stream.model), _by(cell.backend)), how)
+    with record() as reports:
+        first, *others = stream.requests
+        took = [seconds(served, first)]
+        after_first = graphs["unique_graphs"]
+        took += [seconds(served, request) for request in others]
+        background.wait()
+        for request in stream.requests:  # the first calls of programs are compared with eager
+            served(*request)
+        background.wait()
+    tell(**{name: took[0]}, stream_cold_s=sum(took))
+    if cell.backend == EAGER:
+        return served
+    breaks = sum(private.dynamo_counters()["graph_break"].values())
+    captured = graphs["unique_graphs"]
+    tell(graphs=captured, recompilations=captured - after_first, breaks=breaks)
+    if reports:
+        tell(
+            executables=sum(r.executables for r in reports),
+            ops_on_backend=sum(r.ops_on_backend for r in reports),
+            ops_fallback=sum(r.ops_in_eager for r in reports),
+            note="; ".join([reason for r in reports for reason in r.runtime_fallbacks][:1]),
+        )
+    return served
+
+
+def _wrong_in_float64(stream: Stream, cell: Cell) -> tuple[int, str]:
+    model = copy.deepcopy(stream.model).double()
+    expected = stream.serve(copy.deepcopy(model), _in_eager)
+    torch.compiler.reset()
+    found = stream.serve(model, _by(cell.backend))
+    differing = [int((found(*r) != expected(*r)).sum()) for r in map(widened, stream.requests)]
+    first = next(filter(None, differing), 0)
+    return sum(map(bool, differing)), f"{first} tokens differ in float64"
+
+
+def _wrong(stream: Stream, eager: Serve, served: Serve, cell: Cell) -> tuple[int, str]:
+    """How many answers are wrong, and what is wrong with the first of these."""
+    allowed = tolerance(cell.dtype, "training" if stream.trains else "inference")
+    found = [difference(stream, eager, served, r, allowed) for r in stream.requests]
+    first, *more = next(filter(None, found), "").split("; ")
+    others = f"; and {len(more)} more" if more else ""
+    return sum(map(bool, found)), first + others
+
+
+def _rounds(stream: Stream, eager: Serve, served: Serve, how: How, tell: Tell) -> None:
+    """Rounds in which each answers all requests."""
+    latencies: dict[str, list[float]] = {EAGER: [], "backend": []}
+
+    def answering(name: str, serve: Serve) -> Callable[[], None]:
+        return lambda: latencies[name].extend(seconds(serve, r) for r in stream.requests)
+
+    with Load() as load:
+        timings = compare(
+            {EAGER: answering(EAGER, eager), "backend": answering("backend", served)},
+            how.rounds,
+            PAUSE_S,
+            warmup=0,
+            lead_in=0,
+            budget_s=how.patience_s,
+            least_rounds=LEAST_ROUNDS,
+            synchronize=synchronizing(how.device),
+        )
+    tell(
+        p50_s=percentile(latencies["backend"], 50),
+        p95_s=percentile(latencies["backend"], 95),
+        eager_p50_s=percentile(latencies[EAGER], 50),
+        eager_p95_s=percentile(latencies[EAGER], 95),
+    )
+    tell_speedup(timings[EAGER], timings["backend"], load.of_others, tell)

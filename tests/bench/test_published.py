@@ -1,0 +1,91 @@
+"""Figures on pages are those of the results in the repository."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dynamo_backends.bench import ledger
+from dynamo_backends.bench.cells import Run
+from dynamo_backends.bench.published import backends_table, caption, chart, models_table
+from tests.bench.html import needs_chromium, opened
+from tests.bench.made_up import failing, passing, run_of
+from tests.bench.programs import load
+
+
+@pytest.fixture
+def run() -> Run:
+    return run_of(
+        {
+            ("first", "x"): passing(2.0, noise=0),
+            ("first", "y"): passing(1.0, noise=0),
+            ("second", "x"): passing(0.5, noise=0),
+            ("second", "y"): failing("timeout"),
+        }
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path, run: Run) -> Path:
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    ledger.save(run, tmp_path / "docs" / "results" / "made.json")
+    place = "before\n<!-- results: made models -->\n<!-- until here -->\nafter\n"
+    (tmp_path / "README.md").write_text(place)
+    (tmp_path / "docs" / "other.md").write_text("nothing\n")
+    return tmp_path
+
+
+def test_tables_say_what_the_run_does(run: Run):
+    lines = models_table(run).splitlines()
+    assert lines[0] == "| model | eager ms | `x` | `y` |"
+    assert lines[2:] == [
+        "| first | 10 | 2.00 | 1.00 |",
+        "| second | 10 | 0.50 | timeout |",
+        "| geometric mean |  | 1.00 | 1.00 |",
+    ]
+    first, second = backends_table(run).splitlines()[2:]
+    assert first.startswith("| `x` | 2/2 | 100.0% | 1.00 | 0.50 second |")
+    assert second.startswith("| `y` | 1/2 | 50.0% | 1.00 |")
+    said = "Measured on 2026-11-25 by `dynamo-backends bench models.py:models` on a processor"
+    assert caption(run).startswith(said)
+    assert "torch 2.13.0" in caption(run)
+
+
+def test_a_chart_is_a_picture_with_a_dot_for_each_model(run: Run):
+    picture = ElementTree.fromstring(chart(run))
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    paths = [e.attrib["d"] for e in picture.iter() if e.tag.endswith("path")]
+    assert [d.count("M") for d in paths] == [2, 1]
+    assert "prefers-color-scheme: dark" in chart(run)
+
+
+def test_pages_are_written_once_and_checked(root: Path, capsys: pytest.CaptureFixture[str]):
+    tool = load("tools/results.py")
+    assert tool.main(["--check"], root) == 1
+    assert "README.md is old" in capsys.readouterr().out
+    assert tool.main([], root) == 0
+    text = (root / "README.md").read_text()
+    assert text.startswith("before\n<!-- results: made models -->\n\nMeasured on 2026-11-25")
+    assert text.endswith("| 1.00 |\n\n<!-- until here -->\nafter\n")
+    assert tool.main(["--check"], root) == 0
+    (root / "README.md").write_text(text.replace("2.00", "3.00"))
+    assert tool.main(["--check"], root) == 1, "a figure was typed"
+
+
+def test_a_page_that_asks_for_what_is_not_there_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+):
+    (root / "docs" / "other.md").write_text("<!-- results: lost models -->\n<!-- until here -->\n")
+    assert load("tools/results.py").main([], root) == 1
+    assert "other.md asks for 'models' of 'lost'" in capsys.readouterr().err
+
+
+def test_the_pages_of_this_repository_are_what_their_results_say():
+    assert load("tools/results.py").main(["--check"]) == 0
+
+
+@needs_chromium
+def test_a_browser_shows_a_chart(run: Run, tmp_path: Path):
+    page = f"<!doctype html><html><head><title></title></head><body>{chart(run)}</body></html>"
+    said = opened(page, tmp_path)
+    assert (said["console"], said["flat"]) == ([], 0)

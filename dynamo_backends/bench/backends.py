@@ -1,7 +1,10 @@
 """The backends that a benchmark run names."""
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +17,20 @@ from dynamo_backends.interface.errors import (
     UnknownBackendError,
     did_you_mean,
 )
-from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
+from dynamo_backends.interface.registry import (
+    get_backend,
+    list_backends,
+    load,
+    third_party_backends,
+)
 
 
 def require(name: str) -> None:
     """Checks that a backend can be used here.
 
     Args:
-        name: "eager"; a name that `torch.compile` takes; or FILE.py:FUNCTION, a function of a
-            captured graph and its example inputs.
+        name: "eager"; a name that `torch.compile` takes; or FILE.py:FUNCTION or MODULE:FUNCTION,
+            a function of a captured graph and its example inputs.
 
     Raises:
         UnknownBackendError: There is no such backend.
@@ -32,6 +40,9 @@ def require(name: str) -> None:
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise UnknownBackendError(f"there is no file {file!r} with a backend {function!r}.")
+    elif file:
+        if not _is_module(file):
+            raise UnknownBackendError(f"there is no module {file!r} with a backend {function!r}.")
     elif name in list_backends():
         available = get_backend(name).availability()
         if not available.usable:
@@ -42,8 +53,8 @@ def require(name: str) -> None:
             known = sorted({*others, *list_backends()})
             raise UnknownBackendError(
                 f"there is no backend {name!r}.{did_you_mean(name, known)} "
-                "`dynamo-backends list` shows those of this package; FILE.py:FUNCTION names one "
-                "of your own."
+                "`dynamo-backends list` shows those of this package; FILE.py:FUNCTION and "
+                "MODULE:FUNCTION name one of your own."
             )
 
 
@@ -53,7 +64,26 @@ def compiling(name: str) -> Any:
     if file.endswith(".py"):
         found: Callable[..., Any] = getattr(load_file(Path(file)), function)
         return found
+    if file:
+        with _current_folder():
+            return load(name)
     return compiler(name) if name in list_backends() else name
+
+
+def _is_module(name: str) -> bool:
+    with _current_folder(), contextlib.suppress(ImportError):
+        return importlib.util.find_spec(name) is not None
+    return False
+
+
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """Finds modules in the current folder, too, as `python -m` does."""
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def load_file(path: Path) -> ModuleType:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conformance import differences, opinfo
-from tests.conformance.differences import (
+from dynamo_backends._torch_private.testing import op_db
+from dynamo_backends.conformance.operators import database, differences, running
+from dynamo_backends.conformance.operators.differences import (
     DECLARED,
     ENDS_AT_LARGEST,
     LOSES_NAN,
@@ -31,7 +32,7 @@ def _bullets() -> list[str]:
 def test_what_is_declared_is_documented_and_exists(row: Difference):
     assert row.bullet in _bullets()
     assert row.backend in BACKENDS
-    assert set(row.operators) <= {opinfo.full_name(op) for op in opinfo.op_db}
+    assert set(row.operators) <= {database.full_name(op) for op in op_db}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,9 @@ def test_nothing_is_excused_without_an_extreme_or_elsewhere():
 
 
 def test_a_declared_difference_is_counted_and_another_one_found(monkeypatch: pytest.MonkeyPatch):
-    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == "nn.functional.max_pool2d"]
-    found = opinfo.run(op, torch.float32, "onnxrt", limit=1, extremes=True)
+    op = database.find("nn.functional.max_pool2d")
+    found = running.run(op, torch.float32, "onnxrt", limit=1, extremes=True)
     assert found.status == "declared"
     assert found.declared == ["NaN through activations and maximum pools."]
     monkeypatch.setattr(differences, "DECLARED", ())
-    assert opinfo.run(op, torch.float32, "onnxrt", limit=1, extremes=True).status == "wrong"
+    assert running.run(op, torch.float32, "onnxrt", limit=1, extremes=True).status == "wrong"

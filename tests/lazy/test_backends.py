@@ -8,10 +8,10 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends.conformance.operators import database, running
 from dynamo_backends.lazy import lowering
 from tests import backend_checks as checks
 from tests import refusals
-from tests.conformance import opinfo
 from tests.test_harmless import changes
 
 NAMES = ["ltc", "ltc_trace"]
@@ -43,8 +43,8 @@ def test_gradients():
     "op", ["div.floor_rounding", "nn.functional.binary_cross_entropy", "where"]
 )
 def test_operators(op: str):
-    (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
-    outcome = opinfo.run(info, torch.float32, "ltc", limit=1)
+    info = database.find(op)
+    outcome = running.run(info, torch.float32, "ltc", limit=1)
     assert outcome.status in ("native", "fallback"), dict(outcome.reasons)
 
 

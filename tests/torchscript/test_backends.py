@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import dynamo_backends
+from dynamo_backends.conformance.operators import database, running
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.torchscript import backend as backends
 from dynamo_backends.torchscript import settings as scripting
 from tests import backend_checks as checks
 from tests import refusals
-from tests.conformance import opinfo
 
 NAMES = ["ts_trace", "ofi", "static_runtime", "onednn_graph"]
 
@@ -61,8 +61,8 @@ def test_gradients(name: str):
 
 @pytest.mark.parametrize("op", ["softmax", "linalg.cholesky", "index_put", "nn.functional.gelu"])
 def test_operators(name: str, op: str):
-    (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
-    outcome = opinfo.run(info, torch.float32, name, limit=1)
+    info = database.find(op)
+    outcome = running.run(info, torch.float32, name, limit=1)
     assert outcome.status in ("native", "fallback"), dict(outcome.reasons)
 
 

@@ -79,11 +79,15 @@ def _is_module(name: str) -> bool:
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
     """Finds modules in the current folder, too, as `python -m` does."""
-    sys.path.append(os.getcwd())
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(folder)
 
 
 def load_file(path: Path) -> ModuleType:

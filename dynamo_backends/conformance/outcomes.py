@@ -3,7 +3,7 @@
 import signal
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 Group = Literal["operators", "gradients", "semantics", "weights", "traffic", "models"]
@@ -117,7 +117,8 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what says something."""
-        return {name: value for name, value in asdict(self).items() if value or name == "status"}
+        found = {**vars(self), "reasons": dict(self.reasons)}
+        return {name: value for name, value in found.items() if value or name == "status"}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Outcome":

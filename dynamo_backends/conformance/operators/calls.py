@@ -1,6 +1,7 @@
 """Calls of an operator of the database, in eager and compiled, and what is wrong with results."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class Call:
         self.flat: list[Any] = []
         for sample in samples:
             flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-            if eager_results(lambda values, spec=spec: self._one(values, spec), flat) is not None:
+            if eager_results(functools.partial(self._one, spec=spec), flat) is not None:
                 self.samples.append(sample)
                 self._parts.append((len(flat), spec))
                 self.flat += flat

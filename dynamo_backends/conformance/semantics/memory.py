@@ -133,7 +133,7 @@ def inputs_whose_layout_changes_between_calls(subject: Subject) -> None:
 @CHECKS.add
 def channels_last_models_keep_their_layout(subject: Subject) -> None:
     """Strides of results."""
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
+    module: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
     module = module.to(memory_format=torch.channels_last)
     with torch.no_grad():
         subject.check(module, torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last))

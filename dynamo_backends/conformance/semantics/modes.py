@@ -1,6 +1,7 @@
 """Modes: autocast, no_grad, inference mode, training and evaluation."""
 
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ def batch_norm_in_training_mode_updates_its_buffers(subject: Subject) -> None:
             x = torch.randn(4, 3, 8, 8)
             torch.testing.assert_close(compiled(x), twin(x))
     for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(ours, theirs, msg=name)
 
 
 @CHECKS.add
@@ -38,7 +39,7 @@ def batch_norm_in_training_of_images(subject: Subject) -> None:
 @CHECKS.add
 def training_and_evaluation_of_one_module(subject: Subject) -> None:
     """A compiled module follows `train` and `eval`."""
-    module = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.5))
+    module: Any = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Dropout(0.5))
     compiled, x = subject.compile(module), torch.randn(8, 4)
     with torch.no_grad():
         for _ in range(2):

@@ -71,7 +71,8 @@ def _attention(subject: Subject, settings: dict[str, Any], *inputs: Tensor) -> N
     def fn(*inputs: Tensor) -> Tensor:
         mask = settings.get("attn_mask")
         given = settings if mask is None else {"attn_mask": mask.to(inputs[0].dtype)}
-        return nn.functional.scaled_dot_product_attention(*inputs, **given)
+        query, key, value = inputs
+        return nn.functional.scaled_dot_product_attention(query, key, value, **given)
 
     def gradients(function: Function, *inputs: Tensor) -> list[Any]:
         leaves = [x.clone().requires_grad_() for x in inputs]
@@ -104,7 +105,7 @@ def gradients_of_large_bags(subject: Subject, value: str) -> None:
 def an_optimizers_steps(subject: Subject) -> None:
     """Five steps of SGD with momentum end where eager's do."""
     x, y = torch.randn(16, 4), torch.randn(16, 1)
-    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    module: Any = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     theirs, precise = copy.deepcopy(module), copy.deepcopy(module).double()
     ends = []
     for run, owner in ((subject.compile(module), module), (theirs, theirs), (precise, precise)):

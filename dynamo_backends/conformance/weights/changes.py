@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from dynamo_backends.conformance.subject import Function, Subject, gradients, tw
 CHECKS = Table()
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     """A small net with a convolution, batch normalisation and a product."""
     return nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
@@ -24,60 +25,60 @@ INPUT = (2, 4, 4, 4)
 """The shape of what `net` takes."""
 
 
-def _fused_step(module: nn.Module) -> None:
+def _fused_step(module: Any) -> None:
     for p in module.parameters():
         p.grad = torch.ones_like(p)
     torch.optim.AdamW(module.parameters(), lr=0.1, fused=True).step()
 
 
-def _add_to_data(module: nn.Module) -> None:
+def _add_to_data(module: Any) -> None:
     for p in module.parameters():
         p.data.add_(0.5)
 
 
-def _new_data(module: nn.Module) -> None:
+def _new_data(module: Any) -> None:
     for p in module.parameters():
         p.data = p.data * 2 + 0.1
 
 
-def _in_place(module: nn.Module) -> None:
+def _in_place(module: Any) -> None:
     with torch.no_grad():
         for p in module.parameters():
             p.mul_(0.5).add_(0.1)
 
 
-def _one_element(module: nn.Module) -> None:
+def _one_element(module: Any) -> None:
     with torch.no_grad():
         module[3].weight[2, 7] += 40
 
 
-def _by_numpy(module: nn.Module) -> None:
+def _by_numpy(module: Any) -> None:
     module[3].bias.detach().numpy()[1] += 3
 
 
-def _new_parameter(module: nn.Module) -> None:
+def _new_parameter(module: Any) -> None:
     module[0].weight = nn.Parameter(module[0].weight.detach() * 2)
     module[3].bias = nn.Parameter(module[3].bias.detach() + 1)
 
 
-def _new_statistics(module: nn.Module) -> None:
+def _new_statistics(module: Any) -> None:
     module[1].running_mean.add_(1)
     module[1].running_var.mul_(2)
 
 
-def _load(module: nn.Module) -> None:
+def _load(module: Any) -> None:
     module.load_state_dict(net().state_dict())
 
 
-def _assign(module: nn.Module) -> None:
+def _assign(module: Any) -> None:
     module.load_state_dict(net().state_dict(), assign=True)
 
 
-def _new_layer(module: nn.Module) -> None:
+def _new_layer(module: Any) -> None:
     module[3] = nn.Linear(8 * 16, 5)
 
 
-CHANGES: dict[str, Callable[[nn.Module], None]] = {
+CHANGES: dict[str, Callable[[Any], None]] = {
     "in place": _in_place,
     "one element": _one_element,
     "p.data": _add_to_data,
@@ -160,8 +161,8 @@ def changed_between_training_steps(subject: Subject) -> None:
 @CHECKS.add
 def frozen_and_trained_again(subject: Subject) -> None:
     """Parameters that stop requiring gradients, and begin again."""
-    module, x = net(), torch.randn(INPUT)
-    compiled = subject.compile(module)
+    module: Any = net()
+    x, compiled = torch.randn(INPUT), subject.compile(module)
     for frozen in (False, True, False):
         module[3].requires_grad_(not frozen)
         ours, theirs = gradients(compiled, module, (x,)), gradients(module, module, (x,))
@@ -172,7 +173,7 @@ def frozen_and_trained_again(subject: Subject) -> None:
 @CHECKS.add
 def tied_weights(subject: Subject) -> None:
     """One parameter in two places, which are untied after compilation."""
-    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).eval()
+    module: Any = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).eval()
     module[2].weight = module[0].weight
     compiled, x = subject.compile(module), torch.randn(3, 6)
     with torch.no_grad():

@@ -58,6 +58,17 @@ def same(expected: Any, results: Any, precise: Any, word: str = "output") -> Non
             ensure(e.requires_grad == r.requires_grad, f"{word} {i}: requires_grad is not eager's")
 
 
+def close(found: Any, expected: Any) -> None:
+    """Asserts values as accurate as eager's, where there is no reference: within 1e-4.
+
+    Raises:
+        AssertionError: They are not, or their number, shapes or dtypes differ.
+    """
+    leaves = pytree.tree_leaves(expected)
+    wrong = difference(leaves, pytree.tree_leaves(found), leaves)
+    ensure(wrong is None, str(wrong))
+
+
 def aliases(results: Any, inputs: Any) -> list[tuple[int, ...]]:
     """For each output: which inputs (from 0) and outputs (after them) share its storage."""
     everything = [*tensors(inputs), *tensors(results)]

@@ -18,7 +18,7 @@ from dynamo_backends.bench.runs import ending_in_order, in_words
 from dynamo_backends.conformance import workers
 from dynamo_backends.conformance.catalogue import Settings, Work
 from dynamo_backends.conformance.ledger import Journal
-from dynamo_backends.conformance.outcomes import Check, Outcome
+from dynamo_backends.conformance.outcomes import GROUPS, Check, Outcome
 from dynamo_backends.interface.registry import third_party_version
 
 _STYLES = {"native": "green", "fallback": "green", "random": "green", "declared": "yellow",
@@ -124,15 +124,16 @@ def _line(outcome: Outcome, place: str, remaining: float) -> str:
 def result(
     asked: list[Check], journal: Journal, given: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
-    """A run in types that JSON has.
+    """A run in types that JSON has, with what was asked for in earlier runs that it goes on with.
 
     Args:
-        asked: All checks.
+        asked: The checks.
         journal: Has the outcomes of those that were run.
         given: Their context.
         command: What was typed.
     """
-    outcomes = [journal.outcomes[c] for c in asked if c in journal.outcomes]
+    done = sorted(journal.outcomes, key=lambda check: GROUPS.index(check.group))
+    outcomes = [journal.outcomes[check] for check in done]
     return {
         "kind": "dynamo-backends conformance",
         "command": command,

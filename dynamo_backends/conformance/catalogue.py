@@ -1,6 +1,7 @@
 """Which checks there are, and how one is run in this process."""
 
 import fnmatch
+import importlib.util
 import time
 import traceback
 import warnings
@@ -108,8 +109,6 @@ def require_database() -> None:
     Raises:
         OptionError: A package is missing.
     """
-    import importlib.util
-
     if importlib.util.find_spec("expecttest") is None:
         raise OptionError(
             "PyTorch's database of operators needs expecttest, which is not installed; run: "

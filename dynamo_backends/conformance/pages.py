@@ -57,17 +57,17 @@ def headline(outcomes: Sequence[Outcome]) -> str:
 
 def _made_with(found: Mapping[str, Any]) -> str:
     context = found["context"]
-    named = {"torch", context["backend"]}
     versions = ", ".join(
-        f"{name} {version.partition('+')[0]}"
-        for name, version in context["versions"].items()
-        if name in named or reports_itself(context["backend"])
+        f"{name} {version.partition('+')[0]}" for name, version in context["packages"].items()
     )
-    samples = "all samples" if context["samples"] is None else f"{context['samples']} samples"
+    most = context["samples"]
+    samples = "all samples" if most is None else f"at most {most} samples"
+    if most == 1:
+        samples = "one sample"
     text = (
         f"`{found['command']}` on {found['date']}: {context['processor']}, "
         f"Python {context['python']}, {versions}; {samples} of each operator, "
-        f"{context['torch_threads']} thread."
+        f"{context['torch_threads']} threads of torch's."
     )
     missing = found["not_run"]
     return f"{text}\n\n{len(missing)} checks were not run yet." if missing else text

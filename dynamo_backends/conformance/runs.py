@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -19,7 +20,7 @@ from dynamo_backends.conformance import workers
 from dynamo_backends.conformance.catalogue import Settings, Work
 from dynamo_backends.conformance.ledger import Journal
 from dynamo_backends.conformance.outcomes import GROUPS, Check, Outcome
-from dynamo_backends.interface.registry import third_party_version
+from dynamo_backends.interface.registry import get_backend, list_backends, third_party_version
 
 _STYLES = {"native": "green", "fallback": "green", "random": "green", "declared": "yellow",
            "torch": "yellow", "no samples": "yellow"}  # fmt: skip
@@ -50,11 +51,22 @@ class Files:
 
 def context(settings: Settings) -> dict[str, Any]:
     """What outcomes depend on."""
-    facts = environment() | {"torch_threads": settings.threads}
-    version = third_party_version(settings.backend)
-    if version is not None:
-        facts["versions"] = {**facts["versions"], version[0]: version[1]}
-    return {**facts, "backend": settings.backend, "samples": settings.samples}
+    return {
+        **environment(),
+        "torch_threads": settings.threads,
+        "backend": settings.backend,
+        "packages": _packages(settings.backend),
+        "samples": settings.samples,
+    }
+
+
+def _packages(backend: str) -> dict[str, str]:
+    """What is behind a backend, with versions."""
+    found = {"torch": torch.__version__}
+    if backend in list_backends():
+        return found | get_backend(backend).versions()
+    other = third_party_version(backend)
+    return found if other is None else found | {other[0]: other[1]}
 
 
 def run_all(

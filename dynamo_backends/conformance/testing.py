@@ -83,6 +83,8 @@ class BackendConformance:
 
     def _settings(self, config: pytest.Config | None) -> Settings:
         """The class's, changed by pytest's options if these are given."""
+        if not self.backend:
+            raise OptionError(f"{type(self).__name__} needs a backend: backend = 'its name'.")
         settings = Settings(
             backend=self.backend,
             groups=tuple(self.groups),

@@ -20,6 +20,7 @@ TIMEOUT = "timeout"
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _START_S = 600.0  # for Python and its imports
+_END_S = 20.0
 _LOOK_S = 0.5
 _BEGUN = "begun"
 
@@ -76,19 +77,25 @@ class Worker:
     def end(self) -> int:
         """Lets the process end, and returns its exit code."""
         self.connection.close()
-        self.process.join()
+        self.process.join(_END_S)
+        if self.process.is_alive():  # threads of some library go on
+            self._kill()
+            self.process.join()
         assert self.process.exitcode is not None
         return self.process.exitcode
 
     def kill(self) -> None:
         """Ends the process and those that it started."""
+        self._kill()
+        self.end()
+
+    def _kill(self) -> None:
         pid = self.process.pid
         assert pid is not None
         try:
             os.killpg(pid, signal.SIGKILL)
         except (AttributeError, OSError):  # it has no group of its own yet, or has ended
             self.process.kill()
-        self.end()
 
     def result(self, broke_down: Callable[[Any, int | str], Any]) -> Any:
         """Waits for the result of the item that it was given; see `each`."""

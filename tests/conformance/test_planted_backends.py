@@ -117,6 +117,24 @@ def test_what_does_not_end_is_a_timeout(tmp_path: Path):
     assert "not done after 4 s" in str(found["results"])
 
 
+def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, both = ("--groups", "semantics", "--only", "none*"), ("an input*",)
+    command("right", tmp_path, *first)
+    assert main(["conformance", f"{MODULE}:right", "--output", str(tmp_path), *first]) == 2
+    assert "exists: --resume goes on with it" in capsys.readouterr().err
+    status, found = command("right", tmp_path, *first, *both, "--resume")
+    assert status == 0
+    assert {x["name"] for x in found["results"]} == {
+        "none and nested outputs",
+        "an input returned as it is",
+    }
+    (journal,) = tmp_path.glob("*.jsonl")
+    assert len(journal.read_text().splitlines()) == 3, "what it depends on, and each once"
+    other = ["--samples", "3", "--resume", "--output", str(tmp_path)]
+    assert main(["conformance", f"{MODULE}:right", *other]) == 2
+    assert "do not belong together with new ones: samples is 3 and was 1" in capsys.readouterr().err
+
+
 def test_what_is_slow_is_named(tmp_path: Path):
     only = ("--groups", "semantics", "--only", "an input*", "none*")
     status, found = command("slow", tmp_path, *only)

@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
         runs.run_all(asked, settings, journal, console, args.processes, files.log)
     except KeyboardInterrupt:
         interrupted = True
-    command = shlex.join(["dynamo-backends", *args.given])
-    found = runs.result(asked, journal, context, command)
+    found = runs.result(asked, journal, context, _commands(args, files.json))
     write_whole(files.json, (json.dumps(found, indent=1) + "\n").encode())
     files.page.write_text(pages.page(found), encoding="utf-8")
     outcomes = [journal.outcomes[c] for c in asked if c in journal.outcomes]
@@ -88,6 +87,15 @@ def run(args: argparse.Namespace) -> int:
                       "command with --resume goes on.", highlight=False)  # fmt: skip
         return 130
     return int(any(outcome.failed for outcome in outcomes))
+
+
+def _commands(args: argparse.Namespace, earlier: Path) -> list[str]:
+    """What was typed, after that of the runs that are gone on with."""
+    typed = shlex.join(["dynamo-backends", *(a for a in args.given if a != "--resume")])
+    before: list[str] = []
+    if args.resume and earlier.exists():
+        before = json.loads(earlier.read_text(encoding="utf-8"))["commands"]
+    return list(dict.fromkeys([*before, typed]))
 
 
 def _settings(args: argparse.Namespace) -> "Settings":

@@ -21,26 +21,32 @@ _HEADS: Mapping[Status, str] = {"native": "right", "fallback": "partly eager"}
 _SILENT = "It does not say which operators it leaves to eager."
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The page of a run, see `runs.result`."""
+def page(found: Mapping[str, Any], level: int = 1) -> str:
+    """The page of a run.
+
+    Args:
+        found: See `runs.result`.
+        level: Of its first heading: 1 for a page, 2 for a part of one.
+    """
+    heading, sub = "#" * level, "#" * (level + 1)
     outcomes = [Outcome.from_dict(given) for given in found["results"]]
     backend = found["context"]["backend"]
     failed = [o for o in outcomes if o.status in FAILURES]
     elsewhere = [o for o in outcomes if o.status in ("fallback", "random", "declared")]
     untried = [o for o in outcomes if o.status in UNTRIED]
     parts = [
-        f"# Conformance of {short(backend)}",
+        f"{heading} Conformance of {short(backend)}",
         headline(outcomes),
         _made_with(found),
         *([] if reports_itself(backend) else [_SILENT]),
-        "## Summary",
+        f"{sub} Summary",
         _summary(outcomes),
         _legend(outcomes),
-        *_section("What is wrong", failed),
-        *_section("What is right, but not whole or not eager's own", elsewhere),
-        *_section("What could not be tried", untried),
-        "## What took longest",
-        _table(("check", "seconds"), _slowest(outcomes)),
+        *_section(f"{sub} What is wrong", failed),
+        *_section(f"{sub} What is right, but not whole or not eager's own", elsewhere),
+        *_section(f"{sub} What could not be tried", untried),
+        f"{sub} What took longest",
+        table(("check", "seconds"), _slowest(outcomes)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -60,12 +66,13 @@ def _made_with(found: Mapping[str, Any]) -> str:
     versions = ", ".join(
         f"{name} {version.partition('+')[0]}" for name, version in context["packages"].items()
     )
+    commands = ", ".join(f"`{command}`" for command in found["commands"])
     most = context["samples"]
     samples = "all samples" if most is None else f"at most {most} samples"
     if most == 1:
         samples = "one sample"
     text = (
-        f"`{found['command']}` on {found['date']}: {context['processor']}, "
+        f"{commands} on {found['date']}: {context['processor']}, "
         f"Python {context['python']}, {versions}; {samples} of each operator, "
         f"{context['torch_threads']} threads of torch's."
     )
@@ -80,7 +87,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         count = Counter(o.status for o in outcomes if o.group == group)
         if count:
             rows.append((group, count.total(), *(count[status] for status in used)))
-    return _table(("group", "checks", *(_HEADS.get(s, s) for s in used)), rows)
+    return table(("group", "checks", *(_HEADS.get(s, s) for s in used)), rows)
 
 
 def _legend(outcomes: Sequence[Outcome]) -> str:
@@ -92,7 +99,7 @@ def _section(title: str, outcomes: Sequence[Outcome]) -> list[str]:
     if not outcomes:
         return []
     rows = [(f"`{o.check}`", _HEADS.get(o.status, o.status), _reasons(o)) for o in outcomes]
-    return [f"## {title}", _table(("check", "", "what"), rows)]
+    return [title, table(("check", "", "what"), rows)]
 
 
 def _reasons(outcome: Outcome) -> str:
@@ -105,7 +112,8 @@ def _slowest(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     return [(f"`{o.check}`", f"{o.seconds:.1f}") for o in ordered]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -134,7 +134,7 @@ def _line(outcome: Outcome, place: str, remaining: float) -> str:
 
 
 def result(
-    asked: list[Check], journal: Journal, given: Mapping[str, Any], command: str
+    asked: list[Check], journal: Journal, given: Mapping[str, Any], commands: Sequence[str]
 ) -> dict[str, Any]:
     """A run in types that JSON has, with what was asked for in earlier runs that it goes on with.
 
@@ -142,13 +142,13 @@ def result(
         asked: The checks.
         journal: Has the outcomes of those that were run.
         given: Their context.
-        command: What was typed.
+        commands: What was typed, once for each part.
     """
     done = sorted(journal.outcomes, key=lambda check: GROUPS.index(check.group))
     outcomes = [journal.outcomes[check] for check in done]
     return {
         "kind": "dynamo-backends conformance",
-        "command": command,
+        "commands": list(commands),
         "date": time.strftime("%Y-%m-%d"),
         "context": dict(given),
         "not_run": [str(c) for c in asked if c not in journal.outcomes],

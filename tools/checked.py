@@ -23,7 +23,8 @@ HEAD = """\
 # Checked backends
 
 What [`dynamo-backends conformance`](checking-backends.md) found, as far as it was run: the checks
-that failed, of those that could be tried. `python tools/checked.py` writes this page from the runs in `docs/checked/`.
+that failed, of those that could be tried. `python tools/checked.py` writes this page from the runs
+in `docs/checked/`.
 """
 
 

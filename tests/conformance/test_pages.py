@@ -47,8 +47,8 @@ def test_the_page_has_each_failure_with_its_reason():
     text = page(run("mine", OUTCOMES))
     assert text.startswith("# Conformance of mine\n\n2 of 4 checks fail: 1 wrong, 1 timeout.\n")
     assert (
-        "`dynamo-backends conformance mine` on 2026-01-02: Zen 4, Python 3.11.7, torch 2.13.0, mine 1.2; one sample of"
-        in text
+        "`dynamo-backends conformance mine` on 2026-01-02: Zen 4, Python 3.11.7, torch 2.13.0, "
+        "mine 1.2; one sample of" in text
     )
     assert "1 checks were not run yet." in text
     assert "It does not say which operators it leaves to eager." in text

@@ -58,15 +58,16 @@ def test_what_is_wrong_has_a_name(backend: str, check: Check, status: str, reaso
 
 def test_an_operators_own_random_numbers_are_not_wrong():
     """Those of the database set the seed themselves, so this one is made up."""
+    ones = [torch.ones(n, dtype=torch.float64) for n in (3, 4)]
     op: Any = SimpleNamespace(
         name="draws",
         variant_test_name="",
         op=torch.rand_like,
-        sample_inputs=lambda *_, **__: [SampleInput(torch.ones(n)) for n in (3, 4)],
+        sample_inputs=lambda *_, **__: [SampleInput(x) for x in ones],
     )
-    found = running.run(op, torch.float32, f"{MODULE}:seedless")
+    found = running.run(op, torch.float64, f"{MODULE}:seedless")
     assert (found.status, found.reason) == ("random", "random numbers are not eager's")
-    assert running.run(op, torch.float32, f"{MODULE}:right").status == "native"
+    assert running.run(op, torch.float64, f"{MODULE}:right").status == "native"
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,19 @@ def _outcomes(
         for outcome in workers.each(
             work, checks, work.broke_down, processes, limit_s=settings.limit_s, log=log
         ):
-            yield _alone(outcome, work, settings, log) if outcome.status == "crash" else outcome
+            again = outcome.failed and outcome.status != "timeout"
+            yield _alone(outcome, work, settings, log) if again else outcome
 
 
 def _alone(outcome: Outcome, work: Work, settings: Settings, log: Path | None) -> Outcome:
-    """A crash, tried again in a process that has done nothing else: it may come from before."""
+    """A failure, tried again in a process that has done nothing else: it may come from before."""
     (again,) = workers.each(
         work, [outcome.check], work.broke_down, 1, limit_s=settings.limit_s, log=log
     )
-    if again.status == "crash":
-        return outcome
+    if again.failed:
+        return again
     text = f"{outcome.reason} after other checks; in a process of its own: {again.status}"
-    return outcome.fail("crash", text)
+    return outcome.fail(outcome.status, text)
 
 
 def _line(outcome: Outcome, place: str, remaining: float) -> str:

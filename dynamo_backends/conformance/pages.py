@@ -74,7 +74,7 @@ def _made_with(found: Mapping[str, Any]) -> str:
     text = (
         f"{commands} on {found['date']}: {context['processor']}, "
         f"Python {context['python']}, {versions}; {samples} of each operator, "
-        f"{context['torch_threads']} threads of torch's."
+        f"torch's threads: {context['torch_threads']}."
     )
     missing = found["not_run"]
     return f"{text}\n\n{len(missing)} checks were not run yet." if missing else text

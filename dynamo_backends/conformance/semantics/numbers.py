@@ -1,6 +1,7 @@
 """Dtypes, precision, random numbers."""
 
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch.nn.functional import dropout
 from dynamo_backends.conformance.comparing import ensure
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject
+from dynamo_backends.verify.rule import pattern_difference
 
 CHECKS = Table()
 
@@ -47,11 +49,19 @@ def models_in_other_precisions(subject: Subject, value: torch.dtype) -> None:
         subject.check(module.to(value).eval(), torch.randn(5, 16, dtype=value))
 
 
-@CHECKS.add
-def not_a_number_and_infinities(subject: Subject) -> None:
+@CHECKS.each(
+    {
+        "arithmetic": lambda x: (x * 2 + 1, x.exp(), x.amax(1), x.sum(0), x - x),
+        "activations": lambda x: (x * 2 + 1, x.relu(), x.amax(1), x.exp(), x.softmax(-1)),
+    }
+)
+def not_a_number_and_infinities(subject: Subject, value: Any) -> None:
     """NaN and infinities go where eager lets them go."""
     x = torch.tensor([[torch.nan, 1.0, -2.0], [inf, -inf, 3.0]])
-    subject.check(lambda x: (x * 2 + 1, x.relu(), x.amax(1), x.exp(), x.softmax(-1)), x)
+    subject.check(value, x)
+    for i, (result, expected) in enumerate(zip(subject.compile(value)(x), value(x), strict=True)):
+        wrong = pattern_difference(expected, result)
+        ensure(not wrong, f"output {i} {wrong}")
 
 
 def _draws(x: Tensor) -> tuple[Tensor, ...]:

@@ -26,9 +26,9 @@ What [`dynamo-backends conformance`](checking-backends.md) found, as far as it w
 that failed, of those that could be tried. `python tools/checked.py` writes this page from the runs
 in `docs/checked/`.
 
-`openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, as here,
-OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT`
-is `f32`, which is less accurate than eager: differences of less than 0.1 may come from that.
+`openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, as
+here, OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT` is `f32`,
+which is less accurate than eager: differences of less than 0.1 may come from that.
 """
 
 

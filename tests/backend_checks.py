@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
+from dynamo_backends.conformance.weights.changes import INPUT, follows, net
 from dynamo_backends.interface.backend import RANGED
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.staging import LIMIT
@@ -83,13 +84,6 @@ SEMANTICS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
 }  # fmt: skip
 
 
-def net() -> nn.Module:
-    """A small net with a convolution, batch normalisation and a product."""
-    return nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
-    ).eval()
-
-
 def mlp() -> nn.Module:
     """A small net of linear layers, 6 to 3."""
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -107,53 +101,12 @@ def compiled(
     return function, reports[0], block.executable
 
 
-def _fused_step(module: nn.Module) -> None:
-    for p in module.parameters():
-        p.grad = torch.ones_like(p)
-    torch.optim.AdamW(module.parameters(), lr=0.1, fused=True).step()
-
-
-def _add_to_data(module: nn.Module) -> None:
-    for p in module.parameters():
-        p.data.add_(0.5)
-
-
-def _new_parameter(module: nn.Module) -> None:
-    module[0].weight = nn.Parameter(module[0].weight.detach() * 2)
-    module[3].bias = nn.Parameter(module[3].bias.detach() + 1)
-
-
-def _new_statistics(module: nn.Module) -> None:
-    module[1].running_mean.add_(1)
-    module[1].running_var.mul_(2)
-
-
-CHANGES: dict[str, Callable[[nn.Module], None]] = {
-    "fused optimizer": _fused_step,
-    "p.data": _add_to_data,
-    "load_state_dict": lambda m: m.load_state_dict(net().state_dict()) and None,
-    "new Parameter": _new_parameter,
-    "buffers": _new_statistics,
-}
-"""Ways of changing a module's weights."""
-
-
 def never_stale(backend: str, changes: list[str]) -> int:
     """Changes weights one way after the other; every call must see them. Returns the rebinds."""
-    module, x = net(), torch.randn(2, 4, 4, 4)
+    module, x = net(), torch.randn(INPUT)
     compiled = torch.compile(module, backend=dynamo_backends.compiler(backend))
     with dynamo_backends.record() as reports:
-        for change in changes:
-            with torch.no_grad():
-                for _ in range(2):
-                    compiled(x)
-                before = module(x)
-            CHANGES[change](module)
-            with torch.no_grad():
-                expected = module(x)
-                assert not torch.allclose(before, expected), "the change must matter"
-                precise = copy.deepcopy(module).double()(x.double())
-                same(expected, compiled(x), precise)
+        follows(compiled, module, x, changes)
     assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
     return sum(r.rebinds for r in reports)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
+from dynamo_backends.conformance.traffic import FUNCTIONS, SIZES, agree, halves
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import Size, SizeReader, opened
 from dynamo_backends.interface.registry import get_backend, list_backends
@@ -72,38 +73,8 @@ def compiled(fn: Callable[..., Any], backend: Backend, **settings: Any) -> Calla
     )
 
 
-def halves(x: Tensor) -> Tensor:
-    return x.view(x.shape[0], 2, -1).relu().sum(1)
-
-
-SIZES = ((3, 8), (5, 12), (4, 6), (9, 2), (2, 2), (64, 10), (2, 40), (7, 7 * 2))
-
-FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
-    "halves": halves,
-    "positions": lambda x: x + torch.arange(x.shape[1]) / 2,
-    "last": lambda x: (x[:, -1], x[1:] * 2),
-    "merged": lambda x: (x.reshape(-1) * 2).view(x.shape[1], x.shape[0]),
-    "channels": lambda x: x.t().contiguous().t() + 1,
-    "expanded": lambda x: x.sum(0, keepdim=True).expand(x.shape[0] * 2, -1) * 1,
-    "padded": lambda x: torch.nn.functional.pad(x, (1, x.shape[0])) + 1,
-    "joined": lambda x: torch.cat([x, x.new_ones(3, x.shape[1])]).cumsum(0),
-    "scaled": lambda x: x.sum(0) / x.shape[0],
-    "two results and a number": lambda x: (*x.max(1), x.shape[0] * x.shape[1]),
-    "factor": lambda x: x * (1.0 / (x.shape[0] // 4 + 1)),
-    "a ratio beside it": lambda x: (x * 2, x.shape[0] / (x.shape[1] + 1)),
-    "filled": lambda x: x[:2] + torch.full((2, 1), x.shape[0] / 4),
-    "half": lambda x: x.to(torch.int64)[: x.shape[0] // 2 + 1] + x.shape[1] % 3,
-}
-
 PROGRAMS = {"halves": 2, "last": 2, "half": 5, "filled": 7}
 """Of functions whose graph is another one where a size is 1, or has numbers made of sizes."""
-
-
-def agree(result: Any, expected: Any) -> None:
-    torch.testing.assert_close(result, expected, equal_nan=True)
-    for r, e in zip(*(torch.utils._pytree.tree_leaves(x) for x in (result, expected)), strict=True):
-        if isinstance(e, Tensor):
-            assert r.stride() == e.stride()
 
 
 @pytest.mark.parametrize("refused", [(), ("relu", "add", "mul", "sum"), ("view", "arange", "cat")])

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
+from dynamo_backends.conformance.traffic import FUNCTIONS, MODELS, SIZES, Reader, agree
 from dynamo_backends.interface.registry import get_backend
-from tests.test_ranges import FUNCTIONS, PROGRAMS, SIZES, agree
+from tests.test_ranges import PROGRAMS
 
 NAMES = ["onnxrt", "ov", "iree", "tvm", "ts_trace", "ofi", "static_runtime"]
 TRAINING = [name for name in NAMES if get_backend(name).trains]
@@ -82,52 +83,10 @@ def test_one_executable_serves_all_sizes(name: str, function: str):
     assert made <= most or in_eager
 
 
-class Reader(nn.Module):
-    """Text in, with attention, and classes of it out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 16)
-        self.projection = nn.Linear(16, 48)
-        self.norm = nn.LayerNorm(16)
-        self.bias = nn.Parameter(torch.randn(1, 16))
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        batch, length, width = x.shape
-        # Depends on weights and a size alone, and is no view.
-        x = x + (self.bias * 2).expand(length, width).exp()
-        parts = self.projection(x).view(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4)
-        scores = (parts[0] @ parts[1].transpose(-2, -1) / 2).softmax(-1)
-        x = x + (scores @ parts[2]).transpose(1, 2).reshape(batch, length, width)
-        return self.head(self.norm(x)[:, -1])
-
-
-class Seer(nn.Module):
-    """Images in, with convolutions and pooling, and classes of them out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
-        )
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.head(self.body(image).flatten(2).mean(-1))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
-    "reader": (Reader, [torch.randint(50, s) for s in ((2, 5), (4, 64), (7, 2), (4, 5), (64, 3))]),
-    "seer": (Seer, [torch.randn(n, 3, s, s) for n, s in ((2, 8), (5, 12), (3, 16), (64, 6))]),
-}
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("freezing", ["off", "probe"])
 def test_models(name: str, model: str, freezing: str):
-    make, inputs = MODELS[model]
+    make, inputs = MODELS[model][0], MODELS[model][1]()
     module = make().eval()
     run = compiled(module, name, freezing=freezing)
     with dynamo_backends.record() as reports, torch.no_grad():
@@ -142,7 +101,7 @@ def test_weights_that_change_between_sizes(name: str):
     module = Reader().eval()
     run = compiled(module, name)
     with dynamo_backends.record() as reports, torch.no_grad():
-        for x in MODELS["reader"][1]:
+        for x in MODELS["reader"][1]():
             for _ in range(2):
                 agree(run(x), module(x))
                 module.bias.add_(0.5)
@@ -153,7 +112,7 @@ def test_weights_that_change_between_sizes(name: str):
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients(name: str, model: str):
-    make, inputs = MODELS[model]
+    make, inputs = MODELS[model][0], MODELS[model][1]()
     module, reference = (make() for _ in range(2))
     reference.load_state_dict(module.state_dict())
     run = compiled(module, usable(name))

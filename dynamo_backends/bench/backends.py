@@ -1,6 +1,10 @@
 """The backends that a benchmark run names."""
 
-from collections.abc import Callable
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,12 @@ from dynamo_backends.interface.errors import (
     UnknownBackendError,
     did_you_mean,
 )
-from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
+from dynamo_backends.interface.registry import (
+    get_backend,
+    list_backends,
+    load,
+    third_party_backends,
+)
 
 
 def require(name: str) -> None:
@@ -22,7 +31,8 @@ def require(name: str) -> None:
 
     Args:
         name: "eager"; one of `bench.exports.EXPORTS`; a name that `torch.compile` takes; or
-            FILE.py:FUNCTION, a function of a captured graph and its example inputs.
+            FILE.py:FUNCTION or
+            MODULE:FUNCTION, a function of a captured graph and its example inputs.
 
     Raises:
         UnknownBackendError: There is no such backend.
@@ -35,6 +45,9 @@ def require(name: str) -> None:
     elif file.endswith(".py"):
         if not Path(file).is_file():
             raise UnknownBackendError(f"there is no file {file!r} with a backend {function!r}.")
+    elif file:
+        if not _is_module(file):
+            raise UnknownBackendError(f"there is no module {file!r} with a backend {function!r}.")
     elif name in list_backends():
         available = get_backend(name).availability()
         if not available.usable:
@@ -45,8 +58,8 @@ def require(name: str) -> None:
             known = sorted({*others, *list_backends()})
             raise UnknownBackendError(
                 f"there is no backend {name!r}.{did_you_mean(name, known)} "
-                "`dynamo-backends list` shows those of this package; FILE.py:FUNCTION names one "
-                "of your own."
+                "`dynamo-backends list` shows those of this package; FILE.py:FUNCTION and "
+                "MODULE:FUNCTION name one of your own."
             )
 
 
@@ -56,4 +69,27 @@ def compiling(name: str) -> Any:
     if file.endswith(".py"):
         found: Callable[..., Any] = getattr(load_file(Path(file)), function)
         return found
+    if file:
+        with _current_folder():
+            return load(name)
     return compiler(name) if name in list_backends() else name
+
+
+def _is_module(name: str) -> bool:
+    with _current_folder(), contextlib.suppress(ImportError):
+        return importlib.util.find_spec(name) is not None
+    return False
+
+
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """Finds modules in the current folder, too, as `python -m` does."""
+    folder = os.getcwd()
+    if folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

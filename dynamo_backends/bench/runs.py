@@ -41,7 +41,7 @@ def measure_all(run: Run, how: How, path: Path, console: Console) -> None:
     ledger.save(run, path)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     with (
-        _ending_in_order(),
+        ending_in_order(),
         Progress(*columns, console=console, transient=True) as progress,
     ):
         task = progress.add_task("", total=len(run.cells), completed=len(run.outcomes))
@@ -54,7 +54,7 @@ def measure_all(run: Run, how: How, path: Path, console: Console) -> None:
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
+def ending_in_order() -> Iterator[None]:
     """SIGTERM ends this process as Ctrl-C does, and the one that measures with it."""
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

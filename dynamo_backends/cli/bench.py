@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="training: forward and backward; step: with the optimizer, as one graph where the "
         "backend can")  # fmt: skip
     add("--dtype", nargs="+", default=["float32"], choices=["float32", "bf16"])
-    add("--batch", nargs="+", type=_positive, metavar="N", help="default: the suite's own")
+    add("--batch", nargs="+", type=positive, metavar="N", help="default: the suite's own")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
-    add("--threads", type=_positive, metavar="N", help="of torch")
-    add("--rounds", type=_positive, default=20, metavar="N", help="samples of each (default: 20)")
+    add("--threads", type=positive, metavar="N", help="of torch")
+    add("--rounds", type=positive, default=20, metavar="N", help="samples of each (default: 20)")
     add("--patience", type=float, default=60.0, metavar="S",
         help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
     add("--timeout", type=float, default=900.0, metavar="S",
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures, compares or writes a page; returns the exit status."""
-    console = _console()
+    console = output_console()
     if args.suite == "compare":
         return _compare(args, console)
     if args.suite == "page":
@@ -113,7 +113,7 @@ def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
 
     path = str(Path(args.path).resolve()) if args.path else ""
     how = How(
-        _absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
+        absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory, args.device,
     )  # fmt: skip
     device.require(args.device)
@@ -123,7 +123,7 @@ def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
         backends.require(name)
     every = itertools.product(args.mode, args.dtype, args.batch or [None], cases, args.backends)
     cells = [
-        Cell(case.name, _absolute(backend), mode, dtype, batch)
+        Cell(case.name, absolute(backend), mode, dtype, batch)
         for mode, dtype, batch, case, backend in every
         if sources.has_mode(case, mode)
     ]
@@ -175,18 +175,20 @@ def _page(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _absolute(name: str) -> str:
+def absolute(name: str) -> str:
     """FILE.py:NAME by the whole path of the file, wherever a later run is begun."""
     file, _, rest = name.rpartition(":")
     return f"{Path(file).resolve()}:{rest}" if file.endswith(".py") else name
 
 
-def _console() -> Console:
+def output_console() -> Console:
+    """The terminal, or 120 columns elsewhere."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number from 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)

@@ -5,7 +5,16 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dynamo_backends.cli import bench, cache, doctor, explain, inspecting, listing, verifying
+from dynamo_backends.cli import (
+    bench,
+    cache,
+    conformance,
+    doctor,
+    explain,
+    inspecting,
+    listing,
+    verifying,
+)
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _COMMANDS: dict[str, ModuleType] = {
@@ -14,6 +23,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "explain": explain,
     "cache": cache,
     "bench": bench,
+    "conformance": conformance,
     "inspect": inspecting,
     "verify": verifying,
 }
@@ -27,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 1 if `doctor` or `verify` found something broken, a backend failed in
-        `bench`, or `bench compare` found a regression; 2 if the command cannot be carried out as
-        given; 130 and 143 if `bench` was interrupted.
+        `bench` or `conformance`, or `bench compare` found a regression; 2 if the command cannot be
+        carried out as given; 130 and 143 if `bench` or `conformance` was interrupted.
     """
     args = _parser().parse_args(argv)
     args.given = list(sys.argv[1:] if argv is None else argv)

@@ -64,6 +64,14 @@ def third_party_backends() -> list[str]:
     )
 
 
+def third_party_version(name: str) -> tuple[str, str] | None:
+    """The package that brings another's backend, and its version; None for other backends."""
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+        if name in third_party_backends() and point.dist is not None:
+            return point.dist.name, point.dist.version
+    return None
+
+
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
     """Makes a backend known under a name, for `get_backend` and `compiler`.
 

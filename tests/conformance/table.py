@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from dynamo_backends.conformance.outcomes import Outcome
 from dynamo_backends.interface.registry import get_backend
-from tests.conformance.opinfo import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 COLUMNS = (
@@ -63,9 +63,10 @@ def rows(outcomes: Sequence[Outcome], name: str) -> list[str]:
     lines = []
     for dtype, ran in by_dtype.items():
         count = Counter(o.status for o in ran)
+        crashed = sum(o.failed for o in ran) - count["wrong"]
         lines.append(
             f"| {name} | {dtype} | {len(ran)} | {sum(o.samples for o in ran)} | {count['native']} "
-            f"| {count['fallback']} | {count['wrong']} | {count['crash']} "
+            f"| {count['fallback']} | {count['wrong']} | {crashed} "
             f"| {native_share(ran, dtype):.1%} |"
         )
     return lines
@@ -82,7 +83,7 @@ def section(outcomes: Sequence[Outcome], sweep: Sweep) -> str:
         if o.samples and o.status != "native":
             reason = next((r for r, _ in o.reasons.most_common() if "its block" not in r), o.status)
             reason = " ".join(reason.replace("|", "\\|").split())  # one line, as tables have
-            grouped[o.op, reason].append(o.dtype)
+            grouped[o.name, reason].append(o.dtype)
     for (op, reason), dtypes in sorted(grouped.items()):
         lines.append(f"| {op} | {', '.join(dtypes)} | {reason} |")
     return "\n".join(lines) + "\n"

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conformance import differences, opinfo
-from tests.conformance.differences import (
+from dynamo_backends._torch_private.testing import op_db
+from dynamo_backends.conformance import catalogue
+from dynamo_backends.conformance.catalogue import Settings
+from dynamo_backends.conformance.operators import database, differences, running
+from dynamo_backends.conformance.operators.differences import (
     DECLARED,
     ENDS_AT_LARGEST,
     LOSES_NAN,
@@ -31,7 +34,7 @@ def _bullets() -> list[str]:
 def test_what_is_declared_is_documented_and_exists(row: Difference):
     assert row.bullet in _bullets()
     assert row.backend in BACKENDS
-    assert set(row.operators) <= {opinfo.full_name(op) for op in opinfo.op_db}
+    assert set(row.operators) <= {database.full_name(op) for op in op_db}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,15 @@ def test_only_elements_of_the_kind_are_excused(
     assert found.signbit().tolist() == torch.tensor(excused).signbit().tolist()
 
 
+@pytest.mark.parametrize(("backend", "name"), differences.DECLARED_CHECKS)
+def test_declared_checks_are_documented_and_differ(backend: str, name: str):
+    (check,) = (c for c in catalogue.checks(Settings(backend, ("semantics",))) if str(c) == name)
+    bullet = differences.DECLARED_CHECKS[backend, name]
+    assert bullet in _bullets()
+    found = catalogue.run(check, Settings(backend))
+    assert (found.status, found.declared) == ("declared", [bullet])
+
+
 def test_positions_may_be_others_where_values_may_or_are_nan():
     row = Difference("onnxrt", LOSES_NAN, "", ())
     expected = [torch.tensor([NAN, 2.0, NAN]), torch.tensor([3, 4, 5])]
@@ -77,9 +89,9 @@ def test_nothing_is_excused_without_an_extreme_or_elsewhere():
 
 
 def test_a_declared_difference_is_counted_and_another_one_found(monkeypatch: pytest.MonkeyPatch):
-    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == "nn.functional.max_pool2d"]
-    found = opinfo.run(op, torch.float32, "onnxrt", limit=1, extremes=True)
+    op = database.find("nn.functional.max_pool2d")
+    found = running.run(op, torch.float32, "onnxrt", limit=1, extremes=True)
     assert found.status == "declared"
     assert found.declared == ["NaN through activations and maximum pools."]
     monkeypatch.setattr(differences, "DECLARED", ())
-    assert opinfo.run(op, torch.float32, "onnxrt", limit=1, extremes=True).status == "wrong"
+    assert running.run(op, torch.float32, "onnxrt", limit=1, extremes=True).status == "wrong"

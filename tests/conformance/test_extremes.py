@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tests.conformance import opinfo
-from tests.conformance.extremes import extreme_difference, integers, variants
+from dynamo_backends.conformance.operators import database, running
+from dynamo_backends.conformance.operators.extremes import extreme_difference, integers, variants
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,13 +46,13 @@ def test_a_number_is_right_within_its_last_place():
 
 @pytest.mark.parametrize("name", ["gather", "_unsafe_masked_index", "_segment_reduce.offsets"])
 def test_extremes_are_planted_where_eager_takes_them(name: str):
-    (op,) = [o for o in opinfo.op_db if opinfo.full_name(o) == name]
+    op = database.find(name)
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:2]
 
     def accepted(sample: object) -> bool:
-        return opinfo._is_accepted(op, sample)
+        return running.is_accepted(op, sample)
 
-    unchecked = op.name in opinfo.UNCHECKED
+    unchecked = op.name in database.UNCHECKED
     planted = list(variants(samples, accepted, checks=not unchecked))
     assert len(planted) == 8
     held = torch.cat([s.input.reshape(-1) for s in planted])
@@ -70,11 +70,11 @@ def test_integers_have_bounds_and_what_no_float_holds():
 
 
 def test_casts_to_integers_get_what_integers_hold(monkeypatch: pytest.MonkeyPatch):
-    (op,) = [o for o in opinfo.op_db if o.name == "long"]
+    op = database.find("long")
     judged: list[Any] = []
-    monkeypatch.setattr(opinfo, "_judge", lambda call, *results: judged.append(call.flat))
+    monkeypatch.setattr(running, "judge", lambda call, *results: judged.append(call.flat))
     for dtype in (torch.float32, torch.int32):
-        opinfo.run(op, dtype, "onnxrt", limit=1, extremes=True)
+        running.run(op, dtype, "onnxrt", limit=1, extremes=True)
     tensors = [x for flat in judged for x in flat if isinstance(x, torch.Tensor)]
     assert all(x.isfinite().all() for x in tensors)
     assert any((x.abs() > 1000).any() for x in tensors)

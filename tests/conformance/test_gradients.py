@@ -5,7 +5,6 @@ float32 and float64, and rewrites their part of docs/conformance.md. `--samples`
 as in `test_opinfo`.
 """
 
-import functools
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +13,17 @@ import pytest
 import torch
 from rich.progress import track
 
-from tests.conformance import gradients, opinfo, table, workers
-from tests.conformance.journal import Journal
+from dynamo_backends._torch_private.testing import OpInfo
+from dynamo_backends.conformance import workers
+from dynamo_backends.conformance.catalogue import Settings, Work
+from dynamo_backends.conformance.ledger import Journal
+from dynamo_backends.conformance.operators import database, gradients
+from dynamo_backends.conformance.outcomes import FAILURES, Check
+from tests.conformance import table
 
 pytestmark = pytest.mark.conformance
+
+RIGHT = {"native", "fallback", "no samples"}
 
 SHARE = {torch.float32: 16, torch.float64: 64}  # one in so many operators is tried by `make test`
 OPERATORS = "Every operator that has gradients on the CPU"
@@ -26,25 +32,15 @@ NATIVE = 0.85  # the least share of operators whose gradients run whole on XLA i
 
 def _bounded() -> Iterator[object]:
     for op, dtype in gradients.cases():
-        name = opinfo.full_name(op)
+        name = database.full_name(op)
         if zlib.crc32(f"gradient of {name} {dtype}".encode()) % SHARE[dtype] == 0:
             yield pytest.param(op, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
 
 
 @pytest.mark.parametrize(("op", "dtype"), list(_bounded()))
-def test_gradients_of_an_operator_are_right(op: opinfo.OpInfo, dtype: torch.dtype):
+def test_gradients_of_an_operator_are_right(op: OpInfo, dtype: torch.dtype):
     outcome = gradients.run(op, dtype, "openxla", limit=1)
-    assert outcome.status not in ("wrong", "crash"), dict(outcome.reasons)
-
-
-def _work(index: int, limit: int | None) -> opinfo.Outcome:
-    torch.set_num_threads(1)
-    op, dtype = list(gradients.cases())[index]
-    return gradients.run(op, dtype, "openxla", limit=limit)
-
-
-def _broke_down(index: int, exit_code: int) -> opinfo.Outcome:
-    return opinfo.broke_down(*list(gradients.cases())[index], exit_code)
+    assert outcome.status in RIGHT, dict(outcome.reasons)
 
 
 def test_the_whole_database(pytestconfig: pytest.Config):
@@ -52,18 +48,22 @@ def test_the_whole_database(pytestconfig: pytest.Config):
         pytest.skip("takes hours; run it by: make conformance")
     limit = pytestconfig.getoption("--samples")
     path = pytestconfig.rootpath / ".conformance" / "openxla-gradients.jsonl"
-    journal = Journal(path, resume=pytestconfig.getoption("--resume"))
-    names = [(opinfo.full_name(op), str(dtype)) for op, dtype in gradients.cases()]
-    todo = [i for i, name in enumerate(names) if name not in journal.outcomes]
-    work = functools.partial(_work, limit=limit)
-    for done in track(workers.each(work, todo, _broke_down), "gradients", total=len(todo)):
+    journal = Journal(path, resume=pytestconfig.getoption("--resume"), again=FAILURES)
+    checks = [
+        Check("gradients", database.full_name(op), database.name_of(dtype))
+        for op, dtype in gradients.cases()
+    ]
+    todo = [check for check in checks if check not in journal.outcomes]
+    work = Work(Settings("openxla", samples=limit))
+    results = workers.each(work, todo, work.broke_down)
+    for done in track(results, "gradients", total=len(todo)):
         journal.add(done)
-    outcomes = [journal.outcomes[name] for name in names]
+    outcomes = [journal.outcomes[check] for check in checks]
     table.write(
         outcomes, table.Sweep("openxla, gradients", "openxla", limit=limit, operators=OPERATORS)
     )
-    bad = [o for o in outcomes if o.status in ("wrong", "crash")]
-    assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)
+    bad = [o for o in outcomes if o.status not in RIGHT]
+    assert not bad, "\n".join(f"{o.check}: {dict(o.reasons)}" for o in bad)
     assert table.native_share(outcomes, "float32") >= NATIVE
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_gradient_is_noticed(
 ):
     from dynamo_backends.xla.lowering import registry
 
-    (op,) = [o for o in opinfo.op_db if o.name == "tanh"]
+    op = database.find("tanh")
     backward = torch.ops.aten.tanh_backward.default
     row = registry.lookup(backward)
     assert row is not None

@@ -20,13 +20,19 @@ import pytest
 import torch
 from rich.progress import track
 
-from tests.conformance import opinfo, table, workers
-from tests.conformance.journal import Journal
+from dynamo_backends._torch_private.testing import OpInfo
+from dynamo_backends.conformance import workers
+from dynamo_backends.conformance.catalogue import Settings, Work
+from dynamo_backends.conformance.ledger import Journal
+from dynamo_backends.conformance.operators import database, running
+from dynamo_backends.conformance.outcomes import FAILURES, Check, Outcome
+from tests.conformance import table
 from tests.nvfuser import double as nvfuser_double
 from tests.nvfuser import share as nvfuser_share
 
 pytestmark = pytest.mark.conformance
 
+RIGHT = {"native", "fallback", "declared", "no samples"}
 SHARE = 6  # one in so many operators is tried in the dtypes other than float32
 
 
@@ -45,15 +51,15 @@ class Row(NamedTuple):
 
     native: float
     share: int
-    chosen: Callable[[opinfo.OpInfo], bool] = lambda op: True
+    chosen: Callable[[OpInfo], bool] = lambda op: True
     operators: str = "Every operator"
-    dtypes: tuple[torch.dtype, ...] = opinfo.DTYPES
+    dtypes: tuple[torch.dtype, ...] = database.DTYPES
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     vendor: str = ""
 
-    def cases(self, extremes: bool = False) -> list[tuple[opinfo.OpInfo, torch.dtype]]:
-        dtypes = opinfo.EXTREME_DTYPES if extremes else self.dtypes
-        return [(op, dtype) for op, dtype in opinfo.cases(dtypes) if self.chosen(op)]
+    def cases(self, extremes: bool = False) -> list[tuple[OpInfo, torch.dtype]]:
+        dtypes = database.EXTREME_DTYPES if extremes else self.dtypes
+        return [(op, dtype) for op, dtype in database.cases(dtypes) if self.chosen(op)]
 
 
 BACKENDS = {
@@ -85,7 +91,7 @@ BACKENDS = {
 def _bounded() -> Iterator[object]:
     for backend, row in BACKENDS.items():
         for op, dtype in row.cases():
-            name = opinfo.full_name(op)
+            name = database.full_name(op)
             share = row.share * (1 if dtype == torch.float32 else SHARE)
             if zlib.crc32(f"{name}{dtype}".encode()) % share == 0:
                 text = f"{backend}-{name}-{str(dtype).removeprefix('torch.')}"
@@ -93,22 +99,27 @@ def _bounded() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("backend", "op", "dtype"), list(_bounded()))
-def test_an_operator_is_right_or_falls_back(backend: str, op: opinfo.OpInfo, dtype: torch.dtype):
+def test_an_operator_is_right_or_falls_back(backend: str, op: OpInfo, dtype: torch.dtype):
     with BACKENDS[backend].around():
-        outcome = opinfo.run(op, dtype, backend, limit=1)
-    assert outcome.status not in ("wrong", "crash"), dict(outcome.reasons)
+        outcome = running.run(op, dtype, backend, limit=1)
+    assert outcome.status in RIGHT, dict(outcome.reasons)
 
 
-def _work(index: int, backend: str, limit: int | None, extremes: bool) -> opinfo.Outcome:
-    torch.set_num_threads(1)
-    row = BACKENDS[backend]
-    op, dtype = row.cases(extremes)[index]
-    with row.around():
-        return opinfo.run(op, dtype, backend, limit=limit, extremes=extremes)
+class Sweeping(Work):
+    """Runs operators inside of what their backend needs."""
 
+    def __init__(self, backend: str, limit: int | None, extremes: bool):
+        super().__init__(Settings(backend, samples=limit))
+        self.backend, self.extremes = backend, extremes
 
-def _broke_down(backend: str, extremes: bool, index: int, exit_code: int) -> opinfo.Outcome:
-    return opinfo.broke_down(*BACKENDS[backend].cases(extremes)[index], exit_code)
+    def __call__(self, check: Check) -> Outcome:
+        with BACKENDS[self.backend].around():
+            if not self.extremes:
+                return super().__call__(check)
+            torch.set_num_threads(1)
+            op, dtype = database.find(check.name), getattr(torch, check.dtype)
+            limit = self.settings.samples
+            return running.run(op, dtype, self.backend, limit=limit, extremes=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -119,26 +130,25 @@ def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
     extremes = pytestconfig.getoption("--extremes")
     name = f"{backend}-extremes" if extremes else backend
     path = pytestconfig.rootpath / ".conformance" / f"{name}.jsonl"
-    journal = Journal(path, resume=pytestconfig.getoption("--resume"))
+    journal = Journal(path, resume=pytestconfig.getoption("--resume"), again=FAILURES)
     row = BACKENDS[backend]
     wanted = pytestconfig.getoption("--dtype")
-    numbered = [
-        (i, (opinfo.full_name(op), str(dtype)))
-        for i, (op, dtype) in enumerate(row.cases(extremes))
-        if not wanted or str(dtype).removeprefix("torch.") in wanted
+    checks = [
+        Check("operators", database.full_name(op), database.name_of(dtype))
+        for op, dtype in row.cases(extremes)
+        if not wanted or database.name_of(dtype) in wanted
     ]
-    todo = [i for i, name in numbered if name not in journal.outcomes]
-    work = functools.partial(_work, backend=backend, limit=limit, extremes=extremes)
-    broke_down = functools.partial(_broke_down, backend, extremes)
+    todo = [check for check in checks if check not in journal.outcomes]
+    work = Sweeping(backend, limit, extremes)
     processes = pytestconfig.getoption("--processes")
-    results = workers.each(work, todo, broke_down, processes=processes)
+    results = workers.each(work, todo, work.broke_down, processes=processes)
     for done in track(results, "operators", total=len(todo)):
         journal.add(done)
-    outcomes = [journal.outcomes[name] for _, name in numbered]
+    outcomes = [journal.outcomes[check] for check in checks]
     if not extremes:
         table.write(outcomes, table.Sweep(backend, backend, row.vendor, limit, row.operators))
-    bad = [o for o in outcomes if o.status in ("wrong", "crash")]
-    assert not bad, "\n".join(f"{o.op} {o.dtype}: {dict(o.reasons)}" for o in bad)
+    bad = [o for o in outcomes if o.status not in RIGHT]
+    assert not bad, "\n".join(f"{o.check}: {dict(o.reasons)}" for o in bad)
     assert extremes or table.native_share(outcomes, "float32") >= row.native
 
 
@@ -147,13 +157,13 @@ def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch):
 
     from dynamo_backends.xla.lowering import registry
 
-    (op,) = [o for o in opinfo.op_db if o.name == "sin"]
+    op = database.find("sin")
     row = registry.lookup(torch.ops.aten.sin.default)
     assert row is not None
     from dataclasses import replace
 
     wrong = replace(row, fn=lambda x: jnp.sin(x) * (1 + 1e-3))
     monkeypatch.setitem(registry._TABLE, torch.ops.aten.sin.default, wrong)
-    outcome = opinfo.run(op, torch.float32, "openxla", limit=2)
+    outcome = running.run(op, torch.float32, "openxla", limit=2)
     assert outcome.status == "wrong"
     assert "differs from eager" in next(iter(outcome.reasons))

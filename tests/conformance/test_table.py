@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_backends.conformance.outcomes import Outcome
 from tests.conformance import table
-from tests.conformance.opinfo import Outcome
 from tests.conformance.test_opinfo import BACKENDS
 
 PAGE = table.PAGE.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import os
 
-from tests.conformance import workers
+from dynamo_backends.conformance import workers
 
 
 def _square(x: int) -> tuple[int, int]:
@@ -11,7 +11,7 @@ def _square(x: int) -> tuple[int, int]:
     return x, x * x
 
 
-def _lost(x: int, exit_code: int) -> tuple[int, int]:
+def _lost(x: int, exit_code: int | str) -> tuple[int, int | str]:
     return x, exit_code
 
 

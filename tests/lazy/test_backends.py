@@ -8,10 +8,11 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends.conformance.operators import database, running
+from dynamo_backends.conformance.weights.changes import CHANGES
 from dynamo_backends.lazy import lowering
 from tests import backend_checks as checks
 from tests import refusals
-from tests.conformance import opinfo
 from tests.test_harmless import changes
 
 NAMES = ["ltc", "ltc_trace"]
@@ -27,7 +28,7 @@ def test_semantics(name: str, what: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_changed_weights_are_seen(name: str):
-    checks.never_stale(name, list(checks.CHANGES))
+    checks.never_stale(name, list(CHANGES))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,8 +44,8 @@ def test_gradients():
     "op", ["div.floor_rounding", "nn.functional.binary_cross_entropy", "where"]
 )
 def test_operators(op: str):
-    (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
-    outcome = opinfo.run(info, torch.float32, "ltc", limit=1)
+    info = database.find(op)
+    outcome = running.run(info, torch.float32, "ltc", limit=1)
     assert outcome.status in ("native", "fallback"), dict(outcome.reasons)
 
 

@@ -1,15 +1,14 @@
 """Which of PyTorch's operator database is what nvFuser is for."""
 
-from torch.testing._internal.opinfo.core import (
+from dynamo_backends._torch_private.testing import (
     BinaryUfuncInfo,
     OpInfo,
     ReductionOpInfo,
     UnaryUfuncInfo,
 )
+from dynamo_backends.conformance.operators import database
 
-from tests.conformance import opinfo
-
-DTYPES = tuple(d for d in opinfo.DTYPES if not d.is_complex)  # nvFuser computes with them
+DTYPES = tuple(d for d in database.DTYPES if not d.is_complex)  # nvFuser computes with them
 
 IN_WORDS = "Every elementwise, reducing and normalising operator, every view and matrix product"
 

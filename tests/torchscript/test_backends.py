@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 import dynamo_backends
+from dynamo_backends.conformance.operators import database, running
+from dynamo_backends.conformance.weights.changes import CHANGES, net
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.torchscript import backend as backends
 from dynamo_backends.torchscript import settings as scripting
 from tests import backend_checks as checks
 from tests import refusals
-from tests.conformance import opinfo
 
 NAMES = ["ts_trace", "ofi", "static_runtime", "onednn_graph"]
 
@@ -39,11 +40,11 @@ def test_semantics(name: str, what: str):
 
 
 def test_changed_weights_are_seen(name: str):
-    checks.never_stale(name, list(checks.CHANGES))
+    checks.never_stale(name, list(CHANGES))
 
 
 def test_weights_that_keep_changing_become_inputs(name: str):
-    module, x = checks.net(), torch.randn(2, 4, 4, 4)
+    module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=dynamo_backends.compiler(name))
     with torch.no_grad():
         for _ in range(8):
@@ -61,8 +62,8 @@ def test_gradients(name: str):
 
 @pytest.mark.parametrize("op", ["softmax", "linalg.cholesky", "index_put", "nn.functional.gelu"])
 def test_operators(name: str, op: str):
-    (info,) = [o for o in opinfo.op_db if opinfo.full_name(o) == op]
-    outcome = opinfo.run(info, torch.float32, name, limit=1)
+    info = database.find(op)
+    outcome = running.run(info, torch.float32, name, limit=1)
     assert outcome.status in ("native", "fallback"), dict(outcome.reasons)
 
 
@@ -71,7 +72,7 @@ def test_no_deprecation_reaches_the_user_and_no_filter_stays(name: str):
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
         inside = list(warnings.filters)
-        checks.agree(name, checks.net(), torch.randn(2, 4, 4, 4))
+        checks.agree(name, net(), torch.randn(2, 4, 4, 4))
         assert warnings.filters == inside
     assert [str(w.message) for w in caught if "torch.jit" in str(w.message)] == []
     assert warnings.filters == filters
@@ -91,7 +92,7 @@ def settings() -> dict[str, Any]:
 def test_settings_of_torchscript_are_put_back(name: str):
     before = settings()
     with torch.no_grad():
-        checks.agree(name, checks.net(), torch.randn(2, 4, 4, 4))
+        checks.agree(name, net(), torch.randn(2, 4, 4, 4))
     assert settings() == before
 
 

@@ -163,13 +163,14 @@ def _comparable(e: Any, r: Any, p: Any, signs: bool) -> tuple[Any, Any, Any, str
     wrong = (kinds[1] != kinds[0]) & (kinds[1] != kinds[2])
     settled = (kinds[0] == 0) & (kinds[1] == 0) & (kinds[2] == 0)
     close = (r.to(p.dtype) - p).abs() <= torch.finfo(e.dtype).eps * p.abs()
-    values = [torch.where(settled, x, 0) for x in (e, torch.where(close, e, r), p)]
+    e0, r0, p0 = (torch.where(settled, x, 0) for x in (e, torch.where(close, e, r), p))
     if wrong.any():
-        return *values, f"is {_names(kinds[1][wrong])} where eager is {_names(kinds[0][wrong])}"
+        text = f"is {_names(kinds[1][wrong])} where eager is {_names(kinds[0][wrong])}"
+        return e0, r0, p0, text
     zeros = settled & (e == 0) & (r == 0) & (e.signbit() == narrow.signbit())
     if signs and (zeros & (e.signbit() != r.signbit())).any():
-        return *values, "has zeros of the other sign"
-    return *values, None
+        return e0, r0, p0, "has zeros of the other sign"
+    return e0, r0, p0, None
 
 
 _KINDS = ("a number", "NaN", "inf", "-inf")

@@ -7,27 +7,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-import dynamo_backends
+from dynamo_backends._torch_private.testing import OpInfo
+from dynamo_backends.conformance.operators import database, running
+from dynamo_backends.conformance.operators.calls import dense, widen
+from dynamo_backends.conformance.operators.running import NOISY
+from dynamo_backends.conformance.outcomes import Outcome
+from dynamo_backends.conformance.subject import OPERATORS, compiler_of
+from dynamo_backends.interface.errors import brief_error, first_line
 from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.report import record
 from dynamo_backends.verify import difference
-from tests.conformance import opinfo
-from tests.conformance.opinfo import NOISY, Outcome, dense, full_name, headline, widen
 
 DTYPES = (torch.float32, torch.float64)
+"""Of inputs."""
 
-PRECISION = 1e-9  # of gradients in float64, relative to the largest element of each
+PRECISION = 1e-9
+"""Of gradients in float64, relative to the largest element of each."""
 
 Tensors = list[torch.Tensor]
 
 
 def cases(
-    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Iterator[tuple[OpInfo, torch.dtype]]:
     """Every operator of the database with every dtype in which it has a gradient on the CPU."""
-    for op, dtype in opinfo.cases(dtypes):
+    for op, dtype in database.cases(dtypes):
         if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"):
             yield op, dtype
 
@@ -41,21 +47,21 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
         backend: Name of the backend.
         limit: At most so many samples, spread over all of them.
     """
-    outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
-    compiler = dynamo_backends.compiler(backend, cache=False, verify="off")
+    outcome = Outcome(database.full_name(op), database.name_of(dtype), group="gradients")
+    compiler = compiler_of(backend, **OPERATORS)
     torch.manual_seed(0)
     with warnings.catch_warnings(), silenced(*NOISY):
         warnings.simplefilter("ignore")
-        samples = opinfo.choose(list(op.sample_inputs("cpu", dtype, requires_grad=True)), limit)
-        size = opinfo.TOGETHER
+        samples = database.choose(list(op.sample_inputs("cpu", dtype, requires_grad=True)), limit)
+        size = running.TOGETHER
         for start in range(0, len(samples), size):
             group = samples[start : start + size]
             if not _native_together(op, group, compiler, outcome):
                 for sample in group:
                     _run_sample(_Call(op, [sample]), compiler, outcome)
-                    if outcome.status in ("wrong", "crash"):
+                    if outcome.failed:
                         break
-            if outcome.status in ("wrong", "crash"):
+            if outcome.failed:
                 break
     torch._dynamo.reset()
     return outcome
@@ -170,7 +176,7 @@ def _native_together(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome:
     expected = call.eager() if samples else None
     if expected is None:
         return True
-    with dynamo_backends.record() as reports:
+    with record() as reports:
         try:
             results = call.compiled(compiler, expected.cotangents, fullgraph=True)
         except Exception:
@@ -189,28 +195,24 @@ def _run_sample(call: _Call, compiler: Any, outcome: Outcome) -> None:
     if expected is None:
         return
     outcome.samples += 1
-    with dynamo_backends.record() as reports:
+    with record() as reports:
         try:
             results = _compile_sample(call, compiler, expected, outcome)
         except Exception as error:
             if _fails_in_torch(call, expected, fullgraph=False):
-                outcome.reasons[f"torch.compile itself fails: {headline(error)}"] += 1
+                outcome.reasons[f"torch.compile itself fails: {first_line(error)}"] += 1
                 outcome.status = "fallback"
                 return
-            outcome.status = "crash"
-            outcome.reasons[f"{type(error).__name__}: {headline(error)}"] += 1
+            outcome.fail("raises", brief_error(error))
             return
     wrong = _judge(call, expected, results)
     if wrong is not None:
         # Dynamo or AOT Autograd may have turned the operator into a less exact form.
         captured = call.compiled("aot_eager", expected.cotangents)
         if _judge(call, captured, results) is not None:
-            outcome.status = "wrong"
-            text = opinfo.describe(call.samples[0])
-            outcome.reasons.clear()
-            outcome.reasons[f"{wrong} ({text})"] = 1
+            outcome.fail("wrong", f"{wrong} ({database.describe(call.samples[0])})")
             return
-    opinfo.note_fallbacks(outcome, reports)
+    running.note_fallbacks(outcome, reports)
 
 
 def _compile_sample(
@@ -222,7 +224,7 @@ def _compile_sample(
     except Exception as error:
         if not _fails_in_torch(call, expected, fullgraph=True):
             raise
-        outcome.reasons[f"Dynamo does not capture it whole: {headline(error)}"] += 1
+        outcome.reasons[f"Dynamo does not capture it whole: {first_line(error)}"] += 1
     return call.compiled(compiler, expected.cotangents)
 
 

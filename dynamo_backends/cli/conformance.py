@@ -1,0 +1,119 @@
+"""`dynamo-backends conformance BACKEND`: whether a backend does what torch promises."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_backends.cli.bench import absolute, output_console, positive
+from dynamo_backends.interface.errors import OptionError
+
+if TYPE_CHECKING:
+    from dynamo_backends.conformance.catalogue import Settings
+
+SUMMARY = "operators, semantics, changed weights, changing sizes, models: is a backend right?"
+
+EXAMPLES = """\
+BACKEND is a name that torch.compile takes, MODULE:FUNCTION or FILE.py:FUNCTION.
+
+groups:
+  operators, gradients   PyTorch's own database of operators, with its sample inputs
+  semantics              mutation, aliases, strides, dtypes, random numbers, autocast, training
+  weights                edited, replaced, loaded or moved after compilation; read through views
+  traffic                sizes that change from call to call
+  models                 small models of the suites, in inference and training
+
+Checks run in processes of their own with a time limit: what crashes or hangs is a line of the page.
+OUTPUT/BACKEND.md is the page, OUTPUT/BACKEND.json the same for programs. The exit status is 1 if a
+check failed.
+
+examples:
+  dynamo-backends conformance inductor
+  dynamo-backends conformance openvino --groups semantics weights --output reports
+  dynamo-backends conformance mine.plugin:mine --groups operators --only "nn.functional.*" --full
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    add = parser.add_argument
+    add("backend", metavar="BACKEND", help="see below")
+    add("--groups", nargs="+", metavar="GROUP", help="default: all")
+    add("--only", nargs="+", default=[], metavar="PATTERN", help='names of checks, such as "add*"')
+    add("--samples", type=positive, metavar="N", help="of each operator at most (default: 1)")
+    add("--dtype", nargs="+", metavar="NAME", help="of operators (default: float32)")
+    add("--share", type=positive, default=1, metavar="N", help="one in N operators (default: all)")
+    add("--full", action="store_true", help="all samples, all dtypes, large models")
+    add("--time-limit", type=float, default=180.0, metavar="S",
+        help="seconds that a check may take (default: 180)")  # fmt: skip
+    add("--threads", type=positive, default=1, metavar="N", help="of torch (default: 1)")
+    add("--processes", type=positive, default=1, metavar="N", help="at a time (default: 1)")
+    add("--output", default="conformance", metavar="DIR", help="default: conformance")
+    add("--resume", action="store_true", help="go on with what OUTPUT has")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks a backend and writes its page; returns the exit status."""
+    from dynamo_backends.bench.backends import require
+    from dynamo_backends.conformance import catalogue, pages, runs
+    from dynamo_backends.conformance.ledger import Journal
+    from dynamo_backends.runtime.cache import write_whole
+
+    console = output_console()
+    require(args.backend)
+    settings = _settings(args)
+    files = runs.Files.of(settings.backend, Path(args.output))
+    if files.journal.exists() and not args.resume:
+        raise OptionError(
+            f"{files.journal} exists: --resume goes on with it, --output names another folder."
+        )
+    asked = catalogue.checks(settings)
+    context = runs.context(settings)
+    journal = Journal(files.journal, args.resume, context=context)
+    interrupted = False
+    try:
+        runs.run_all(asked, settings, journal, console, args.processes, files.log)
+    except KeyboardInterrupt:
+        interrupted = True
+    found = runs.result(asked, journal, context, _commands(args, files.json))
+    write_whole(files.json, (json.dumps(found, indent=1) + "\n").encode())
+    files.page.write_text(pages.page(found), encoding="utf-8")
+    outcomes = [journal.outcomes[c] for c in asked if c in journal.outcomes]
+    console.print(pages.headline(outcomes), highlight=False)
+    console.print(f"saved {files.page} and {files.json}", highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print(f"Interrupted after {len(outcomes)} of {len(asked)} checks; the same "
+                      "command with --resume goes on.", highlight=False)  # fmt: skip
+        return 130
+    return int(any(outcome.failed for outcome in outcomes))
+
+
+def _commands(args: argparse.Namespace, earlier: Path) -> list[str]:
+    """What was typed, after that of the runs that are gone on with."""
+    typed = shlex.join(["dynamo-backends", *(a for a in args.given if a != "--resume")])
+    before: list[str] = []
+    if args.resume and earlier.exists():
+        before = json.loads(earlier.read_text(encoding="utf-8"))["commands"]
+    return list(dict.fromkeys([*before, typed]))
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    from dynamo_backends.conformance.catalogue import Settings
+    from dynamo_backends.conformance.outcomes import DTYPES, GROUPS
+
+    dtypes = args.dtype or (DTYPES if args.full else ("float32",))
+    for given, known, word in ((args.groups or (), GROUPS, "group"), (dtypes, DTYPES, "dtype")):
+        for name in set(given) - set(known):
+            raise OptionError(f"there is no {word} {name!r}; there are: {', '.join(known)}.")
+    return Settings(
+        backend=absolute(args.backend),
+        groups=tuple(g for g in GROUPS if g in (args.groups or GROUPS)),
+        samples=args.samples or (None if args.full else 1),
+        dtypes=tuple(dtypes),
+        share=args.share,
+        only=tuple(args.only),
+        every_model=args.full,
+        limit_s=args.time_limit,
+        threads=args.threads,
+    )

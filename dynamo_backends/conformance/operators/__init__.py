@@ -1,0 +1,1 @@
+"""PyTorch's own database of operators, with sample inputs, through a backend."""

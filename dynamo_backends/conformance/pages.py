@@ -1,0 +1,122 @@
+"""The page of a run, in Markdown: what passes, what raises, what is wrong, what falls to eager."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dynamo_backends.bench.cells import short
+from dynamo_backends.conformance.outcomes import (
+    FAILURES,
+    GROUPS,
+    MEANINGS,
+    STATUSES,
+    UNTRIED,
+    Outcome,
+    Status,
+)
+from dynamo_backends.conformance.subject import reports_itself
+
+_SLOWEST = 10
+_HEADS: Mapping[Status, str] = {"native": "right", "fallback": "partly eager"}
+_SILENT = "It does not say which operators it leaves to eager."
+
+
+def page(found: Mapping[str, Any], level: int = 1) -> str:
+    """The page of a run.
+
+    Args:
+        found: See `runs.result`.
+        level: Of its first heading: 1 for a page, 2 for a part of one.
+    """
+    heading, sub = "#" * level, "#" * (level + 1)
+    outcomes = [Outcome.from_dict(given) for given in found["results"]]
+    backend = found["context"]["backend"]
+    failed = [o for o in outcomes if o.status in FAILURES]
+    elsewhere = [o for o in outcomes if o.status in ("fallback", "random", "declared")]
+    untried = [o for o in outcomes if o.status in UNTRIED]
+    parts = [
+        f"{heading} Conformance of {short(backend)}",
+        headline(outcomes),
+        _made_with(found),
+        *([] if reports_itself(backend) else [_SILENT]),
+        f"{sub} Summary",
+        _summary(outcomes),
+        _legend(outcomes),
+        *_section(f"{sub} What is wrong", failed),
+        *_section(f"{sub} What is right, but not whole or not eager's own", elsewhere),
+        *_section(f"{sub} What could not be tried", untried),
+        f"{sub} What took longest",
+        table(("check", "seconds"), _slowest(outcomes)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def headline(outcomes: Sequence[Outcome]) -> str:
+    """A run in a sentence."""
+    tried = [o for o in outcomes if o.status not in UNTRIED]
+    count = Counter(o.status for o in tried if o.failed)
+    if not count:
+        return f"None of {len(tried)} checks fails."
+    kinds = ", ".join(f"{count[s]} {s}" for s in STATUSES if count[s])
+    return f"{count.total()} of {len(tried)} checks fail: {kinds}."
+
+
+def _made_with(found: Mapping[str, Any]) -> str:
+    context = found["context"]
+    versions = ", ".join(
+        f"{name} {version.partition('+')[0]}" for name, version in context["packages"].items()
+    )
+    commands = ", ".join(f"`{command}`" for command in found["commands"])
+    most = context["samples"]
+    samples = "all samples" if most is None else f"at most {most} samples"
+    if most == 1:
+        samples = "one sample"
+    text = (
+        f"{commands} on {found['date']}: {context['processor']}, "
+        f"Python {context['python']}, {versions}; {samples} of each operator, "
+        f"torch's threads: {context['torch_threads']}."
+    )
+    missing = found["not_run"]
+    return f"{text}\n\n{len(missing)} checks were not run yet." if missing else text
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    used = [s for s in STATUSES if any(o.status == s for o in outcomes) or s in FAILURES]
+    rows = []
+    for group in GROUPS:
+        count = Counter(o.status for o in outcomes if o.group == group)
+        if count:
+            rows.append((group, count.total(), *(count[status] for status in used)))
+    return table(("group", "checks", *(_HEADS.get(s, s) for s in used)), rows)
+
+
+def _legend(outcomes: Sequence[Outcome]) -> str:
+    used = {o.status for o in outcomes} | FAILURES
+    return "\n".join(f"- {_HEADS.get(s, s)}: {MEANINGS[s]}" for s in STATUSES if s in used)
+
+
+def _section(title: str, outcomes: Sequence[Outcome]) -> list[str]:
+    if not outcomes:
+        return []
+    rows = [(f"`{o.check}`", _HEADS.get(o.status, o.status), _reasons(o)) for o in outcomes]
+    return [title, table(("check", "", "what"), rows)]
+
+
+def _reasons(outcome: Outcome) -> str:
+    told = [*outcome.declared, *(reason for reason, _ in outcome.reasons.most_common(2))]
+    return "; ".join(dict.fromkeys(told))
+
+
+def _slowest(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    ordered = sorted(outcomes, key=lambda o: -o.seconds)[:_SLOWEST]
+    return [(f"`{o.check}`", f"{o.seconds:.1f}") for o in ordered]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).replace("|", "\\|").replace("<", "&lt;").split())

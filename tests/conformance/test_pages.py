@@ -1,0 +1,72 @@
+"""The page of a run, and docs/checked-backends.md, which has those of some backends."""
+
+import json
+from typing import Any
+
+from dynamo_backends.conformance.outcomes import Check, Outcome
+from dynamo_backends.conformance.pages import headline, page
+from tests.bench.programs import ROOT, load
+
+checked = load("tools/checked.py")
+
+OUTCOMES = [
+    Outcome("sin", "float32", 1, "native", seconds=2.5),
+    Outcome("sort", "float32", 1).fail("wrong", "output 0 | is <3>\n instead of 4"),
+    Outcome("views", samples=1, group="weights").fail("timeout", "not done after 9 s"),
+    Outcome("gpt2", group="models").fail("no samples", "No module named 'transformers'"),
+    Outcome("eye", "float32", 1).fail("random", "random numbers are not eager's"),
+]
+
+
+def run(backend: str, outcomes: list[Outcome]) -> dict[str, Any]:
+    return {
+        "commands": [f"dynamo-backends conformance {backend}"],
+        "date": "2026-01-02",
+        "context": {
+            "backend": backend,
+            "packages": {"torch": "2.13.0+cpu", "mine": "1.2"},
+            "processor": "Zen 4",
+            "python": "3.11.7",
+            "samples": 1,
+            "torch_threads": 1,
+        },
+        "not_run": ["operators/add-float32"],
+        "results": [outcome.to_dict() for outcome in outcomes],
+    }
+
+
+def test_an_outcome_survives_json():
+    for outcome in OUTCOMES:
+        again = Outcome.from_dict(json.loads(json.dumps(outcome.to_dict())))
+        assert again == outcome
+    assert str(OUTCOMES[0].check) == "operators/sin-float32"
+    assert OUTCOMES[2].check == Check("weights", "views")
+
+
+def test_the_page_has_each_failure_with_its_reason():
+    text = page(run("mine", OUTCOMES))
+    assert text.startswith("# Conformance of mine\n\n2 of 4 checks fail: 1 wrong, 1 timeout.\n")
+    assert (
+        "`dynamo-backends conformance mine` on 2026-01-02: Zen 4, Python 3.11.7, torch 2.13.0, "
+        "mine 1.2; one sample of" in text
+    )
+    assert "1 checks were not run yet." in text
+    assert "It does not say which operators it leaves to eager." in text
+    wrong = text.partition("## What is wrong")[2].partition("\n## ")[0]
+    assert "| `operators/sort-float32` | wrong | output 0 \\| is &lt;3> instead of 4 |" in wrong
+    assert "| `weights/views` | timeout | not done after 9 s |" in wrong
+    assert "gpt2" not in wrong
+    assert "| operators | 3 | 1 | 1 | 0 | 1 | 0 | 0 | 0 |" in text
+    assert "| `operators/sin-float32` | 2.5 |" in text
+    assert "leaves to eager." not in page(run("openxla", OUTCOMES))
+
+
+def test_a_run_without_failures():
+    assert headline(OUTCOMES[:1]) == "None of 1 checks fails."
+    assert "What is wrong" not in page(run("mine", OUTCOMES[:1]))
+
+
+def test_the_site_shows_the_runs_that_are_kept():
+    runs = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/checked").glob("*.json"))]
+    assert {"inductor", "openvino", "openxla"} <= {checked.name(run) for run in runs}
+    assert checked.PAGE.read_text(encoding="utf-8") == checked.text(runs)

@@ -1,0 +1,116 @@
+"""`BackendConformance` in a test file of an author of backends, and pytest's options for it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dynamo_backends.conformance import plugin
+from dynamo_backends.tuning.children import environment
+from tests.bench.programs import ROOT
+from tests.conformance import planted
+
+FILE = f"""
+from dynamo_backends.conformance import BackendConformance
+
+ONLY = ("operators in place change*", "an input returned*", "changed: in place")
+
+class Few(BackendConformance):
+    only = ONLY
+
+class TestRight(Few):
+    backend = "{planted.__name__}:right"
+
+class TestForgetful(Few):
+    backend = "{planted.__name__}:forgetful"
+    known_failures = {{
+        "semantics/operators in place change the callers tensors": "it copies its inputs",
+        "weights/changed: in place": "it does not",
+    }}
+
+class TestCrashing(Few):
+    backend = "{planted.__name__}:crashing"
+    only = ONLY[1:]
+"""
+
+
+def run(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_mine.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", plugin.__name__, "-q", "-rA", "--tb=line",
+               "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]  # fmt: skip
+    return subprocess.run(
+        [*command, *arguments, str(folder)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def lines(output: str) -> set[str]:
+    """Such as "PASSED TestRight weights/changed: in place"."""
+    found = re.findall(r"^(PASSED|FAILED|XFAIL|SKIPPED) \S+?::(\w+)::test_check\[(.+?)\]",
+                       output, re.MULTILINE)  # fmt: skip
+    return {" ".join(each) for each in found}
+
+
+def test_each_check_is_a_test_and_crashes_are_failures(tmp_path: Path):
+    done = run(tmp_path, FILE)
+    mutates = "semantics/operators in place change the callers tensors"
+    returned = "semantics/an input returned as it is"
+    changed = "weights/changed: in place"
+    assert lines(done.stdout) == {
+        f"PASSED TestRight {mutates}",
+        f"PASSED TestRight {returned}",
+        f"PASSED TestRight {changed}",
+        f"XFAIL TestForgetful {mutates}",
+        f"PASSED TestForgetful {returned}",
+        f"FAILED TestForgetful {changed}",
+        f"FAILED TestCrashing {returned}",
+        f"FAILED TestCrashing {changed}",
+    }, done.stdout + done.stderr
+    assert "it passes; take it out of known_failures (it does not)" in done.stdout
+    assert "crash: the process died of SIGABRT" in done.stdout
+    assert done.returncode == 1
+
+
+def test_options_choose_groups_and_the_time(tmp_path: Path):
+    text = FILE.partition("class TestForgetful")[0].replace(":right", ":hanging")
+    groups = ("--conformance-groups", "weights", "--conformance-time-limit", "3")
+    done = run(tmp_path, text, *groups)
+    assert lines(done.stdout) == {"FAILED TestRight weights/changed: in place"}, done.stdout
+    assert "timeout: not done after 3 s" in done.stdout
+    unknown = run(tmp_path, text, "--conformance-groups", "wieghts")
+    assert "there is no group wieghts; there are: operators, gradients" in unknown.stdout
+
+
+def test_a_known_failure_of_no_check_is_an_error(tmp_path: Path):
+    text = FILE.partition("class TestForgetful")[0] + (
+        '    only = ()\n    known_failures = {"weights/changed: in plaice": "a typo"}\n'
+    )
+    done = run(tmp_path, text, "--collect-only")
+    assert "known_failures names no check: weights/changed: in plaice" in done.stdout
+
+
+def test_the_plugin_is_an_entry_point_and_loads_nothing():
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    points = described["project"]["entry-points"]["pytest11"]
+    assert points == {"dynamo_backends": plugin.__name__}
+    code = (
+        f"import sys, {plugin.__name__}; print({{'torch', 'pytest', 'numpy'}} & {{*sys.modules}})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["full", "groups", "time_limit"])
+def test_options_are_those_that_the_class_reads(name: str, pytestconfig: pytest.Config):
+    source = (ROOT / "dynamo_backends/conformance/testing.py").read_text(encoding="utf-8")
+    assert f'"conformance_{name}"' in source
+    assert f"{plugin.PREFIX}{name.replace('_', '-')}" in source

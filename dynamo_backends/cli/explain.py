@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from dynamo_backends.cli.bench import positive
 from dynamo_backends.interface.errors import OptionError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the backend; a value that is not a Python literal is a string",
     )
-    parser.add_argument("--batch", type=_positive, default=2, help="batch size (default: 2)")
+    parser.add_argument("--batch", type=positive, default=2, help="batch size (default: 2)")
     parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
     parser.add_argument("--train", action="store_true", help="training mode, with gradients")
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
     parser.add_argument("--html", metavar="FILE.html", help="write a page as well, with times")
-    parser.add_argument("--rounds", type=_positive, metavar="N",
+    parser.add_argument("--rounds", type=positive, metavar="N",
         help="time the last call so often, in eager and compiled (--html: 20)")  # fmt: skip
 
 
@@ -164,9 +165,3 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[name.strip()] = value
     return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)

@@ -11,6 +11,7 @@ from dynamo_backends.bench.error_plot import ErrorPanel, error_panel
 from dynamo_backends.bench.explained import Timed, Times, break_even
 from dynamo_backends.bench.explained_times import COLUMNS, time_rows
 from dynamo_backends.bench.rendering import environment_rows, render
+from dynamo_backends.bench.slower import why_slower
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 
@@ -66,7 +67,11 @@ def explained_page(explanation: Explanation, times: Times | None, command: str) 
         breaks=explanation.breaks,
         recompilations=explanation.recompilations,
         guards=list(explanation.guards.kinds.items()),
-        notes=(*explanation.notes, *(times.notes if times is not None else ())),
+        notes=(
+            *(why_slower(explanation, times) if times is not None else ()),
+            *explanation.notes,
+            *(times.notes if times is not None else ()),
+        ),
         environment=environment_rows(environment()),
         command=command,
     )

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         measured = {} if times is None else {"times": times.to_dict()}
         print(json.dumps(explanation.to_dict() | measured, indent=2))
     else:
-        Console().print(explanation)
+        _print(explanation, times)
     if args.html:
         from dynamo_backends.bench.explained_page import explained_page
 
@@ -113,6 +113,19 @@ def run(args: argparse.Namespace) -> int:
         page = explained_page(explanation, times, command)
         Path(args.html).write_text(page, encoding="utf-8")
     return 0
+
+
+def _print(explanation: "Explanation", times: "Times | None") -> None:
+    """Prints the report; before it the result, and what makes it slower than eager, if timed."""
+    console = Console()
+    if times is not None:
+        from dynamo_backends.bench.explained_page import headline
+        from dynamo_backends.bench.slower import why_slower
+
+        for text in (headline(explanation, times), *why_slower(explanation, times)):
+            console.print(text, markup=False, highlight=False)
+        console.print()
+    console.print(explanation)
 
 
 def _explained(

@@ -1,5 +1,6 @@
 """The page of an explanation: what is measured, said and shown of each graph and block."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.bench.contest import calls_text
-from dynamo_backends.bench.explained import Times, break_even, gradients_too, measure
+from dynamo_backends.bench.explained import Timed, Times, break_even, gradients_too, measure
 from dynamo_backends.bench.explained_page import explained_page
 from dynamo_backends.bench.explained_times import time_rows
+from dynamo_backends.bench.slower import why_slower
 from dynamo_backends.capture.explain import Explainer
-from dynamo_backends.capture.explanation import Explanation
+from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.cli import main
+from dynamo_backends.interface.report import GraphReport, Served
 from tests.bench import planted
 from tests.bench.html import check_alone, needs_chromium, opened
 
@@ -64,6 +67,28 @@ def test_each_graph_is_timed_in_eager_and_compiled():
     assert len(times.outside.compiled_s) == 4
     page = explained_page(explanation, times, "dynamo-backends explain")
     assert "compilation never pays off" in check_alone(page).words
+
+
+def test_it_says_what_makes_a_model_slower_than_eager():
+    explanation, times = explained(planted.slow, rounds=4)
+    assert why_slower(explanation, times) == ()  # of its graphs nothing is known but their time
+    call = Timed((0.010,) * 5, (0.020,) * 5)
+    seconds = {"": 0.02, " block 1": 0.011, " eager 2": 0.004, " block 3": 0.001}
+    parts = {f"a inference graph 1{name}": s for name, s in seconds.items()}
+    served = Served("padded", ("x: float32[s0≤8]",), calls=3)
+    report = GraphReport("a", "inference", served=(served,))
+    graph = GraphExplanation("f", None, {}, 1.0, reports=(report,))
+    explanation = dataclasses.replace(explanation, backend="a", graphs=(graph,))
+    times = Times(call, (call,), Timed((), (0.003,) * 5), parts)
+    outside, between, padded, kernels = why_slower(explanation, times)
+    assert outside.startswith("15% of a call are outside of graphs")
+    assert between.startswith("20% of a call are operators in eager")
+    assert padded.startswith("3 of its calls were padded")
+    assert kernels.startswith("The programs of a alone take 12 ms a call, and eager's kernels 10")
+    page = check_alone(explained_page(explanation, times, "dynamo-backends explain"))
+    assert kernels in page.words
+    faster = dataclasses.replace(times, call=Timed(call.compiled_s, call.eager_s))
+    assert why_slower(explanation, faster) == ()
 
 
 def test_errors_are_those_of_compiled_code_against_float64():

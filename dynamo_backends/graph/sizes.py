@@ -145,8 +145,8 @@ class Evaluation:
         return self._numbers[expression]
 
     def remembering(self, symbolic: Any) -> Any:
-        """As a call of it, but an integer is a `Size`, and a float a `Ratio`."""
-        if isinstance(symbolic, torch.SymFloat):
+        """As a call of it, but an integer is a `Size`, and a float that varies a `Ratio`."""
+        if isinstance(symbolic, torch.SymFloat) and symbolic.node.expr.free_symbols:
             expression = symbolic.node.expr
             parts = [self._size(symbolic, part) for part in _integers(expression)]
             sizes = {size.expression: size for size in parts}

@@ -44,7 +44,8 @@ def run(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(
         [*command, *arguments, str(folder)],
         cwd=ROOT,
-        env=environment(),
+        # Once: whether or not the entry point is installed here.
+        env=environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

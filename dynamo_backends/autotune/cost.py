@@ -101,9 +101,23 @@ class CostModel:
             expected.spread,
         )
 
-    def order(self, names: Sequence[str]) -> list[str]:
-        """Names, the most promising first."""
-        return sorted(names, key=lambda name: -self.predict(name).promise)
+    def order(self, names: Sequence[str], within_s: float = math.inf) -> list[str]:
+        """Names, the most promising first.
+
+        Those that cannot be compiled in time come last, by what they promise for each second:
+        several that end in time may find more than the one that takes all of it.
+
+        Args:
+            names: Of candidates.
+            within_s: Seconds that there are for compiling.
+        """
+
+        def rank(name: str) -> tuple[bool, float]:
+            expected = self.predict(name)
+            late = expected.compile_s > within_s
+            return late, -expected.promise / (expected.compile_s if late else 1.0)
+
+        return sorted(names, key=rank)
 
 
 def _gain(row: CandidateReport) -> float:

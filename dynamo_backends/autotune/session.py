@@ -189,10 +189,7 @@ class TuningSession:
             self._reference_s = self._budget.clock() - start
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            order = self._model.order(list(self._prepared))
-            # Several that end in time may find more than the one that takes all of it.
-            left = self._budget.left_s
-            order.sort(key=lambda name: self._model.predict(name).compile_s > left)
+            order = self._model.order(list(self._prepared), self._budget.left_s)
             order.sort(key=lambda name: not self._prepared[name].early)
             self._try(order, trials)
             measured = self._measure()

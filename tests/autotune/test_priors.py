@@ -188,6 +188,16 @@ def test_without_a_table_what_is_written_by_hand_decides():
     assert hand.family_of({"flops": 9, "product_work": 0.4, "attention_work": 0.3}) == "products"
 
 
+def test_who_cannot_be_compiled_in_time_comes_last():
+    model = CostModel([], described(PRODUCTS), Prior())
+    first, *others = model.order(["openxla", "ov", "inductor_freezing", "onnxrt"])
+    names = [*others, first]
+    assert first == "inductor_freezing"
+    assert model.order(names, model.predict(first).compile_s - 0.01) == names
+    # Where nobody can, by what each promises for a second.
+    assert model.order(names, 0.0)[-1] == "inductor_freezing"
+
+
 def test_a_table_that_cannot_be_read_costs_the_order_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -55,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
-    seconds = settings.minutes * 60 if settings.minutes is not None else None
-    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, seconds)
+    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
     failed = {n: r["error"] for n, r in kept.results.items() if "error" in r}
     console.print(f"{len(kept.results) - len(failed)} models are recorded, {left} are left")
     for name, text in failed.items():

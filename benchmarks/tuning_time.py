@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # All budgets of a model, then the next: what is kept of an interrupted run can be compared.
     names = [f"{model}/{budget:g}" for model in models for budget in settings.budgets]
-    seconds = settings.minutes * 60 if settings.minutes is not None else None
-    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, seconds)
+    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
     console.print(table(models, settings.budgets, kept.results))
     found = problems(models, settings.budgets, kept.results)
     for text in found:

@@ -64,7 +64,7 @@ def measure_left(
     kept: Kept,
     measure: Callable[[str], Any],
     console: Console,
-    seconds: float | None = None,
+    minutes: float | None = None,
 ) -> int:
     """Measures what is not kept yet.
 
@@ -73,7 +73,7 @@ def measure_left(
         kept: Where results go.
         measure: Measures one, in a process; `ChildError` is kept as its error.
         console: For the progress bar.
-        seconds: None is begun later than so many seconds after the start; None: all are.
+        minutes: None is begun later than so many minutes after the start; None: all are.
 
     Returns:
         How many remain.
@@ -81,7 +81,7 @@ def measure_left(
     left = [name for name in names if name not in kept.results]
     start = time.perf_counter()
     for done, name in enumerate(_shown(left, len(names), console)):
-        if seconds is not None and time.perf_counter() - start > seconds:
+        if minutes is not None and time.perf_counter() - start > minutes * 60:
             return len(left) - done
         try:
             kept.add(name, measure(name))

@@ -13,6 +13,7 @@ from dynamo_backends.bench.explained_times import COLUMNS, time_rows
 from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.bench.slower import why_slower
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+from dynamo_backends.capture.render import count
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 
 _LISTED = 12  # operators and guards
@@ -84,7 +85,7 @@ def headline(explanation: Explanation, times: Times | None) -> str:
         return f"Nothing of {name} was captured: all of it runs in eager."
     found = times.call.speedup if times is not None else None
     if times is None or found is None:
-        return f"{backend} compiles {name} in {_plural(len(explanation.graphs), 'graph')}."
+        return f"{backend} compiles {name} in {count(len(explanation.graphs), 'graph')}."
     eager, own = (median_ms(s) or 0.0 for s in (times.call.eager_s, times.call.compiled_s))
     calls = break_even(explanation.seconds, eager / 1e3, own / 1e3)
     pays = calls_text(calls)
@@ -99,14 +100,14 @@ def headline(explanation: Explanation, times: Times | None) -> str:
 def _counts(e: Explanation) -> str:
     inside = sum(r.ops_in_eager for r in e.reports)
     parts = [
-        _plural(len(e.graphs), "graph"),
-        _plural(e.ops, "operation"),
+        count(len(e.graphs), "graph"),
+        count(e.ops, "operation"),
         *([f"{inside} in eager within graphs"] if e.reports else []),
-        _plural(sum(b.count for b in e.breaks), "graph break"),
-        _plural(len(e.recompilations), "recompilation"),
-        _plural(e.guards.count, "guard"),
+        count(sum(b.count for b in e.breaks), "graph break"),
+        count(len(e.recompilations), "recompilation"),
+        count(e.guards.count, "guard"),
     ]
-    took = f"{_plural(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
+    took = f"{count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
     return f"{', '.join(parts)}. {took}."
 
 
@@ -142,12 +143,11 @@ def _report(report: GraphReport) -> _ReportView:
         where.append(f"{report.ops_on_inductor} on inductor")
     where.append(f"{report.ops_in_eager} in eager")
     fallbacks = [
-        (f"{f.op}, {_plural(f.count, 'call')}: {f.reason}", f.source or "")
-        for f in report.fallbacks
+        (f"{f.op}, {count(f.count, 'call')}: {f.reason}", f.source or "") for f in report.fallbacks
     ]
     return _ReportView(
         f"{report.kind.capitalize()} graph: operators {', '.join(where)}; "
-        f"{_plural(report.blocks, 'block')}, {_plural(report.executables, 'executable')}, "
+        f"{count(report.blocks, 'block')}, {count(report.executables, 'executable')}, "
         f"{report.compile_seconds:.2f} s.",
         fallbacks,
         list(_remarks(report)),
@@ -194,7 +194,3 @@ def _contests(report: GraphReport) -> list[Contest]:
         contest(rows, report.chosen, report.tuning_seconds if i == 0 else {}, named[key])
         for i, (key, rows) in enumerate(groups.items())
     ]
-
-
-def _plural(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

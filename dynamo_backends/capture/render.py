@@ -51,17 +51,17 @@ def render(explanation: "Explanation") -> RenderableType:
 def _head(e: "Explanation") -> RenderableType:
     counts = ", ".join(
         (
-            _count(len(e.graphs), "graph"),
-            _count(e.ops, "operation"),
-            _count(sum(b.count for b in e.breaks), "graph break"),
-            _count(len(e.recompilations), "recompilation"),
-            _count(e.guards.count, "guard"),
+            count(len(e.graphs), "graph"),
+            count(e.ops, "operation"),
+            count(sum(b.count for b in e.breaks), "graph break"),
+            count(len(e.recompilations), "recompilation"),
+            count(e.guards.count, "guard"),
         )
     )
     line = Text.assemble((e.function, "bold"), f" with {e.backend}: {counts}")
     if e.chosen:
         line.append("; chosen: " + ", ".join(f"{name} {n}" for name, n in e.chosen))
-    times = f"{_count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
+    times = f"{count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
     return Group(line, Text(times, style="dim"))
 
 
@@ -70,7 +70,7 @@ def _graph(number: int, graph: "GraphExplanation") -> Iterable[RenderableType]:
     yield _title(f"Graph {number} of {graph.function}{again}")
     if graph.source is not None:
         yield _line(str(graph.source), style="dim")
-    yield _line(f"{_count(graph.ops, 'operation')}: {_counted(graph.operators)}")
+    yield _line(f"{count(graph.ops, 'operation')}: {_counted(graph.operators)}")
     if not graph.reports:
         yield _line(f"compiled in {graph.seconds:.2f} s")
     for report in graph.reports:
@@ -82,7 +82,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.ops_on_inductor:
         where.append(f"{report.ops_on_inductor} on inductor")
     where.append(f"{report.ops_in_eager} in eager")
-    blocks = _count(report.blocks, "block")
+    blocks = count(report.blocks, "block")
     yield _line(f"{report.kind} graph: operators {', '.join(where)}; {blocks}", "bold")
     if report.reverted:
         yield _line(f"reverted: {report.reverted}", "yellow")
@@ -100,7 +100,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     for reason in report.uncaptured:
         yield _line(f"runs without a CUDA graph: {reason}", "yellow", 4)
     if report.tuned:
-        yield _line(f"{_count(report.tuned, 'fused function')} with a tuned schedule", indent=4)
+        yield _line(f"{count(report.tuned, 'fused function')} with a tuned schedule", indent=4)
     yield from _inputs(report)
     for text in report.output_aliases:
         yield _line(text, indent=4)
@@ -123,7 +123,7 @@ def _parts(report: GraphReport) -> str:
 def _fallbacks(fallbacks: Iterable[Fallback]) -> Iterable[RenderableType]:
     for each in fallbacks:
         style = "dim" if each.by_design else "yellow"
-        yield _line(f"in eager: {each.op} ({_count(each.count, 'call')}): {each.reason}", style, 4)
+        yield _line(f"in eager: {each.op} ({count(each.count, 'call')}): {each.reason}", style, 4)
         if each.source is not None:
             yield _line(f"at {each.source}", "dim", 6)
 
@@ -156,7 +156,7 @@ def _shared(each: InputReport) -> str:
 
 
 def _compilations(report: GraphReport) -> Iterable[RenderableType]:
-    made = _count(report.executables, "executable")
+    made = count(report.executables, "executable")
     hits = f", {report.cache_hits} from the disk cache" if report.cache_hits else ""
     bound = f"; weights prepared anew {report.rebinds} times" if report.rebinds else ""
     yield _line(f"{made}{hits}, {report.compile_seconds:.2f} s{bound}", indent=4)
@@ -208,7 +208,8 @@ def _line(text: str, style: str = "", indent: int = 2) -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, indent))
 
 
-def _count(n: int, what: str) -> str:
+def count(n: int, what: str) -> str:
+    """Such as "2 graphs"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 

@@ -172,7 +172,7 @@ def weights_that_change_between_sizes(subject: Subject) -> None:
 
 @CHECKS.add
 def sizes_of_one_and_none(subject: Subject) -> None:
-    """Sizes that Dynamo takes apart: 1, and 0."""
+    """Sizes that Dynamo specializes on: 1, and 0."""
     _each_size(
         subject,
         lambda x: (x.exp() * 2, x.sum(0), torch.cat([x, x])),

@@ -10,7 +10,7 @@ from torch import fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
-from dynamo_backends.graph.sizes import SIZES, Ratio, Size
+from dynamo_backends.graph.sizes import SIZES, FloatOfSizes, Size
 
 
 def fingerprint(graph: Graph, ranged: bool = False) -> str:
@@ -36,7 +36,7 @@ def fingerprint(graph: Graph, ranged: bool = False) -> str:
     def written(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             return _Text(f"%{number[argument]}")
-        if ranged and isinstance(argument, Size | Ratio):
+        if ranged and isinstance(argument, Size | FloatOfSizes):
             return _Text(spell(argument))
         return argument
 
@@ -55,7 +55,7 @@ class _Spelling:
         self._names: dict[sympy.Basic, sympy.Symbol] = {}
         self._known: dict[sympy.Expr, str] = {}
 
-    def __call__(self, size: Size | Ratio) -> str:
+    def __call__(self, size: Size | FloatOfSizes) -> str:
         expression = size.expression
         if expression not in self._known:
             for symbol in sorted(expression.free_symbols, key=str):

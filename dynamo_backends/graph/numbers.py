@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import detect_fake_mode
 from dynamo_backends.graph.canonicalize import SPELLINGS
-from dynamo_backends.graph.ratios import is_computable, ratio_as_tensor
-from dynamo_backends.graph.sizes import SIZES, STRIDES, Ratio, Size, sizes_in
+from dynamo_backends.graph.floats_of_sizes import float_as_tensor, is_computable
+from dynamo_backends.graph.sizes import SIZES, STRIDES, FloatOfSizes, Size, sizes_in
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def settle_numbers(graph: fx.Graph) -> None:
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         if not _has_numbers(node):
             continue
-        if _is_ratio(node):
+        if _is_float_of_sizes(node):
             value = node.meta["val"]
             node.replace_all_uses_with(_computed(node.args[0], node, value.dtype, value.device))
             graph.erase_node(node)
@@ -47,20 +47,20 @@ def settle_numbers(graph: fx.Graph) -> None:
             settled = [_settled(v, types[n], node) for n, v in zip(names, values, strict=True)]
             node.args = tuple(settled[: len(node.args)])
             node.kwargs = dict(zip(node.kwargs, settled[len(node.args) :], strict=True))
-    _forget_ratios(graph)
+    _forget_floats(graph)
 
 
-def _forget_ratios(graph: fx.Graph) -> None:
-    """Makes plain numbers of ratios among arguments; of results, where none can be computed."""
+def _forget_floats(graph: fx.Graph) -> None:
+    """Makes numbers of one call of what is left: arguments, and results that nothing computes."""
 
     def forget(value: Any) -> Any:
-        if isinstance(value, Ratio):
+        if isinstance(value, FloatOfSizes):
             note_forgotten(graph)
             return float(value)
         return value
 
     def keep(value: Any) -> Any:
-        return value if isinstance(value, Ratio) and is_computable(value) else forget(value)
+        return value if isinstance(value, FloatOfSizes) and is_computable(value) else forget(value)
 
     for node in graph.nodes:
         settle = keep if node.op == "output" else forget
@@ -70,13 +70,13 @@ def _forget_ratios(graph: fx.Graph) -> None:
 
 def _has_numbers(node: fx.Node) -> bool:
     """Whether a call is given numbers whose type matters, and that follow from sizes."""
-    if node.target in _COUNTS and not any(isinstance(x, Ratio) for x in node.args):
+    if node.target in _COUNTS and not any(isinstance(x, FloatOfSizes) for x in node.args):
         return False
     return bool(sizes_in((node.args, node.kwargs)))
 
 
 def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
-    if not isinstance(value, Size | Ratio) or "int" in type_name:
+    if not isinstance(value, Size | FloatOfSizes) or "int" in type_name:
         return value
     result = node.meta.get("val")
     if type_name == "Tensor" and isinstance(result, Tensor):
@@ -89,14 +89,14 @@ def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
     return value
 
 
-def _is_ratio(node: fx.Node) -> bool:
+def _is_float_of_sizes(node: fx.Node) -> bool:
     """Whether a call makes a tensor of a number that calls can compute from sizes."""
-    if node.target is not aten.scalar_tensor.default or not isinstance(node.args[0], Ratio):
+    if node.target is not aten.scalar_tensor.default or not isinstance(node.args[0], FloatOfSizes):
         return False
     return node.meta["val"].is_floating_point() and is_computable(node.args[0])
 
 
-def _as_tensor(number: Size | Ratio, node: fx.Node, result: Tensor) -> fx.Node | None:
+def _as_tensor(number: Size | FloatOfSizes, node: fx.Node, result: Tensor) -> fx.Node | None:
     """What makes a tensor of a number, before another call; None: nothing is promoted alike."""
     device = result.device
     if isinstance(number, Size):
@@ -109,7 +109,9 @@ def _as_tensor(number: Size | Ratio, node: fx.Node, result: Tensor) -> fx.Node |
     return _computed(number, node, dtype, device)
 
 
-def _computed(ratio: Ratio, before: fx.Node, dtype: torch.dtype, device: torch.device) -> fx.Node:
+def _computed(
+    number: FloatOfSizes, before: fx.Node, dtype: torch.dtype, device: torch.device
+) -> fx.Node:
     def of_size(size: Size) -> fx.Node:
         args = (_sized(size, before, device),)
         return _call(before, aten._to_copy.default, args, {"dtype": dtype}, dtype, device)
@@ -119,7 +121,7 @@ def _computed(ratio: Ratio, before: fx.Node, dtype: torch.dtype, device: torch.d
         kwargs = {"dtype": dtype, "device": device} if makes else {}
         return _call(before, function, args, kwargs, dtype, device)
 
-    return ratio_as_tensor(ratio, of_size, call)
+    return float_as_tensor(number, of_size, call)
 
 
 def _sized(size: Size, node: fx.Node, device: torch.device) -> fx.Node:

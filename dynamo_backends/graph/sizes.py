@@ -67,7 +67,7 @@ class Size(int):
         return int(self), self.expression, self.lower, self.upper
 
 
-class Ratio(float):
+class FloatOfSizes(float):
     """A number of one call that is computed from sizes; in arithmetic and text a plain float.
 
     Args:
@@ -81,10 +81,10 @@ class Ratio(float):
 
     def __new__(cls, value: float, expression: sympy.Expr, sizes: Mapping[Any, Size]) -> Self:
         """See the class."""
-        ratio = super().__new__(cls, value)
-        ratio.expression = expression
-        ratio.sizes = sizes
-        return ratio
+        number = super().__new__(cls, value)
+        number.expression = expression
+        number.sizes = sizes
+        return number
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """For copies."""
@@ -145,12 +145,12 @@ class Evaluation:
         return self._numbers[expression]
 
     def remembering(self, symbolic: Any) -> Any:
-        """As a call of it, but an integer is a `Size`, and a float that varies a `Ratio`."""
+        """As a call of it, but an integer is a `Size`, and a float that varies a `FloatOfSizes`."""
         if isinstance(symbolic, torch.SymFloat) and symbolic.node.expr.free_symbols:
             expression = symbolic.node.expr
             parts = [self._size(symbolic, part) for part in _integers(expression)]
             sizes = {size.expression: size for size in parts}
-            return Ratio(self(symbolic), self._given(expression), sizes)
+            return FloatOfSizes(self(symbolic), self._given(expression), sizes)
         if not isinstance(symbolic, torch.SymInt):
             return self(symbolic)
         return self._size(symbolic, symbolic.node.expr)
@@ -276,7 +276,7 @@ def cap(graph: Graph) -> None:
 
 
 def sizes_in(values: Any) -> list[Size]:
-    """Those among values, in order, that may vary; of a ratio those that it is computed from.
+    """Those among values, in order, that may vary; of a float those that it is computed from.
 
     Args:
         values: Nested as the arguments of a node are.
@@ -286,7 +286,7 @@ def sizes_in(values: Any) -> list[Size]:
     def note(value: Any) -> Any:
         if isinstance(value, Size):
             found.append(value)
-        elif isinstance(value, Ratio):
+        elif isinstance(value, FloatOfSizes):
             found.extend(value.sizes.values())
         return value
 
@@ -311,11 +311,11 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class SizeReader:
-    """Computes sizes, and ratios, from the inputs of a call.
+    """Computes sizes, and floats of sizes, from the inputs of a call.
 
     Args:
         places: Placeholders of a graph for concrete shapes that came from symbolic ones.
-        wanted: Sizes and ratios of the graph; plain numbers are themselves.
+        wanted: Sizes and floats of sizes of the graph; plain numbers are themselves.
 
     Raises:
         CompileError: One does not follow from the inputs' shapes.
@@ -338,7 +338,7 @@ class SizeReader:
             raise CompileError("sizes do not follow from the inputs' shapes as torch says")
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """The sizes and ratios.
+        """The sizes and floats.
 
         Args:
             values: One per placeholder.
@@ -349,10 +349,9 @@ class SizeReader:
 
 
 def _is_equal(found: float, wanted: float) -> bool:
-    # Products of floats may be in another order than sympy's.
-    return (
-        math.isclose(found, wanted, rel_tol=1e-14) if isinstance(wanted, Ratio) else found == wanted
-    )
+    if isinstance(wanted, FloatOfSizes):  # its products may be in another order than sympy's
+        return math.isclose(found, wanted, rel_tol=1e-14)
+    return found == wanted
 
 
 _Source = tuple[int, int | None, bool]
@@ -389,7 +388,7 @@ def _in_terms_of(
     size: int | float, known: Mapping[sympy.Expr, _Source], symbols: dict[sympy.Expr, sympy.Dummy]
 ) -> Any:
     """An expression over dummies of what is known; `symbols` gets those that it needs."""
-    if not isinstance(size, Size | Ratio):
+    if not isinstance(size, Size | FloatOfSizes):
         return sympy.sympify(size)
     expression = size.expression
     if expression in known:

@@ -19,7 +19,7 @@ from dynamo_backends.graph.partition import Part, Partition, count_ops, extract,
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.sizes import (
-    Ratio,
+    FloatOfSizes,
     Size,
     all_sizes,
     is_ranged,
@@ -334,9 +334,9 @@ class ProgramBuilder:
     def _output(self, output: Any, registers: "Registers") -> "int | Literal":
         if isinstance(output, fx.Node):
             return registers.of(output.name)
-        if self.serves_range and isinstance(output, Size | Ratio):
+        if self.serves_range and isinstance(output, Size | FloatOfSizes):
             return registers.of_size(output)
-        return Literal(float(output) if isinstance(output, Ratio) else output)
+        return Literal(float(output) if isinstance(output, FloatOfSizes) else output)
 
     def _runner(
         self, part: Part, graph: Graph, executable: Executable | None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import sympy
 from torch import fx
 
-from dynamo_backends.graph.sizes import Ratio, Size, SizeReader
+from dynamo_backends.graph.sizes import FloatOfSizes, Size, SizeReader
 from dynamo_backends.runtime.program import Instruction, Literal, pick
 
 
@@ -19,7 +19,7 @@ class Registers:
     def __init__(self, inputs: Iterable[str]):
         self._of = {name: i for i, name in enumerate(inputs)}
         self._inputs = len(self._of)
-        self._sizes: dict[sympy.Expr, tuple[int, Size | Ratio]] = {}
+        self._sizes: dict[sympy.Expr, tuple[int, Size | FloatOfSizes]] = {}
 
     def __len__(self) -> int:
         """How many there are."""
@@ -34,8 +34,8 @@ class Registers:
         """The register of a value."""
         return self._of[name]
 
-    def of_size(self, size: Size | Ratio) -> int:
-        """The register of a size, or a ratio of sizes, that differs from call to call."""
+    def of_size(self, size: Size | FloatOfSizes) -> int:
+        """The register of a size, or a float of sizes, that differs from call to call."""
         return self._sizes.setdefault(size.expression, (len(self), size))[0]
 
     def sizes_computed(self, places: Sequence[fx.Node]) -> Iterator[Instruction]:

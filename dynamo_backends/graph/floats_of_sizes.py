@@ -1,4 +1,4 @@
-"""Calls that compute, from sizes, a number that is no integer (see `graph.sizes.Ratio`)."""
+"""Calls that compute, from sizes, a number that is no integer (see `graph.sizes.FloatOfSizes`)."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch import fx
 
-from dynamo_backends.graph.sizes import Ratio, Size
+from dynamo_backends.graph.sizes import FloatOfSizes, Size
 
 aten = torch.ops.aten
 
@@ -27,30 +27,30 @@ _FUNCTIONS = {
 _DIVIDES = ("FloatTrueDiv", "IntTrueDiv")
 
 
-def is_computable(ratio: Ratio) -> bool:
+def is_computable(number: FloatOfSizes) -> bool:
     """Whether there are calls that compute a number from sizes, where Python would not raise."""
-    return _is_computable(ratio.expression, ratio)
+    return _is_computable(number.expression, number)
 
 
-def _is_computable(part: sympy.Expr, ratio: Ratio) -> bool:
-    if part in ratio.sizes or part.is_number:
+def _is_computable(part: sympy.Expr, number: FloatOfSizes) -> bool:
+    if part in number.sizes or part.is_number:
         return True
     name = type(part).__name__
-    if name not in _FUNCTIONS or not all(_is_computable(x, ratio) for x in part.args):
+    if name not in _FUNCTIONS or not all(_is_computable(x, number) for x in part.args):
         return False
     if name in _DIVIDES:
-        return _least(part.args[1], ratio) > 0
-    return name in ("Add", "Mul", "ToFloat") or _least(part.args[0], ratio) > 0
+        return _least(part.args[1], number) > 0
+    return name in ("Add", "Mul", "ToFloat") or _least(part.args[0], number) > 0
 
 
-def _least(part: sympy.Expr, ratio: Ratio) -> float:
+def _least(part: sympy.Expr, number: FloatOfSizes) -> float:
     """A bound for the least value of a part of a number; minus infinity if there is none known."""
-    if part in ratio.sizes:
-        return ratio.sizes[part].lower
+    if part in number.sizes:
+        return number.sizes[part].lower
     if part.is_number:
         return float(part)
     name = type(part).__name__
-    least = [_least(x, ratio) for x in part.args]
+    least = [_least(x, number) for x in part.args]
     if name == "Add":
         return sum(least)
     if name == "Mul" and min(least) >= 0:
@@ -60,20 +60,20 @@ def _least(part: sympy.Expr, ratio: Ratio) -> float:
     return least[0] if name == "ToFloat" else -math.inf
 
 
-def ratio_as_tensor(
-    ratio: Ratio, of_size: Callable[[Size], fx.Node], call: Callable[..., fx.Node]
+def float_as_tensor(
+    number: FloatOfSizes, of_size: Callable[[Size], fx.Node], call: Callable[..., fx.Node]
 ) -> fx.Node:
     """Makes calls that compute a number from sizes.
 
     Args:
-        ratio: The number, computable.
+        number: The number, computable.
         of_size: Makes a size a float tensor without dimensions.
         call: Makes a call that returns such a tensor, of an operator and its arguments.
     """
 
     def tensor(part: sympy.Expr) -> fx.Node:
-        if part in ratio.sizes:
-            return of_size(ratio.sizes[part])
+        if part in number.sizes:
+            return of_size(number.sizes[part])
         if part.is_number:
             return call(aten.scalar_tensor.default, float(part))
         function = _FUNCTIONS[type(part).__name__]
@@ -82,4 +82,4 @@ def ratio_as_tensor(
             return functools.reduce(lambda left, right: call(function, left, right), values)
         return values[0] if function is None else call(function, *values)
 
-    return tensor(ratio.expression)
+    return tensor(number.expression)

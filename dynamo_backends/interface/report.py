@@ -185,6 +185,12 @@ class EagerEvent:
     reason: str
 
 
+_OF_A_PROGRAM = (
+    *("ops_on_backend", "ops_in_eager", "ops_on_inductor"),
+    *("fallbacks", "blocks", "parts", "reverted", "tuned"),
+)
+
+
 @dataclass
 class GraphReport:
     """What became of one captured graph.
@@ -284,6 +290,11 @@ class GraphReport:
         """What has served the calls of a graph with symbols until now; empty for other graphs."""
         served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
         return served
+
+    def describe_as(self, other: "GraphReport") -> None:
+        """Says of the graph what is said of another one, whose program runs it."""
+        for name in _OF_A_PROGRAM:
+            setattr(self, name, getattr(other, name))
 
     @property
     def runtime_fallbacks(self) -> list[str]:

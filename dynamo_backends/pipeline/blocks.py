@@ -254,7 +254,7 @@ class ProgramBuilder:
             executable = load_or_compile(
                 self._backend,
                 self._options,
-                f"{kept} {ranges_of(graph)}",
+                f"{kept} {ranges_of(graph, self._backend.depends_on_ranges)}",
                 lambda parts: self._load(graph.copy(), parts),
                 lambda: self._made(graph, came),
                 self._report,

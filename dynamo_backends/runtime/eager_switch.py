@@ -46,7 +46,7 @@ class EagerSwitch:
         on_switch: Callable[[], None] = lambda: None,
     ):
         self.eager = eager
-        self._reports = reports
+        self._reports = list(reports)
         self._region: Region = region
         self._allowed = allowed
         self._failure = failure
@@ -54,6 +54,10 @@ class EagerSwitch:
         self._on_switch = on_switch
         self._lock = threading.Lock()
         self._is_switched = False
+
+    def also_reports_to(self, report: GraphReport) -> None:
+        """Notes in a further report that eager took over; it is of a graph that the code serves."""
+        self._reports.append(report)
 
     def uncompiled(self, error: Exception, stage: str) -> None:
         """Takes over from what could not be compiled; to be called while the error is handled.

@@ -148,6 +148,10 @@ class Block:
         if self._verify == "first" and self._instead is None:
             self._instead = self._verified
 
+    def also_reports_to(self, report: GraphReport) -> None:
+        """See `Program.also_reports_to`."""
+        self._switch.also_reports_to(report)
+
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights before the first call; if that fails, the first call deals with it.
 
@@ -246,6 +250,11 @@ class Program:
         """Has the next call compared with eager as the first one was: it is of other sizes."""
         for block in self.blocks:
             block.verify_again()
+
+    def also_reports_to(self, report: GraphReport) -> None:
+        """Notes in a further report if eager takes over: that of another graph that it runs."""
+        for block in self.blocks:
+            block.also_reports_to(report)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""

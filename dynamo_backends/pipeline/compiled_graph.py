@@ -37,6 +37,7 @@ from dynamo_backends.pipeline.description import describe_shapes, describe_uncom
 from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.pipeline.succession import Capture, Shared, Successor
+from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -344,6 +345,7 @@ class CompiledGraph:
         """A program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
+        arena.rest()
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         shapes: tuple[str, ...] = ()

@@ -19,8 +19,10 @@ from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
+from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.profiled import always_named
 from dynamo_backends.runtime.weight_binding import WeightBinding
 from dynamo_backends.verify import bisection
@@ -125,6 +127,8 @@ class Block:
         return self(values)
 
     def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
+        if self._verify == "first":
+            arena.rest()
         try:
             comparison = Comparison(self._graph, self._reduced)
             given = list(values)  # eager is to read what compiled code may write over
@@ -137,6 +141,7 @@ class Block:
         if not outcome.wrong:
             if self._verify == "first":
                 self._instead = None
+                return_free_memory()  # eager's temporaries, and what the compiler left
             return outcome.results
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self._graph)})")

@@ -191,7 +191,9 @@ class Narrow(Sharing):
 
 def apart_at_ten(x: Tensor) -> Tensor:
     """Is captured once for fewer than ten rows and once for more; the graphs are equal."""
-    return (x @ x.T).relu() + 1 if x.shape[0] < 10 else (x @ x.T).relu() + 1
+    if x.shape[0] < 10:
+        return (x @ x.T).relu() + 1
+    return (x @ x.T).relu() + 1
 
 
 @pytest.mark.parametrize(("kind", "executables"), [(Sharing, 1), (Narrow, 2)])
@@ -207,7 +209,8 @@ def test_ranges_that_were_captured_apart(kind: type[Sharing], executables: int):
     narrow = reports[-1]
     assert sum(served.calls for served in narrow.traffic()) == 4
     assert narrow.ops_on_backend == reports[1].ops_on_backend > 0
-    assert narrow.blocks == 1 and narrow.executables == executables - 1
+    assert narrow.blocks == 1
+    assert narrow.executables == executables - 1
     assert narrow.executable._ranged.proven is not None
 
 
@@ -245,7 +248,7 @@ def test_a_shared_program_that_is_wrong_says_so_for_both_graphs():
     assert [[event.kind for event in r.events] for r in reports] == [[], ["wrong"], ["wrong"]]
 
 
-def test_other_weights_are_no_other_range():
+def test_other_weights_are_no_other_range() -> None:
     backend = Sharing()
     for width in (2, 3):
         layer = nn.Linear(3, width)

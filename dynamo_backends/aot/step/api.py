@@ -19,6 +19,7 @@ from dynamo_backends.aot.step.mesh.parallel import parallel_of
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
+from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
@@ -50,6 +51,7 @@ def compile_step(
     parallel: Literal["ddp", "fsdp"] | None = None,
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
+    precision: Precision = "float32",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -82,6 +84,9 @@ def compile_step(
             `torch.distributed.tensor` for each dimension of the mesh.
         batch_placements: Of the tensors of a batch, likewise. By default their first dimension is
             split over the dimensions of the mesh that split no parameter in `placements`.
+        precision: "bf16": the forward pass runs under autocast to bfloat16, the backward pass and
+            the optimizers outside of it; parameters and their state stay in float32. "float32":
+            all is computed in the dtypes that the function has.
 
     Raises:
         OptionError: An argument is not valid.
@@ -92,6 +97,7 @@ def compile_step(
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
     _check_arguments(fallback, accumulate, mesh)
+    check_precision(precision, fallback)
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
     if fallback == "error":
@@ -99,6 +105,8 @@ def compile_step(
             raise StepCaptureError(_LBFGS)
         refuse_outside_effects(models, optimizers)
     spread = parallel_of(mesh, parallel, placements, batch_placements, models)
+    if precision == "bf16":
+        function = in_bfloat16(function, models, optimizers)
     definition = Definition(function, models, optimizers, accumulate, spread)
     return Step(definition, backend, options, fallback)
 

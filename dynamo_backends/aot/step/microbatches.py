@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import storage_id
+from dynamo_backends.aot.step.replaced import replaced
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -129,11 +130,11 @@ class StepCall:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
                 parameters = [p for g in optimizer.param_groups for p in g["params"]]
-                stack.enter_context(_method(optimizer, "step", self._step(optimizer)))
-                stack.enter_context(_method(optimizer, "zero_grad", self._clear(parameters)))
+                stack.enter_context(replaced(optimizer, "step", self._step(optimizer)))
+                stack.enter_context(replaced(optimizer, "zero_grad", self._clear(parameters)))
             for model in self._models:
                 clear = self._clear(list(model.parameters()))
-                stack.enter_context(_method(model, "zero_grad", clear))
+                stack.enter_context(replaced(model, "zero_grad", clear))
             yield
 
     def _step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
@@ -161,27 +162,6 @@ class StepCall:
 
 def _is_same(loss: Tensor, result: Tensor) -> bool:
     return loss is result or (loss.shape == result.shape and storage_id(loss) == storage_id(result))
-
-
-@contextlib.contextmanager
-def _method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Inside: `owner.name(...)` calls `replacement(original, ...)`."""
-    original = getattr(owner, name)
-    had, before = name in vars(owner), vars(owner).get(name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return replacement(original, *args, **kwargs)
-
-    # Learning rate schedulers look for this on the method.
-    vars(call).update(vars(getattr(original, "__func__", original)))
-    vars(owner)[name] = call
-    try:
-        yield
-    finally:
-        if had:
-            vars(owner)[name] = before
-        else:
-            del vars(owner)[name]
 
 
 class _Backward(TorchFunctionMode):

@@ -51,6 +51,8 @@ FUNCTION = "eager, as written"
 
 NOT_COMPILED = (EAGER, FUNCTION)
 
+_FORWARD = 0.5  # of what is left of the budget; the rest is for its backward graph
+
 _WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
 
 
@@ -143,6 +145,7 @@ class GraphEnsemble(Executable):
             f"{self._graph.kind} graph with {len(self._graph.calls)} operators",
             lambda title: self._subject(values, title),
             lambda subject: [self._prepared(c) for c in competing],
+            part=_FORWARD if self._graph.kind == "forward" else 1.0,
         )
 
     def forget(self) -> None:

@@ -20,6 +20,10 @@ class NotWanted(Exception):
     """The graph is gone, or this process ends."""
 
 
+class GaveUp(Exception):
+    """The graph cannot be tuned; the message says why."""
+
+
 @dataclass
 class Task:
     """A graph that is to be tuned.

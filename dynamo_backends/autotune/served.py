@@ -1,7 +1,7 @@
 """What Dynamo calls in place of a graph that is tuned beside the calls."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from dynamo_backends.autotune.status import Followed, TuningStatus
 from dynamo_backends.autotune.symbols import Symbols, has_symbols
 from dynamo_backends.autotune.traffic import counted, within
 from dynamo_backends.interface.publishing import trace
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.pipeline import background
 
 
@@ -102,9 +102,15 @@ class TunedBeside:
         """Lets go of what tuning needed."""
         self.ensemble = self.symbols = None
 
-    def leave(self, reason: str) -> None:
-        """Leaves the graph to eager for good, or to who serves it since the first call."""
+    def leave(self, reason: str, candidates: Sequence[CandidateReport] = ()) -> None:
+        """Leaves the graph to eager for good, or to who serves it since the first call.
+
+        Args:
+            reason: Why.
+            candidates: What is known about them, if anything is.
+        """
         self.release()
+        self.report.candidates = tuple(candidates) or self.report.candidates
         if self.served_by == EAGER:
             self.call = _going_first(self.eager)
             self.followed.give_up(reason)

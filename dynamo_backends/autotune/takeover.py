@@ -21,7 +21,8 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.isolation import is_isolated
-from dynamo_backends.autotune.listening import Task
+from dynamo_backends.autotune.listening import GaveUp, Task
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import Outcome, failure_of
@@ -38,6 +39,8 @@ from dynamo_backends.tuning.race import Run
 log = logging.getLogger("dynamo_backends")
 
 _ALONE = "not tried: it is registered in this process alone, and another one tunes"
+
+_SPENT = "what is left of the budget of {:g} s suffices for no candidate"
 
 _COMPARISONS = 3  # while weights change
 
@@ -69,12 +72,18 @@ def begin(owner: TunedBeside) -> None:
             try:
                 assert owner.ensemble is not None
                 choice = flow.accept(outcome, owner.ensemble.mutated())
+                if not outcome.is_tried:
+                    owner.leave(_SPENT.format(flow.budget.total_s), choice.candidates)
+                    return
                 sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
                 _take_over(owner, flow, competing, choice, sizes)
             except _Excluded as error:
                 owner.leave(f"{outcome.winner} was proven right, and {error}")
 
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
+            if untried := flow.untried(Means(flow.budget)):
+                owner.report.candidates = untried
+                raise GaveUp(_SPENT.format(flow.budget.total_s))
             return _prepare(owner, folder, competing)
 
         tuner.add(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dynamo_backends.autotune.listening import Listener, NotWanted, Task
+from dynamo_backends.autotune.listening import GaveUp, Listener, NotWanted, Task
 from dynamo_backends.autotune.session import Outcome
 from dynamo_backends.autotune.tuner_process import read_outcome
 from dynamo_backends.interface.errors import brief_error
@@ -36,10 +36,6 @@ _START_S = 600.0  # for the imports, on a busy machine
 _IDLE_S = 60.0  # without anything to tune, after which the process is ended
 _LAST_S = 5.0  # that the end of this process waits for the thread
 _LOOK_S = 0.2
-
-
-class _GaveUp(Exception):
-    """A graph cannot be tuned; the message says why."""
 
 
 class _Process(AnsweringProcess):
@@ -90,7 +86,7 @@ class Tuner:
                     self._tune(task)
             except Exception as error:
                 log.debug("tuning beside the calls failed", exc_info=True)
-                text = str(error) if isinstance(error, _GaveUp) else brief_error(error)
+                text = str(error) if isinstance(error, GaveUp) else brief_error(error)
                 task.failed(text)
             del task
 
@@ -125,12 +121,14 @@ class Tuner:
             if task.owner() is None or self._is_stopping:
                 raise NotWanted
             heard = Listener(task)
-            more = {"known": plain(list(known.values())), "spent_s": task.budget.spent_s}
+            budget = task.budget
+            more = {"spent_s": budget.spent_s, "owes": budget.owes}
             try:
                 if not self._process.running:
                     self._process.ask({}, _START_S)
                 with self._ended_without(task.owner()):
-                    answered = self._process.ask({**request, **more}, None, heard)
+                    rows = plain(list(known.values()))
+                    answered = self._process.ask({**request, **more, "known": rows}, None, heard)
                 break
             except (Lost, OSError) as lost:
                 if self._is_stopping:
@@ -145,12 +143,15 @@ class Tuner:
                 log.info("autotune: the process that tunes was lost: %s", lost)
                 if losses > SPARE:
                     text = f"the process that tunes was lost {losses} times, at last: {lost}"
-                    raise _GaveUp(text) from lost
+                    raise GaveUp(text) from lost
         if "problem" in answered:
             heard.count()
-            raise _GaveUp(f"tuning failed: {answered['problem']}")
+            raise GaveUp(f"tuning failed: {answered['problem']}")
         heard.count(answered["spent_s"])
-        return read_outcome(answered)
+        outcome = read_outcome(answered)
+        if outcome.is_tried:
+            task.budget.finished()
+        return outcome
 
     @contextlib.contextmanager
     def _ended_without(self, owner: Any) -> Iterator[None]:
@@ -196,7 +197,7 @@ def _folder() -> Iterator[Path]:
     """A folder for one graph, beside the decisions; those of processes that are gone are removed.
 
     Raises:
-        _GaveUp: There is no place for it.
+        GaveUp: There is no place for it.
     """
     root = cache_folder() / "tuning"
     try:
@@ -206,7 +207,7 @@ def _folder() -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         name = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
     except OSError as error:
-        raise _GaveUp(f"there is no place for a copy of the graph: {error}") from error
+        raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
     try:
         yield Path(name)
     finally:

@@ -156,7 +156,7 @@ def _decided(
     symbols = private.CapturedSymbols(inputs)
     options: AutotuneOptions = read_options(request["options"])
     ensemble = Ensemble(captured, inputs, options, request["number"])
-    budget = Budget(options.budget_s, request["spent_s"], cpu_s)
+    budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
     with budget.spending(), ensemble.apart():
         static, mutated = private.captured_static_inputs(captured), ensemble.mutated()
         more = [Arguments(values, static, mutated, watched=False) for values in others]

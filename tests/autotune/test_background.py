@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import takeover, tuner
+from dynamo_backends.autotune import flow, takeover, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
@@ -232,6 +233,25 @@ def test_kills_at_random_moments(tuning: tuner.Tuner, plant: ModuleType):
     assert dynamo_backends.wait_for_tuning(LONG_S)
     assert only_status().winner in ("good", "") or only_status().state == "gave up"
     torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
+    monkeypatch: pytest.MonkeyPatch, tuning: tuner.Tuner
+):
+    spent = Budget(20, spent_s=20, owes=False)
+    monkeypatch.setattr(flow, "budget_of", lambda *_: spent)
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "ts_trace")
+        torch.testing.assert_close(run(x), model(x))
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+    reason = "what is left of the budget of 20 s suffices for no candidate"
+    assert reports[0].tuning == str(only_status()) == f"gave up ({reason})"
+    rows = {row.name: row.reason for row in reports[0].candidates}
+    assert rows == {"eager": "", "ts_trace": "not tried: the budget of 20 s is spent"}
+    assert not tuning._process.running
+    assert Decisions().all() == []
 
 
 @torch.no_grad()

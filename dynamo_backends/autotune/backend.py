@@ -35,15 +35,16 @@ class Autotune(Backend):
         from dynamo_backends.autotune.ensemble import Ensemble
         from dynamo_backends.autotune.training import TrainingEnsemble
 
-        differentiated = _is_differentiated(example_inputs)
+        ensemble: Ensemble
+        if is_differentiated(example_inputs):
+            ensemble = TrainingEnsemble(captured, example_inputs, options, number, Split())
+        else:
+            ensemble = Ensemble(captured, example_inputs, options, number)
         if options.mode == "background":
             from dynamo_backends.autotune.beside import compile_beside
 
-            ensemble = Ensemble(captured, example_inputs, options, number)
-            return compile_beside(ensemble, differentiated)
-        if differentiated:
-            return TrainingEnsemble(captured, example_inputs, options, number, Split()).compile()
-        return Ensemble(captured, example_inputs, options, number).compile()
+            return compile_beside(ensemble)
+        return ensemble.compile()
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: each candidate decomposes what it wants to."""
@@ -81,7 +82,8 @@ class Split(Autotune):
         return None
 
 
-def _is_differentiated(inputs: Sequence[Any]) -> bool:
+def is_differentiated(inputs: Sequence[Any]) -> bool:
+    """Whether gradients flow through a graph with these inputs."""
     return torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in inputs
     )

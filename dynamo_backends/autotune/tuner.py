@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dynamo_backends.autotune.listening import GaveUp, Listener, NotWanted, Task
+from dynamo_backends.autotune.listening import GaveUp, Listener, NotWanted, Task, read_outcome
 from dynamo_backends.autotune.session import Outcome
-from dynamo_backends.autotune.tuner_process import read_outcome
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.pipeline import background

@@ -98,6 +98,16 @@ def budget_of(options: str, total_s: float) -> Budget:
     return _budgets.setdefault((options, total_s), Budget(total_s))
 
 
+def share(options: str, budget: Budget) -> None:
+    """Has a budget be the one of this process for these options.
+
+    Args:
+        options: What tells sets of options apart.
+        budget: Of another process, of which this one uses a part.
+    """
+    _budgets[options, budget.total_s] = budget
+
+
 def renew() -> None:
     """Makes every budget whole again, as in a new process."""
     _budgets.clear()

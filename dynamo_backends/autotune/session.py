@@ -1,6 +1,7 @@
 """Compiles, verifies and measures the candidates for one graph, and chooses."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,17 +103,23 @@ class Subject:
     others: Sequence[Arguments] = ()
     counts: Sequence[int] = ()
 
-    def trials(self) -> list[Trial]:
-        """On the real inputs, on perturbed ones if eager takes them, and on other sizes."""
+    def trials(self, clock: Callable[[], float] = time.perf_counter) -> list[Trial]:
+        """On the real inputs, on perturbed ones if eager takes them, and on other sizes.
+
+        Args:
+            clock: Tells the seconds of first calls.
+        """
         given = self.original, self.precise, self.promised
-        found = [Trial(self.arguments, *given)]
+        found = [Trial(self.arguments, *given, clock=clock)]
         if self.perturb:
             other = self.arguments.perturbed()
             try:
-                found.append(Trial(other, *given, where=" (on perturbed inputs)"))
+                found.append(Trial(other, *given, clock=clock, where=" (on perturbed inputs)"))
             except Exception:
                 log.debug("eager does not take perturbed inputs", exc_info=True)
-        found += [Trial(other, *given, where=" (at other sizes)") for other in self.others]
+        found += [
+            Trial(other, *given, clock=clock, where=" (at other sizes)") for other in self.others
+        ]
         return found
 
     def traffic(self) -> list[list[Any]]:
@@ -195,7 +202,7 @@ class TuningSession:
         rng = snapshot_rng()
         try:
             start = self._budget.clock()
-            trials = self._subject.trials()
+            trials = self._subject.trials(self._budget.clock)
             self._reference_s = self._budget.clock() - start
             self._means.referred(self._reference_s)
             of_eager = max(trial.error for trial in trials)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
@@ -316,19 +315,36 @@ def test_what_a_graph_writes_is_written_once_a_call():
     assert model.calls.tolist() == [2.0] * 3
 
 
-REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "draws": (lambda x: nn.functional.dropout(x, 0.5) + 1, "draws random numbers"),
-    "training": (lambda x: x * 2, "gradients are computed, for which mode='wait' tunes alone"),
-    "autocast": (lambda x: x @ x.T, "autocast is on, which other threads and processes do not see"),
+@torch.library.custom_op(
+    "dynamo_backends_tests::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def draw(x: Tensor) -> Tensor:
+    return torch.rand_like(x)
+
+
+draw.register_fake(torch.empty_like)
+
+
+def dropped(x: Tensor) -> Tensor:
+    return draw(x) + 1
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any]]] = {
+    "draws": (dropped, "dynamo_backends_tests.draw.default draws random numbers", {}),
+    "training": (doubled, "is found on disk, and cache=False", {"cache": False}),
 }
 
 
 @pytest.mark.parametrize("name", REASONS)
 def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: tuner.Tuner):
-    fn, reason = REASONS[name]
+    fn, reason, options = REASONS[name]
     x = torch.randn(4, 4, requires_grad=name == "training")
-    run = torch.compile(fn, backend="autotune", options=OPTIONS)
-    with dynamo_backends.record() as reports, torch.autocast("cpu", enabled=name == "autocast"):
+    run = compiled(fn, "ts_trace", **options)
+    with dynamo_backends.record() as reports:
         torch.manual_seed(0)
         result, after = run(x), torch.rand(1)
         torch.manual_seed(0)
@@ -370,12 +386,8 @@ def test_explain_shows_where_tuning_stands():
         assert dynamo_backends.wait_for_tuning(LONG_S)
         explanation = call.explanation()
     (report,) = explanation.reports
-    assert report.tuning.startswith("gave up (aten.")
-    assert "tuning beside the calls: gave up (aten." in str(explanation)
-
-
-def dropped(x: Tensor) -> Tensor:
-    return F.dropout(x, 0.5)
+    assert report.tuning.startswith("gave up (dynamo_backends_tests.draw")
+    assert "tuning beside the calls: gave up (dynamo_backends_tests.draw" in str(explanation)
 
 
 def test_what_other_processes_do_not_know_is_not_tried(

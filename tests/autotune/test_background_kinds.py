@@ -1,6 +1,7 @@
 """`mode="background"` for graphs that draw, under autocast, and that are differentiated."""
 
 import copy
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -185,6 +186,37 @@ def test_graphs_that_are_differentiated_are_tuned(counts: Counts):
     rows = {row.name: row for row in reports[0].candidates if row.graph == "training"}
     assert rows["split"].seconds is not None, rows["split"].reason
     assert counts.sessions == 0, "no session in this process"
+
+
+class Adding(nn.Module):
+    """Much to do in eager, and one addition for a compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(40, 50))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(300):
+            x = x + 0.1
+        return x * self.w
+
+
+@pytest.mark.long
+def test_what_was_chosen_for_forward_and_backward_is_found_again(
+    counts: Counts, caplog: pytest.LogCaptureFixture
+):
+    model, x = Adding(), torch.randn(40, 50)
+    with dynamo_backends.record() as reports, caplog.at_level(logging.INFO, "dynamo_backends"):
+        run = compiled(model, "openxla")
+        run(x).sum().backward()
+        assert only_status().winner == "split"
+    assert reports[0].chosen == "openxla"
+    assert [report.kind for report in reports] == ["forward", "backward"]
+    assert "was not decided for" not in caplog.text
+    assert counts.sessions == 0
+    (expected,) = torch.autograd.grad(model(x).sum(), model.w)
+    (found,) = torch.autograd.grad(run(x).sum(), model.w)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_winner_of_another_package_is_differentiated(plant: ModuleType):

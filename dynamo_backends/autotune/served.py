@@ -154,4 +154,10 @@ class TunedBeside:
 def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:
     """A function for whose calls the thread pauses, whichever graph it is busy with."""
     first = background.going_first(lambda args: run(*args))
-    return lambda *args: first(list(args))
+
+    def call(*args: Any) -> Any:
+        results = first(list(args))
+        background.backward_first(results)
+        return results
+
+    return call

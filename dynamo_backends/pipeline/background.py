@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dynamo_backends._torch_private import is_capturing, tracing_apart
+from dynamo_backends._torch_private import after_backward, is_capturing, tracing_apart
 from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
 
@@ -234,3 +235,20 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
             worker.calls.pop(thread, None)
 
     return call
+
+
+def backward_first(outputs: Sequence[Any]) -> None:
+    """Has the thread give way also while gradients of a call's outputs are computed."""
+    worker = _worker
+    if not worker.marks:
+        return
+
+    def begins(_: Tensor) -> None:
+        thread = threading.get_ident()
+        if thread not in worker.calls:
+            worker.calls[thread] = None
+            after_backward(lambda: worker.calls.pop(thread, None))
+
+    for output in outputs:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(begins)

@@ -2,6 +2,8 @@
 
 import copy
 import logging
+import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -234,6 +236,37 @@ def test_the_winner_of_another_package_is_differentiated(plant: ModuleType):
     (found,) = torch.autograd.grad(kept, model.w)  # begun in eager, and ended there
     torch.testing.assert_close(found, gradient(model))
     assert model.w.grad is None
+
+
+@pytest.mark.long
+def test_threads_train_while_the_winner_takes_over(plant: ModuleType):
+    model, over, wrong = Slow(), threading.Event(), []
+    run = compiled(model, "good")
+    run(torch.randn(40, 50, requires_grad=True))
+
+    def call(number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        while not over.is_set():
+            x = torch.randn(40, 50, generator=generator, requires_grad=True)
+            found, expected = (
+                torch.autograd.grad(sum(r.square().sum() for r in fn(x)), (x, model.w))
+                for fn in (run, model)
+            )
+            wrong.extend(
+                1 for a, b in zip(found, expected, strict=True) if not torch.allclose(a, b)
+            )
+            time.sleep(0.05)  # eight threads leave little to a process of lower priority
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    status = only_status()
+    time.sleep(0.2)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert status.winner == "good"
+    assert wrong == []
 
 
 def test_training_for_sizes_that_change_stays_in_eager():

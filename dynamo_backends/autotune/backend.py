@@ -36,7 +36,7 @@ class Autotune(Backend):
         from dynamo_backends.autotune.training import TrainingEnsemble
 
         ensemble: Ensemble
-        if is_differentiated(example_inputs):
+        if _is_differentiated(example_inputs):
             ensemble = TrainingEnsemble(captured, example_inputs, options, number, Split())
         else:
             ensemble = Ensemble(captured, example_inputs, options, number)
@@ -82,8 +82,7 @@ class Split(Autotune):
         return None
 
 
-def is_differentiated(inputs: Sequence[Any]) -> bool:
-    """Whether gradients flow through a graph with these inputs."""
+def _is_differentiated(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in inputs
     )

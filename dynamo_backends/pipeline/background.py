@@ -250,5 +250,5 @@ def backward_first(outputs: Sequence[Any]) -> None:
             after_backward(lambda: worker.calls.pop(thread, None))
 
     for output in outputs:
-        if isinstance(output, Tensor) and output.requires_grad:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
             output.register_hook(begins)

@@ -18,6 +18,7 @@ from dynamo_backends._torch_private.around import (
     tables_of_global_hooks,
 )
 from dynamo_backends._torch_private.autograd import (
+    after_backward,
     aot_autograd,
     backward_pass,
     checkpoint_draws,

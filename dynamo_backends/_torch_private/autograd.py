@@ -17,6 +17,7 @@
 | `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.12+ |
 | `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.12+ |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.12+ |
+| `torch.autograd.Variable._execution_engine.queue_callback` | 2.13 |
 """
 
 import hashlib
@@ -199,6 +200,12 @@ def running_backward() -> Any:
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         return None
     return torch._C._current_autograd_node()
+
+
+def after_backward(function: Callable[[], object]) -> None:
+    """Inside a backward pass: has a function called when that has ended, if it does not fail."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
 
 
 def partition_function(name: str) -> Callable[..., Any]:

@@ -248,6 +248,14 @@ class Backend(ABC):
         """
         return ()
 
+    def alone(self, options: Any) -> Any:
+        """The options for what this process compiles or runs without the others of its job.
+
+        Args:
+            options: An instance of `Options`.
+        """
+        return options
+
     def home(self, options: Any) -> str | None:
         """The device on which results stay; None: they are ordinary tensors of torch's."""
         return None

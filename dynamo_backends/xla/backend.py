@@ -19,6 +19,7 @@ from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 from dynamo_backends.xla.padded.named import check_buckets
 from dynamo_backends.xla.platforms import PLATFORMS, parts_of
@@ -49,6 +50,8 @@ class XlaOptions(Options):
             {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
         exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
             the calls.
+        collectives: Who runs the collectives of a graph of torch's own distributed programs
+            (docs/scaling.md): "xla", where a process group has all processes, or "torch".
         mesh: For inference: several devices, over which weights and batches are split
             (docs/scaling.md): a torch `DeviceMesh`, or names and sizes of its dimensions.
         placements: Of weights on the mesh, by patterns of their names: one `Shard` or `Replicate`
@@ -65,6 +68,7 @@ class XlaOptions(Options):
     buckets: tuple | list | dict = ()  # see `check_buckets`
     exact_after: int = 3
     max_executables: int = 24
+    collectives: Literal["xla", "torch"] = "xla"
     mesh: dict | object | None = None
     placements: dict | None = None
     batch_placements: tuple | list | None = None
@@ -176,6 +180,8 @@ class OpenXLA(Backend):
 
     def supports(self, node: fx.Node, options: XlaOptions) -> Support:
         """See `Backend.supports`."""
+        if _is_distributed(node) and (apart := _kept_apart(options)):
+            return Support(False, apart)
         row = _table().lookup(node.target)
         if row is None:
             return Support(False, "it has no lowering to XLA")
@@ -191,6 +197,19 @@ class OpenXLA(Backend):
             reason = row.when(node)
         return SUPPORTED if reason is None else Support(False, reason)
 
+    def plan(self, graph: Graph, options: XlaOptions) -> Plan:
+        """See `Backend.plan`: on graphs with collectives all processes agree."""
+        plan = super().plan(graph, options)
+        if options.collectives == "torch" or not any(map(_is_distributed, graph.calls)):
+            return plan
+        from dynamo_backends.xla.mesh.agreement import planned_together
+
+        return planned_together(graph, plan)
+
+    def alone(self, options: XlaOptions) -> XlaOptions:
+        """See `Backend.alone`."""
+        return replace(options, collectives="torch")
+
     def buckets(self, options: XlaOptions) -> Buckets | None:
         """See `Backend.buckets`."""
         if options.mesh is not None or (options.bucket_growth == 1 and not options.buckets):
@@ -201,6 +220,11 @@ class OpenXLA(Backend):
         """See `Backend.compile`."""
         if (spread := options.spread) is not None:
             return self._compile_on_mesh(graph, options, spread)
+        if any(map(_is_distributed, graph.calls)):
+            from dynamo_backends.xla.mesh.local import compile_local, has_collectives
+
+            if has_collectives(graph):
+                return compile_local(graph, _lowering_options("cpu", options))
         from dynamo_backends.xla.compiler import compile_graph
         from dynamo_backends.xla.runtime import open_device
 
@@ -321,6 +345,21 @@ def _platform_of_mesh(options: XlaOptions, mesh: Mesh) -> str:
             f"openxla spreads steps over a mesh of 'cpu' or 'tpu' devices, not of {platform!r}"
         )
     return platform
+
+
+def _is_distributed(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") == "_c10d_functional"
+
+
+def _kept_apart(options: XlaOptions) -> str:
+    """Why all collectives are left to torch; empty: they are not."""
+    if options.collectives == "torch":
+        return "the option collectives leaves it to torch"
+    if options.is_beside:
+        return "what is compiled beside the calls is ready at another call on each process"
+    if options.mesh is not None or options.device not in ("auto", "cpu"):
+        return "XLA's collectives between processes are of CPUs"
+    return ""
 
 
 def _check_mesh(options: XlaOptions, mesh: Mesh) -> None:

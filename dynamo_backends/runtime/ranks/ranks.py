@@ -148,15 +148,21 @@ class Ranks:
             self._group = self.together("makes a process group", make)
         return self.together(what, lambda: call(self._group), patience)
 
-    def gathered(self, what: str, value: Any) -> list[Any]:
-        """A picklable value of each rank, on all of them."""
+    def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
+        """A picklable value of each rank, on all of them.
+
+        Args:
+            what: See `together`.
+            value: This rank's.
+            patience: So many seconds it waits for ranks that are slow.
+        """
 
         def gather(group: Any) -> list[Any]:
             found: list[Any] = [None] * self.size
             torch.distributed.all_gather_object(found, value, group=group)
             return found
 
-        gathered: list[Any] = self._of_group(what, gather)
+        gathered: list[Any] = self._of_group(what, gather, patience)
         return gathered
 
     def broadcast(self, what: str, tensors: Sequence[Tensor]) -> None:

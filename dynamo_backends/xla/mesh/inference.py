@@ -168,7 +168,7 @@ class MeshExecutable(Executable):
         ranks = self._device.ranks
         if ranks is None or not weights:
             return
-        marks = [zlib.crc32(memoryview(bits_of(w.contiguous()).numpy())) for w in weights]
+        marks = [zlib.crc32(bits_of(w.contiguous()).numpy().tobytes()) for w in weights]
         facts = [
             f"has {self._names[place]} with contents {mark:x}"
             for place, mark in zip(self._weights, marks, strict=True)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.xla.mesh.agreement import Offer, why_apart
 from tests.xla.ranks import job
 
 _SHARED = """
@@ -180,6 +182,66 @@ def test_each_collective_and_what_stays_with_torch(tmp_path: Path):
             assert any("option collectives leaves it" in v for v in lines.values())
             assert lines["chain"] == "1 blocks. "
             assert "graphs of rank 0 and rank 1 differ" in lines["fork"]
+
+
+_INFERENCE = (
+    _SHARED
+    + """
+from torch.distributed.tensor import Shard
+from dynamo_backends import OptionError, RankError
+
+split = {"mesh": {"model": size}, "placements": {"0.*": [Shard(0)], "2.weight": [Shard(1)]}}
+
+def run(model, **options):
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="openxla", options={**split, **options})
+    with torch.no_grad():
+        for number in range(2):
+            same(compiled(batch(number)), model(batch(number)), "inference")
+
+torch.manual_seed(0)
+with record() as reports:
+    run(net(), fallback="error")
+(report,) = reports
+first, exchanged = report.mesh.parameters[0], report.mesh.collectives
+print(f"placed: {first.placement}, {exchanged[0].kind}", flush=True)
+torch.manual_seed(rank)
+for name, options in {"eager": {}, "weights": {"fallback": "error"}}.items():
+    try:
+        run(net(), **options)
+    except (OptionError, RankError, torch._dynamo.exc.BackendCompilerFailed) as error:
+        print(f"{name}: {error}".replace(chr(10), " "), flush=True)
+"""
+)
+
+
+def test_inference_on_a_mesh_of_two_processes(tmp_path: Path):
+    with job(_INFERENCE, tmp_path) as started:
+        for said in started.finish():
+            lines = dict(x.split(": ", 1) for x in said.splitlines() if ": " in x)
+            assert lines["placed"] == "Shard(0) over model, all-reduce"
+            assert "one that went on in eager would leave the others waiting" in lines["eager"]
+            assert "fn.0.weight with contents" in lines["weights"]
+            assert "but rank 1 has" in lines["weights"]
+
+
+def offer(graph: str, *exchanged: str, is_chain: bool = True) -> Offer:
+    return Offer(graph, exchanged, is_chain)
+
+
+def test_what_processes_have_to_have_in_common():
+    assert why_apart([offer("a", "x", "y", is_chain=False)] * 2) is None
+    assert why_apart([offer("a", "x", "y"), offer("b", "x", "y")]) is None
+    several = [offer("a", "x", "y"), offer("b", "x", "y", is_chain=False)]
+    assert "may exchange in another order" in str(why_apart(several))
+    assert "rank 0 y, but rank 1 z" in str(why_apart([offer("a", "x", "y"), offer("b", "x", "z")]))
+    text = str(why_apart([offer("a", "x"), offer("b", "x", "y")]))
+    assert "rank 0 exchanges 1 times, but rank 1 exchanges 2 times" in text
+
+
+def test_who_compiles_alone_leaves_collectives_to_torch():
+    backend = get_backend("openxla")
+    assert backend.alone(backend.Options()).collectives == "torch"
 
 
 _LOST = (

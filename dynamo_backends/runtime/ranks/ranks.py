@@ -323,8 +323,9 @@ def _connected() -> Ranks:
     while missing := [r for r in range(size) if not stores[2].check([f"signs/{r}"])]:
         if time.monotonic() > until:
             raise RankError(
-                f"{listed(missing)} did not come to what all ranks do together within {_ALL_HERE:.0f} "
-                "seconds of this one: compile_step(mesh=…), or a graph with collectives.",
+                f"{listed(missing)} did not come to what all ranks do together within "
+                f"{_ALL_HERE:.0f} seconds of this one: compile_step(mesh=…), or a graph with "
+                "collectives.",
                 missing[0],
             )
         time.sleep(0.02)

@@ -88,6 +88,9 @@ for spread in (tensor_parallel, fully_sharded):
         assert len(weights) == 4 * (report.kind == "inference")
         kinds = {c.kind for c in report.mesh.collectives} if report.mesh else ()
         print(f"{spread.__name__} {report.kind} {sorted(kinds)}", flush=True)
+    with torch.no_grad():  # weights that have changed since they were bound
+        for _ in range(2):
+            same(run(part(x)), part(eager(x)), spread.__name__)
 """
 )
 

@@ -61,6 +61,8 @@ def compile_on_mesh(
         key = _agreed(device, graph, lowered)
         executable = compile_lowered(lowered, device, "graph")
     return_free_memory()
+    if device.ranks is not None:
+        device.ranks.add_program(key)
     return MeshExecutable(device, graph, executable, splits, key)
 
 
@@ -116,6 +118,7 @@ class MeshExecutable(Executable):
         self._device = device
         self.executable = executable
         self._splits = splits
+        self._key = key
         self._what = f"runs a graph of {len(graph.calls)} operators, program {key[:8]}"
         values = [p.meta["val"] for p in graph.placeholders]
         self._weights, self._activations = graph.weights, graph.activations
@@ -149,6 +152,8 @@ class MeshExecutable(Executable):
             given = list(arrays)
             for place, tensor in zip(self._activations, inputs, strict=True):
                 given[place] = self._split(place, tensor)
+            if self._device.ranks is not None:
+                self._device.ranks.check_program(self._what, self._key)
             results = self._device.execute(self._call, given)
             return list(map(self._on_host, results, self._exporters, self._dtypes))
 

@@ -29,6 +29,8 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dynamo_backends._torch_private.graphs import captured_static_inputs, takes_wrappers_apart
+
 _PASS = "dynamo_backends.backward_pass"
 _STATE = "dynamo_backends.generator_state"
 _UPDATES = "dynamo_backends.updates"
@@ -77,8 +79,17 @@ def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
     return patched
 
 
-def static_input_indices() -> Collection[int]:
-    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers."""
+def static_input_indices(captured: fx.GraphModule, functional: fx.Graph) -> Collection[int]:
+    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers.
+
+    Where a wrapper has more in it than a tensor, as a DTensor its mesh, AOT Autograd miscounts.
+
+    Args:
+        captured: Dynamo's graph.
+        functional: AOT Autograd's.
+    """
+    if takes_wrappers_apart(functional):
+        return captured_static_inputs(captured)
     metadata = _metadata()
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
 

@@ -243,7 +243,8 @@ class GraphEnsemble(Executable):
     def compiler(self, candidate: Candidate) -> tuple[Backend, Any]:
         """The backend that compiles functional graphs for a candidate, and its options."""
         if candidate.owner == "ours":
-            return get_backend(candidate.backend), candidate.options(self._options)
+            backend = get_backend(candidate.backend)
+            return backend, backend.alone(candidate.options(self._options))
         return InductorBlocks(), _plain(self._options)
 
     def note(self, choice: Choice) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.mesh import Mesh, MeshTarget
+    from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
     from dynamo_backends.interface.plan import Plan
     from dynamo_backends.interface.report import GraphReport
 
@@ -234,6 +234,29 @@ class Backend(ABC):
         Args:
             options: An instance of `Options`.
             home: The name of the device.
+        """
+        return options
+
+    def placements(
+        self, graph: "Graph", names: Sequence[str], options: Any
+    ) -> "Sequence[Placed | None]":
+        """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
+
+        Args:
+            graph: In normal form, perhaps with symbolic shapes.
+            names: Of its inputs, as users write them: "self.fc.weight".
+            options: An instance of `Options`.
+
+        Raises:
+            OptionError: A placement does not fit, or the graph is none for inference.
+        """
+        return ()
+
+    def alone(self, options: Any) -> Any:
+        """The options for what this process compiles or runs without the others of its job.
+
+        Args:
+            options: An instance of `Options`.
         """
         return options
 

@@ -240,7 +240,7 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
-        mesh: Of a step that is spread over several devices: where everything is.
+        mesh: Of what is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
 

@@ -13,6 +13,7 @@ from dynamo_backends.interface.containment import is_for_others
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import (
     FallbackRefusedError,
+    RankError,
     StepCaptureError,
     VerificationError,
     brief_error,
@@ -85,10 +86,11 @@ class EagerSwitch:
         Raises:
             MemoryError: There was too little: eager needs as much, and the next call may find more.
             StepCaptureError: Inputs that were to be updated in place are lost.
+            RankError: Another process has ended, and would be waited for in eager, too.
             FallbackRefusedError: Eager may not take over.
             Exception: What eager raises: the inputs are to blame, and nothing is replaced.
         """
-        if isinstance(error, MemoryError | StepCaptureError):
+        if isinstance(error, MemoryError | StepCaptureError | RankError):
             raise error
         reason = brief_error(error)
         self._check_allowed(self._said(reason), error)

@@ -47,6 +47,7 @@ from dynamo_backends._torch_private.autograd import (
 from dynamo_backends._torch_private.captured_symbols import CapturedSymbols, mark_dims
 from dynamo_backends._torch_private.distributed import default_store, host_of
 from dynamo_backends._torch_private.dynamo import (
+    captured_arguments,
     dynamo_control_flow,
     dynamo_counters,
     is_capturing,
@@ -71,6 +72,7 @@ from dynamo_backends._torch_private.graphs import (
 )
 from dynamo_backends._torch_private.inductor import (
     compile_frozen_with_inductor,
+    compile_quantized_with_inductor,
     compile_step_with_inductor,
     compile_with_inductor,
     inductor_decompositions,

@@ -360,7 +360,8 @@ class ProgramBuilder:
         """Which calls of an executable are compared with eager."""
         verify = str(self._options.verify)
         known = verify == "first" and executable.was_compared
-        return "off" if known or self._backend.is_verified else verify
+        elsewhere = self._backend.is_verified or self._options.is_proven_whole
+        return "off" if known or elsewhere else verify
 
 
 def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Executable:

@@ -22,6 +22,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
+from dynamo_backends.int8.capture import proving
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -95,6 +96,7 @@ def _compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
+    around = proving(options, captured, example_inputs)
     home = home_of(example_inputs)
     if home is not None:
         options = backend.placed(options, home)
@@ -103,14 +105,16 @@ def _compile_captured(
     compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
     table = decompositions(keep=frozenset(backend.keeps(options)))
     places = subclass_inputs(example_inputs)
-    complete = not places and residency is None
+    complete = not places and residency is None and around is None
     with taking_handles():
         compiled = compile_functional(
             captured, example_inputs, compile_graph, table, options.partitioner, complete
         )
     if residency is not None:
         compiled = residency.returned(compiled)
-    return without_subclasses(compiled, places) if places else compiled
+    if places:
+        compiled = without_subclasses(compiled, places)
+    return compiled if around is None else around(compiled, compile_graph.reports)
 
 
 def compile_exported(
@@ -146,6 +150,9 @@ class _GraphCompiler:
     """Compiles the functional graphs of one captured graph.
 
     Its pickle is for a process that loads what was compiled instead of capturing it anew.
+
+    Attributes:
+        reports: One for each graph that it was given.
     """
 
     backend: Backend
@@ -153,6 +160,7 @@ class _GraphCompiler:
     facts: CaptureFacts
     number: int
     residency: Residency | None = None
+    reports: list[GraphReport] = dataclasses.field(default_factory=list)
 
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
@@ -160,6 +168,7 @@ class _GraphCompiler:
         if kind != "backward":  # which is compiled when Dynamo's guards are made
             unite_equal_sizes(gm.graph)
         report = GraphReport(self.backend.name, kind, self.number)
+        self.reports.append(report)
         compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
 

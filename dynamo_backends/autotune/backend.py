@@ -36,6 +36,8 @@ class Autotune(Backend):
         from dynamo_backends.autotune.training import TrainingEnsemble
 
         differentiated = _is_differentiated(example_inputs)
+        if differentiated:
+            options.refuse_gradients(self.name)
         if options.mode == "background":
             from dynamo_backends.autotune.beside import compile_beside
 

@@ -24,11 +24,11 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     several = any(row.graph for row in rows)
     for name in ("candidate", "of") if several else ("candidate",):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     measured = any(row.measured for row in rows)
     figures = ("compile s", "verify s", "race s", "error", "ms", "× eager")
-    for name in (*figures, *["held-out batches"] * measured):
-        table.add_column(name, justify="right", no_wrap=name in figures)
+    for name in (*figures, *["held-out"] * measured):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not", overflow="fold")
     for row in rows:
         about = [row.graph or "graph"] if several else []

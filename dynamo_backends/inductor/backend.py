@@ -19,6 +19,7 @@ from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.packages import TORCHAO, require
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.torchscript.backend import whole_operators
 
@@ -68,6 +69,11 @@ class InductorFreezing(Backend):
             reason = f"Inductor needs a C++ compiler, and {_cxx()!r} is not installed"
             return Availability(False, reason, _INSTALL)
         return Availability(True, f"Inductor of torch {torch.__version__}")
+
+    def prepare(self, graph: Graph, options: InductorOptions) -> None:
+        """See `Backend.prepare`."""
+        if options.is_int8:
+            require(TORCHAO, self.name)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""

@@ -17,7 +17,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.inductor.runtime import with_constants
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable
 from dynamo_backends.int8.options import DYNAMIC
-from dynamo_backends.int8.packages import TORCHAO, saturates, why_not
+from dynamo_backends.int8.packages import saturates
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.logs import silenced
@@ -34,15 +34,10 @@ class InductorInt8Executable(QuantizedExecutable):
     Args:
         graph: With static shapes.
         precision: "int8-dynamic" or "int8-weights".
-
-    Raises:
-        CompileError: torchao is not installed; the text says what to run.
     """
 
     def __init__(self, graph: Graph, precision: str):
         super().__init__(graph)
-        if reason := why_not(TORCHAO):
-            raise CompileError(reason)
         self._precision = precision
 
     def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
@@ -93,7 +88,8 @@ def use_linear_modules(module: fx.GraphModule) -> int:
             continue
         x, weight, bias = parts
         name = f"linear_{count}"
-        module.add_submodule(name, _linear(_tensor(module, weight), bias and _tensor(module, bias)))
+        added = None if bias is None else _tensor(module, bias)
+        module.add_submodule(name, _linear(_tensor(module, weight), added))
         with module.graph.inserting_before(node):
             made = module.graph.call_module(name, (x,))
         made.meta = dict(node.meta)

@@ -183,11 +183,11 @@ def _inputs(
     arguments: "Arguments",
 ) -> dict[int, Tensor] | None:
     """A batch by the positions of a graph's inputs; None: it is of other sizes."""
-    named = batch if isinstance(batch, Mapping) else arguments.named(batch)
+    named: Mapping[Any, Any] = batch if isinstance(batch, Mapping) else arguments.named(batch)
     found = {}
     for i, place in places.items():
         name = arguments.key(place)
-        if name not in named:
+        if name is None or name not in named:
             has = ", ".join(map(str, named)) or "nothing"
             raise OptionError(
                 f"batch {number} of calibration has no {name!r}, which the model reads; it has "

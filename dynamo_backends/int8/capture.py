@@ -51,6 +51,9 @@ def placed(
             "int8 is calibrated for concrete sizes, and this graph has symbols or numbers among "
             "its inputs; compile with dynamic=False"
         )
+    kinds = {x.device.type for x in example_inputs if x.ndim} - {"cpu"}
+    if kinds:
+        raise CompileError(f"int8 is for CPUs, and an input is on {min(kinds)}")
     facts = inspect_captured(captured)
     names = ["" if i in static else x.name for i, x in enumerate(facts.inputs)]
     return options.calibration.placed(

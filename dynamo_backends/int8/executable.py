@@ -94,14 +94,20 @@ class _Quantized:
         self._made: tuple[Recording, Proof] | None = None
 
     def __call__(self, activations: list[Tensor]) -> list[Tensor]:
-        bound, made = self._bound, self._made
         proof = STATE.proof
-        if bound is not None and made is not None and self._executable.is_recent(made[0]):
-            if made[1].passed or made[1] is proof:
-                return bound(activations)
+        if self._may_use(proof):
+            assert self._bound is not None
+            return self._bound(activations)
         if proof is None:
             STATE.met_unproven = STATE.recording is None
             return self._executable.eager(self._weights, activations)
         bound, recording = self._executable.prepared(self._weights)
         self._bound, self._made = bound, (recording, proof)
         return bound(activations)
+
+    def _may_use(self, proof: Proof | None) -> bool:
+        """Whether this thread, which may be making a proof, is to use what is quantized."""
+        made = self._made
+        if made is None or not self._executable.is_recent(made[0]):
+            return False
+        return made[1].passed or made[1] is proof

@@ -73,7 +73,8 @@ class Int8Options(Options):
             )
         if self.calibration is None:
             raise OptionError(
-                f"{asked} is proven on batches of real inputs, which are yours to give: {batches.HOW}."
+                f"{asked} is proven on batches of real inputs, which are yours to give: "
+                f"{batches.HOW}."
             )
         if self.freezing == "off":
             raise OptionError(
@@ -92,27 +93,27 @@ class Int8Options(Options):
                 f"{who} computes gradients, and precision='int8' is for inference; use 'float32'."
             )
 
-    def check(self, graph: "Graph", backend: str) -> None:
-        """See `Options.check`: inference on the CPU, for concrete sizes, that updates nothing."""
-        super().check(graph, backend)
-        if not self.is_int8:
-            return
-        if graph.kind != "inference":
+    def refuse_gradients(self, backend: str) -> None:
+        """Refuses graphs that are differentiated, if anything is to be computed in int8.
+
+        Raises:
+            OptionError: Something is.
+        """
+        if self.is_int8:
             raise OptionError(
                 f"precision='int8' of {backend} is for inference, and gradients are computed here; "
                 "call the model under torch.no_grad() or torch.inference_mode()."
             )
-        values = [p.meta["val"] for p in graph.placeholders]
-        if any(not hasattr(v, "dtype") for v in values):
-            raise CompileError(
-                "int8 is calibrated for concrete sizes, and sizes of this graph are symbols; "
-                "compile with dynamic=False"
-            )
+
+    def check(self, graph: "Graph", backend: str) -> None:
+        """See `Options.check`: inference that updates nothing."""
+        super().check(graph, backend)
+        if not self.is_int8:
+            return
+        if graph.kind != "inference":
+            self.refuse_gradients(backend)
         if graph.updates:
             raise CompileError(
-                "the graph updates an input in place, so it cannot be called on batches of "
-                "calibration; put the model in eval()"
+                "it updates an input in place, so it cannot be called on batches of calibration; "
+                "put the model in eval()"
             )
-        kinds = {v.device.type for v in values if v.ndim} - {"cpu"}
-        if kinds:
-            raise CompileError(f"int8 is for CPUs, and an input is on {min(kinds)}")

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Mapping
 
+from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.packages import missing
 from dynamo_backends.runtime.processor import instruction_sets
 
@@ -10,14 +11,19 @@ INSTALL = "pip install 'dynamo-backends[int8]'"
 
 NNCF: Mapping[str, str] = {"nncf": "nncf"}
 TORCHAO: Mapping[str, str] = {"torchao": "torchao"}
-ONNX_QUANTIZER: Mapping[str, str] = {"onnxruntime": "onnxruntime", "onnx": "onnx"}
 """Modules, each with the package on the index that has it."""
 
 
-def why_not(packages: Mapping[str, str]) -> str:
-    """What has to be installed, as a sentence with the command; empty if nothing has."""
-    reason = missing(packages)
-    return reason and f"int8 needs a quantizer, and {reason}; run: {INSTALL}"
+def require(packages: Mapping[str, str], backend: str) -> None:
+    """Checks that a quantizer is installed.
+
+    Raises:
+        BackendUnavailableError: It is not; the text says what to run.
+    """
+    if reason := missing(packages):
+        raise BackendUnavailableError(
+            f"precision='int8' of {backend} needs a quantizer, and {reason}; run: {INSTALL}"
+        )
 
 
 def saturates() -> bool:

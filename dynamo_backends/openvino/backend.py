@@ -11,6 +11,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.packages import NNCF, require
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean
 from dynamo_backends.interface.options import Limits
@@ -73,6 +74,8 @@ class OpenVINO(Backend):
 
     def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
         """See `Backend.prepare`."""
+        if options.is_int8:
+            require(NNCF, self.name)
         _check_device(options.device)
         _check_config(options)
         require_cpu(graph, "ov", " OpenVINO's own GPU is chosen by the option device='GPU'.")

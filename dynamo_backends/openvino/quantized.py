@@ -17,7 +17,7 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable
 from dynamo_backends.int8.options import WEIGHTS
-from dynamo_backends.int8.packages import NNCF, saturates, why_not
+from dynamo_backends.int8.packages import saturates
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.logs import silenced
@@ -37,15 +37,10 @@ class OpenVinoInt8Executable(QuantizedExecutable):
         graph: With static shapes.
         settings: How its models are compiled.
         precision: "int8" or "int8-weights".
-
-    Raises:
-        CompileError: NNCF is not installed; the text says what to run.
     """
 
     def __init__(self, graph: Graph, settings: Settings, precision: str):
         super().__init__(graph)
-        if reason := why_not(NNCF):
-            raise CompileError(reason)
         self._precision = precision
         with as_compile_error("OpenVINO cannot compile the model", plain):
             self._float = _Float(graph, lower(graph), settings)

@@ -140,7 +140,7 @@ def _forget_shapes_of_weights(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantizer speaks through the root logger, which would get a handler of its own by that."""
+    """The quantizer speaks through the root logger, which logging then gives a handler."""
     root, handler = logging.getLogger(), logging.NullHandler()
     level = root.level
     root.addHandler(handler)

@@ -26,7 +26,12 @@ from dynamo_backends.int8.capture import proving
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import SaveError, UnknownBackendError
+from dynamo_backends.interface.errors import (
+    CompileError,
+    FallbackRefusedError,
+    SaveError,
+    UnknownBackendError,
+)
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend
@@ -96,7 +101,10 @@ def _compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
-    around = proving(options, captured, example_inputs)
+    try:
+        around = proving(options, captured, example_inputs)
+    except CompileError as error:
+        return _left_to_eager(backend, captured, options, number, str(error))
     home = home_of(example_inputs)
     if home is not None:
         options = backend.placed(options, home)
@@ -115,6 +123,20 @@ def _compile_captured(
     if places:
         compiled = without_subclasses(compiled, places)
     return compiled if around is None else around(compiled, compile_graph.reports)
+
+
+def _left_to_eager(
+    backend: Backend, captured: fx.GraphModule, options: Options, number: int, reason: str
+) -> Callable[..., Any]:
+    """Eager in place of a graph that cannot be compiled as these options ask."""
+    if options.fallback == "error":
+        raise FallbackRefusedError(f"{backend.name} cannot compile a graph: {reason}.")
+    report = GraphReport(backend.name, "inference", number)
+    report.reverted = f"{reason}; the graph runs in eager instead"
+    report.ops_in_eager = sum(node.op.startswith("call_") for node in captured.graph.nodes)
+    report.log_fallbacks()
+    publish(report)
+    return captured.forward
 
 
 def compile_exported(

@@ -86,11 +86,12 @@ class Int8Options(Options):
                 f"not {self.while_compiling!r}."
             )
 
-    def refuse_steps(self, who: str) -> None:
-        """See `Options.refuse_steps`."""
+    def refuse_uncaptured(self, who: str) -> None:
+        """See `Options.refuse_uncaptured`."""
         if self.is_int8:
             raise OptionError(
-                f"{who} computes gradients, and precision='int8' is for inference; use 'float32'."
+                f"{who} cannot prove precision='int8', which is for inference with torch.compile; "
+                "use 'float32'."
             )
 
     def refuse_gradients(self, backend: str) -> None:

@@ -12,6 +12,9 @@ from torch import Tensor
 from dynamo_backends.interface.errors import OptionError, brief_error
 from dynamo_backends.verify.rule import brief, is_inexact, pattern_difference
 
+_TIMES, _LEAST_SCALE = 5, 0.01
+"""Lengths may differ by so many times `1 - cosine` in the mean (0.99: 5%), at least by 1%."""
+
 Metric = Callable[[list[Any], list[Any]], Any]
 """From eager's outputs and the results of one batch to a number, of which more is better."""
 
@@ -155,8 +158,8 @@ class Scores:
         both = lengths[0] * lengths[1]
         same = (lengths[0] == lengths[1]).to(e.dtype)  # of rows that are zero
         self._cosines.setdefault(place, []).append(torch.where(both > 0, product / both, same))
-        apart = (lengths[1] - lengths[0]).abs() / lengths[0]
-        self._lengths.setdefault(place, []).append(torch.where(lengths[0] > 0, apart, 1 - same))
+        times = torch.where(lengths[0] > 0, lengths[1] / lengths[0], 2 - same)
+        self._lengths.setdefault(place, []).append(times)
         squares = float((e - r).square().sum()), float(e.square().sum())
         self._errors.setdefault(place, []).append(squares)
 
@@ -210,14 +213,17 @@ class Scores:
         return ""
 
     def _scaled(self, cosine: float) -> str:
-        """A wrong scale changes no angle: lengths must agree as far as the angles have to."""
-        most = max(0.01, math.sqrt(2 * (1 - cosine)))
-        apart = max(float(torch.cat(found).mean()) for found in self._lengths.values())
-        if apart <= most:
+        """A wrong scale changes no angle, so lengths have to agree as well.
+
+        Errors that are nobody's fault make results about `1 - cosine` longer in the mean.
+        """
+        most = max(_LEAST_SCALE, _TIMES * (1 - cosine))
+        off = max((float(torch.cat(x).mean()) - 1 for x in self._lengths.values()), key=abs)
+        if abs(off) <= most:
             return ""
         return (
-            f"results are {apart:.1%} longer or shorter than eager's in the mean, more than the "
-            f"{most:.1%} that go with a cosine of {cosine:g}"
+            f"results are {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than eager's in the "
+            f"mean, more than the {most:.1%} that go with a cosine of {cosine:g}"
         )
 
 

@@ -103,11 +103,11 @@ class Options:
         """Whether captured graphs are compared with eager as wholes, so that blocks are not."""
         return False
 
-    def refuse_steps(self, who: str) -> None:
-        """Refuses whole training steps, if these options are not for them.
+    def refuse_uncaptured(self, who: str) -> None:
+        """Refuses graphs that Dynamo does not capture for calls, if these options need that.
 
         Args:
-            who: Compiles them, for the text of the error.
+            who: Compiles such ones (steps, packages), for the text of the error.
 
         Raises:
             OptionError: They are not.

@@ -32,14 +32,14 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     table.add_column("why not", overflow="fold")
     for row in rows:
         about = [row.graph or "graph"] if several else []
-        found = [measured_text(row.measured) or "-"] if measured else []
+        found = [measured_text(row.measured, "\n") or "-"] if measured else []
         table.add_row(row.name, *about, *_figures(row), *found, _why(row, chosen))
     return table
 
 
-def measured_text(measured: Mapping[str, float]) -> str:
+def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
     """What was measured on held-out batches, such as "cosine 0.9987"."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+    return between.join(f"{name} {value:.4g}" for name, value in measured.items())
 
 
 def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:

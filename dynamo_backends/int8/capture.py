@@ -37,7 +37,13 @@ def proving(
     if not isinstance(options, Int8Options) or not options.is_int8:
         return None
     batches = placed(options, captured, example_inputs)
-    return lambda compiled, reports: ProvenGraph(compiled, captured, batches, options, reports)
+
+    def around(compiled: Callable[..., Any], reports: Sequence[GraphReport]) -> Callable[..., Any]:
+        if any(report.reverted for report in reports):
+            return compiled  # in eager: there is nothing to prove, and batches are not called
+        return ProvenGraph(compiled, captured, batches, options, reports)
+
+    return around
 
 
 def placed(

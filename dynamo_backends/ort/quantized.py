@@ -104,8 +104,9 @@ def quantized(
     common = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": saturates()}
     constant = {"MatMulConstBOnly": True}  # products of two activations stay in float32
     with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as folder, _quiet():
-        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        quant_pre_process(model, source, skip_symbolic_shape=True)
+        whole, source, target = (Path(folder) / f"{n}.onnx" for n in ("whole", "float", "int8"))
+        onnx.save(model, whole)
+        quant_pre_process(whole, source, skip_symbolic_shape=True)
         _forget_shapes_of_weights(source)
         if precision == DYNAMIC:
             quantize_dynamic(

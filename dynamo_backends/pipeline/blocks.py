@@ -360,7 +360,8 @@ class ProgramBuilder:
         """Which calls of an executable are compared with eager."""
         verify = str(self._options.verify)
         known = verify == "first" and executable.was_compared
-        elsewhere = self._backend.is_verified or self._options.is_proven_whole
+        whole = self._options.is_proven_whole and not self._reverted
+        elsewhere = self._backend.is_verified or whole
         return "off" if known or elsewhere else verify
 
 

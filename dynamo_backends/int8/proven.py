@@ -23,6 +23,7 @@ from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.errors import VerificationError
 from dynamo_backends.interface.report import GraphReport, is_apart
 from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.weight_binding import ASK_AGAIN, WASTED
 from dynamo_backends.verify.rng import restore_rng, snapshot_rng
 
 Batch = dict[int, Tensor]
@@ -63,6 +64,8 @@ class ProvenGraph:
         allowed = options.fallback == "eager"
         self._switch = EagerSwitch(self._eager, reports, "graph", allowed)
         self._lock = threading.RLock()
+        self._served = False  # a call, since the last proof
+        self._changes, self._wasted = 0, 0
         self._instead: Callable[..., Any] | None = self._begin
 
     def __call__(self, *args: Any) -> Any:
@@ -78,6 +81,7 @@ class ProvenGraph:
         results = self._compiled(*args)
         if STATE.met_unproven:
             return self._after_a_change(results, args)
+        self._served = True
         return results
 
     def _begin(self, *args: Any) -> Any:
@@ -115,6 +119,8 @@ class ProvenGraph:
     def _after_a_change(self, results: Any, args: Sequence[Any]) -> Any:
         """Eager has computed the results; the next call may be in int8 again."""
         with self._lock:
+            if self._is_wasted():
+                return results
             state = snapshot_rng()
             with _apart():
                 wrong = self._proven(args) and self._calibrated_and_proven(args)
@@ -122,6 +128,13 @@ class ProvenGraph:
             if wrong:
                 self._leave(f"{wrong}, after weights have changed", args)
         return results
+
+    def _is_wasted(self) -> bool:
+        """Whether proofs come to nothing: weights have changed before each of the last calls."""
+        self._changes += 1
+        self._wasted = 0 if self._served else self._wasted + 1
+        self._served = False
+        return self._wasted > WASTED and self._changes % ASK_AGAIN != 0
 
     def _calibrated_and_proven(self, args: Sequence[Any]) -> str:
         with recording():

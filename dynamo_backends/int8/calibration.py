@@ -203,7 +203,10 @@ def _inputs(
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    with torch.inference_mode(False):
+        return value.detach().clone()
 
 
 def _hash(value: Any, digest: Any) -> None:

@@ -176,5 +176,6 @@ def _with(args: Sequence[Any], batch: Batch) -> list[Any]:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    with private.disable_current_modes(), torch.no_grad():
+    # What is recorded serves calls in other modes, too.
+    with private.disable_current_modes(), torch.inference_mode(False), torch.no_grad():
         yield

@@ -142,6 +142,23 @@ def test_weights_that_keep_changing_are_computed_with_in_eager():
     assert report.verified < 8, "nothing is quantized that serves no call"
 
 
+@pytest.mark.parametrize(("backend", "precision"), [("onnxrt", "int8"), (TORCHAO, "int8-weights")])
+def test_it_is_quantized_in_inference_mode_and_serves_in_others(backend: str, precision: str):
+    needs_package(backend)
+    model = Mixed().eval()
+    with torch.inference_mode():
+        run, report = compiled(model, rows, backend, precision=precision)
+        assert report.events == []
+        inside = run(rows())
+        assert inside.is_inference()
+    with torch.no_grad():
+        model.second.weight.mul_(-2)
+        x = rows()
+        torch.testing.assert_close(run(x), model(x))
+        torch.testing.assert_close(run(x), model(x), rtol=0.1, atol=0.6)
+    assert report.events == []
+
+
 def spoilt(what: str) -> Callable[..., bytes]:
     """A quantizer of ONNX Runtime's whose scales, or zero points of activations, are wrong."""
     from dynamo_backends.ort import quantized as module

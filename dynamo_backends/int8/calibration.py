@@ -188,7 +188,8 @@ def _inputs(
     for i, place in places.items():
         name = arguments.key(place)
         if name is None or name not in named:
-            has = ", ".join(map(str, named)) or "nothing"
+            by_name = isinstance(batch, Mapping)
+            has = ", ".join(map(str, batch)) if by_name else f"{len(batch)} in order"
             raise OptionError(
                 f"batch {number} of calibration has no {name!r}, which the model reads; it has "
                 f"{has}. Give {HOW}."

@@ -182,7 +182,7 @@ class _GraphCompiler:
     facts: CaptureFacts
     number: int
     residency: Residency | None = None
-    reports: list[GraphReport] = dataclasses.field(default_factory=list)
+    reports: list[GraphReport] = dataclasses.field(default_factory=list, compare=False)
 
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]

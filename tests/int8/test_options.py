@@ -133,3 +133,27 @@ def test_without_the_quantizer_it_is_said_what_to_install(
     (row,) = (r for r in reports[0].candidates if r.name == f"{backend}@{precision}")
     assert "could not be compiled: BackendUnavailableError" in row.reason
     assert "pip install 'dynamo-backends[int8]'" in row.reason
+
+
+def test_the_same_batches_and_bounds_give_the_same_compiler_and_others_do_not():
+    def bounded(least: float) -> Any:
+        return lambda expected, results: least
+
+    metric = bounded(1.0)
+    first = compiler("onnxrt", **{**GIVEN, "tolerance": {metric: 0.5}})
+    assert compiler("onnxrt", **{**GIVEN, "tolerance": {metric: 0.5}}) is first
+    assert compiler("onnxrt", **{**GIVEN, "tolerance": {bounded(2.0): 0.5}}) is not first
+    other = [*batches(1), batches(2)[1] + 1e-3]
+    assert (
+        compiler("onnxrt", **{**GIVEN, "tolerance": {metric: 0.5}, "calibration": other})
+        is not first
+    )
+
+
+def test_processors_without_vnni_saturate(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packages.platform, "machine", lambda: "x86_64")
+    for sets, saturates in ((("avx2", "fma"), True), (("avx2", "avx_vnni"), False), ((), True)):
+        monkeypatch.setattr(packages, "instruction_sets", lambda sets=sets: sets)
+        assert packages.saturates() is saturates
+    monkeypatch.setattr(packages.platform, "machine", lambda: "aarch64")
+    assert not packages.saturates()

@@ -189,6 +189,31 @@ def spoilt(what: str) -> Callable[..., bytes]:
     return quantize
 
 
+@pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
+@pytest.mark.parametrize(("saturates", "bits"), [(True, 7), (False, 8)])
+def test_weights_have_seven_bits_where_sums_saturate(
+    precision: str, saturates: bool, bits: int, monkeypatch: pytest.MonkeyPatch
+):
+    from dynamo_backends.ort import quantized as module
+
+    original, found = module.quantized, []
+
+    def kept(*args: Any) -> bytes:
+        made = original(*args)
+        found.extend(
+            int(np.abs(numpy_helper.to_array(tensor).astype(np.int32)).max())
+            for tensor in onnx.load_model_from_string(made).graph.initializer
+            if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 2
+        )
+        return made
+
+    monkeypatch.setattr(module, "quantized", kept)
+    monkeypatch.setattr(module, "saturates", lambda: saturates)
+    compiled(Mixed().eval(), rows, "onnxrt", precision=precision)
+    assert len(found) == 2
+    assert all(2 ** (bits - 2) < most <= 2 ** (bits - 1) for most in found)
+
+
 @pytest.mark.plants_errors
 @pytest.mark.parametrize("what", ["scale", "zero point"])
 def test_a_wrong_model_runs_in_eager(what: str, monkeypatch: pytest.MonkeyPatch):

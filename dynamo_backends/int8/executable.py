@@ -108,6 +108,6 @@ class _Quantized:
     def _may_use(self, proof: Proof | None) -> bool:
         """Whether this thread, which may be making a proof, is to use what is quantized."""
         made = self._made
-        if made is None or not self._executable.is_recent(made[0]):
+        if made is None or STATE.recording is not None or not self._executable.is_recent(made[0]):
             return False
         return made[1].passed or made[1] is proof

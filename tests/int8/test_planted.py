@@ -95,10 +95,8 @@ def test_autotune_never_chooses_what_is_wrong(x: Tensor, fault: str, tolerance: 
 
 
 @pytest.mark.usefixtures("plant", "int8_seems_fast")
-def test_a_decision_is_proven_again_in_another_process(
-    x: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    """What won on other versions of a library may be wrong with these."""
+def test_a_remembered_decision_is_proven_again(x: Tensor):
+    """What was right when it was decided need not be any more."""
     options = {"candidates": ["planted_int8"], "tolerance": {"cosine": 0.99}}
     compiled_by("autotune", x, **options)
     torch._dynamo.reset()

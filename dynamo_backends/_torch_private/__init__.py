@@ -53,6 +53,7 @@ from dynamo_backends._torch_private.distributed import (
     process_group,
 )
 from dynamo_backends._torch_private.dynamo import (
+    captured_arguments,
     dynamo_control_flow,
     dynamo_counters,
     is_capturing,
@@ -78,6 +79,7 @@ from dynamo_backends._torch_private.graphs import (
 )
 from dynamo_backends._torch_private.inductor import (
     compile_frozen_with_inductor,
+    compile_quantized_with_inductor,
     compile_step_with_inductor,
     compile_with_inductor,
     inductor_decompositions,

@@ -7,9 +7,11 @@
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
+| `InstructionTranslator.current_tx`, its `f_code`; `TORCH_DYNAMO_RESUME_IN_PREFIX` | 2.13.0 |
 """
 
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -73,6 +75,30 @@ def dynamo_control_flow() -> tuple[type[Exception], ...]:
     from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
     return RestartAnalysis, SkipFrame
+
+
+def captured_arguments() -> tuple[tuple[str, ...], str, str]:
+    """Inside a backend that Dynamo calls: names of the captured function's arguments.
+
+    Returns:
+        Those that have names, in order, without "self"; the one of further positional arguments;
+        the one of further named ones. Empty where there are none, where they are not known, and
+        where the function is what follows a graph break.
+    """
+    from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        code = InstructionTranslator.current_tx().f_code
+    except AttributeError:
+        return (), "", ""
+    if code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
+        return (), "", ""
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = tuple(name for name in code.co_varnames[:count] if name != "self")
+    further = iter(code.co_varnames[count:])
+    positional = next(further) if code.co_flags & inspect.CO_VARARGS else ""
+    return names, positional, next(further) if code.co_flags & inspect.CO_VARKEYWORDS else ""
 
 
 def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:

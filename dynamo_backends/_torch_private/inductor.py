@@ -114,6 +114,22 @@ def compile_frozen_with_inductor(
         return _inductor.compile(module, list(inputs), options=settings)
 
 
+def compile_quantized_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Tensor]
+) -> Callable[..., Any]:
+    """Compiles a module some of whose weights are torchao's tensors.
+
+    Args:
+        module: Functional calls and modules of linear layers.
+        inputs: One per placeholder.
+    """
+    from torch import _inductor
+
+    settings = {"freezing": True}
+    with torch.no_grad():
+        return _inductor.compile(module, list(inputs), options=settings)
+
+
 _PACK = ("max_autotune", "max_autotune_gemm")
 """Settings under which templates for products pack constants when a graph is compiled."""
 

@@ -37,6 +37,7 @@ class Autotune(Backend):
 
         ensemble: Ensemble
         if _is_differentiated(example_inputs):
+            options.refuse_gradients(self.name)
             ensemble = TrainingEnsemble(captured, example_inputs, options, number, Split())
         else:
             ensemble = Ensemble(captured, example_inputs, options, number)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,9 +13,11 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
+from dynamo_backends.int8.packages import NNCF, TORCHAO
 from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.packages import versions
 from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,
     get_backend,
@@ -24,7 +27,8 @@ from dynamo_backends.interface.registry import (
 )
 from dynamo_backends.pipeline.captured import compile_captured
 
-REDUCED = "@bf16"
+REDUCED, INT8 = "@bf16", "@int8"
+"""What is in the names of candidates that compute so; "@int8-weights" is a kind of the latter."""
 
 Owner = Literal["eager", "ours", "torch", "third-party"]
 
@@ -39,7 +43,7 @@ class Candidate:
 
     Attributes:
         name: Unique among the candidates: the backend's, and "@bf16" after it for one that
-            computes in bfloat16.
+            computes in bfloat16, "@int8" and its kinds for one in int8.
         backend: Name of the backend.
         owner: Whose it is.
         made: The backend itself, if its name does not say it (see `SPLIT`).
@@ -54,6 +58,11 @@ class Candidate:
     def reduced(self) -> bool:
         """Whether it computes in bfloat16."""
         return self.name.endswith(REDUCED)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it computes in int8, or keeps weights so."""
+        return INT8 in self.name
 
     @property
     def has_own_steps(self) -> bool:
@@ -72,13 +81,19 @@ class Candidate:
             settings["bucket_growth"] = 1  # races are run at the sizes themselves
         if self.reduced and "precision" in kind.__dataclass_fields__:
             settings["precision"] = "bf16"
+        if self.is_int8:
+            settings["precision"] = self.name.partition("@")[2]
+            settings["calibration"], settings["tolerance"] = options.calibration, options.tolerance
         return kind.parse(settings, self.backend)
 
     def version(self) -> str:
         """What its code depends on, besides torch and this package."""
         if self.owner == "ours":
             backends = list_backends() if self.backend == SPLIT else [self.backend]
-            return ", ".join(f"{n} {v}" for n, v in package_versions(backends).items())
+            packages = dict(package_versions(backends))
+            if self.is_int8:
+                packages |= versions((*NNCF.values(), *TORCHAO.values()))
+            return ", ".join(f"{n} {v}" for n, v in packages.items())
         if self.owner != "third-party":
             return ""
         points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=self.backend)
@@ -177,6 +192,10 @@ def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterato
         yield Candidate(name, name, owner)
         if options.precision == "bf16" and _can_reduce(name, owner):
             yield Candidate(name + REDUCED, name, owner)
+        if options.is_int8 and owner == "ours" and set(device_types) <= {"cpu"}:
+            for kind in _precisions(name):
+                if kind.startswith("int8"):
+                    yield Candidate(f"{name}@{kind}", name, owner)
 
 
 def _owner(name: str) -> Owner:
@@ -195,4 +214,10 @@ def _usable(name: str, device_types: Sequence[str]) -> bool:
 def _can_reduce(name: str, owner: Owner) -> bool:
     if name in _AUTOCAST:
         return True
-    return owner == "ours" and "precision" in get_backend(name).Options.__dataclass_fields__
+    return owner == "ours" and "bf16" in _precisions(name)
+
+
+def _precisions(name: str) -> tuple[str, ...]:
+    """The values that the option `precision` of a backend of this package may have."""
+    hint = typing.get_type_hints(get_backend(name).Options).get("precision")
+    return typing.get_args(hint)

@@ -1,5 +1,6 @@
 """One graph of Dynamo's: decides which candidate runs it, or looks up what was decided before."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,8 +23,9 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
 from dynamo_backends.graph.graph import user_lines
+from dynamo_backends.int8.capture import placed
 from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.errors import CompileError, brief_error
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
 from dynamo_backends.tuning.counts import COUNTS
@@ -65,6 +67,8 @@ class Ensemble:
 
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
+        if self.options.is_int8:
+            self._check_batches()
         competing = self.competing()
         flow = DecisionFlow(self.question(), competing, self.options)
         decision = flow.recall()
@@ -79,6 +83,11 @@ class Ensemble:
             self.apart(),
         )
         return self._finish(choice, flow)
+
+    def _check_batches(self) -> None:
+        """Raises `OptionError` if a batch of calibration lacks what the model reads."""
+        with contextlib.suppress(CompileError):  # candidates in int8 say that themselves
+            placed(self.options, self.captured, self.example_inputs)
 
     def competing(self) -> list[Candidate]:
         """Who takes part, besides eager."""
@@ -179,6 +188,8 @@ class Ensemble:
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
             lambda: failure_of(self.reports.get(name, [])),
+            tolerance=self.options.tolerance if candidate.is_int8 else None,
+            measured=lambda: self.reports[name][0].measured if self.reports.get(name) else {},
         )
 
     def build(self, candidate: Candidate, options: AutotuneOptions | None = None) -> Run:
@@ -229,6 +240,7 @@ class Ensemble:
         """Notes in the reports what was chosen, and from what."""
         for report in reports:
             report.candidates, report.chosen = rows, winner
+            report.tolerance = str(self.options.tolerance or "")
 
     def described(self, winner: str) -> list[GraphReport]:
         """The reports of the winner; made here if it reports nothing itself."""

@@ -134,8 +134,16 @@ class DecisionFlow:
             "objective": options.objective,
             "precision": options.precision,
             "environment": environment(question.devices),
+            **self._admitted(),
             **question.facts,
         }
+
+    def _admitted(self) -> dict[str, Any]:
+        """What the user admits in int8, and what it is proven on."""
+        options = self._options
+        if not options.is_int8:
+            return {}
+        return {"tolerance": repr(options.tolerance), "calibration": repr(options.calibration)}
 
     @property
     def budget(self) -> Budget:

@@ -48,7 +48,7 @@ def rehearsed(
             return f"not tried: it needs a process of its own, and {error}"
         task = {
             "candidate": dataclasses.asdict(candidate),
-            "options": dataclasses.asdict(options),
+            "options": dataclasses.asdict(options.exact()),
             "uncopied": [] if training else sorted(arguments.uncopied),
             "mutated": sorted(arguments.mutated),
             "training": training,

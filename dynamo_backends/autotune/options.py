@@ -1,16 +1,17 @@
 """The options of autotune."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from dynamo_backends.autotune.names import check_names
+from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.options import Options
 
 
 @dataclass(frozen=True)
-class AutotuneOptions(Options):
+class AutotuneOptions(Int8Options):
     """The options of autotune; those of `Options` are handed on to the candidates.
 
     `verify` changes nothing, since every candidate is verified. With `fallback="error"` only
@@ -28,7 +29,10 @@ class AutotuneOptions(Options):
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
             candidates that compute in bfloat16, if their results are as accurate as eager's under
             autocast, and their error at most a tenth of the size of the results
-            (`verify.REDUCED_TOLERANCE`).
+            (`verify.REDUCED_TOLERANCE`). "int8" also admits candidates that compute linear layers
+            and convolutions in int8, or keep their weights so, if their results on held-out
+            batches of `calibration` are within `tolerance`, and those on the real inputs, too
+            (docs/int8.md). For inference on the CPU.
         isolate: Whose first compilation and calls happen in a process of their own, so that a
             crash or a hang costs only the candidate: "third-party" (backends of other packages),
             "all", or "off".
@@ -44,7 +48,7 @@ class AutotuneOptions(Options):
     candidates: tuple[str, ...] = ()
     objective: Literal["latency", "throughput", "memory"] = "latency"
     budget_s: float | int = 120
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16", "int8"] = "float32"
     isolate: Literal["third-party", "all", "off"] = "third-party"
     trial_timeout_s: float | int = 120
     mode: Literal["wait", "background"] = "wait"
@@ -74,6 +78,11 @@ class AutotuneOptions(Options):
                 f"not {self.first_call_s}."
             )
         check_names(self.candidates, backend)
+        if self.is_int8 and (self.mode != "wait" or self.isolate == "all"):
+            raise OptionError(
+                f"precision='int8' of {backend} proves candidates in this process, where the "
+                "batches of calibration are; mode must be 'wait', and isolate not 'all'."
+            )
 
     def refuse_beside(self, who: str) -> None:
         """See `Options.refuse_beside`: refuses to tune beside the calls, too."""
@@ -82,6 +91,12 @@ class AutotuneOptions(Options):
             raise OptionError(
                 f"{who} tunes while its caller waits; mode must be 'wait', not {self.mode!r}."
             )
+
+    def exact(self) -> "AutotuneOptions":
+        """These options for candidates that do not compute in int8."""
+        if not self.is_int8:
+            return self
+        return replace(self, precision="float32", calibration=None, tolerance=None)
 
     def common(self) -> dict[str, Any]:
         """The options that every backend has, to be handed on to a candidate."""

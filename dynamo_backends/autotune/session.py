@@ -14,7 +14,8 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.traffic import schedule
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.autotune.worth import Worth
-from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.int8.tolerance import Tolerance
+from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.tuning import memory
 from dynamo_backends.tuning.budget import Budget
@@ -45,6 +46,9 @@ class PreparedCandidate:
             it need not be tried so.
         failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".
         early: It is tried before others, which the budget may not last for.
+        tolerance: Of one in int8: what is admitted of it, which it has proven on held-out batches
+            when its first call returns.
+        measured: Of one in int8: what the proof has measured.
     """
 
     name: str
@@ -53,6 +57,8 @@ class PreparedCandidate:
     rehearse: Callable[[], str] | None = None
     failed: Callable[[], str] = lambda: ""
     early: bool = False
+    tolerance: Tolerance | None = None
+    measured: Callable[[], Mapping[str, float]] = dict
 
 
 def failure_of(reports: Sequence[GraphReport]) -> str:
@@ -267,13 +273,15 @@ class TuningSession:
             self._say(f"verifying {prepared.name}")
             COUNTS.add(verified=1)
             start = self._budget.clock()
-            verdict = judge(trials, run, prepared.reduced)
+            verdict = judge(trials, run, prepared.reduced, prepared.tolerance)
             verified = max(0.0, self._budget.clock() - start - verdict.first_s)
             compiled += verdict.first_s
             problem = prepared.failed()
             reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem
         except Unsuitable as error:
             reason = str(error)
+        except VerificationError as error:  # of one that proves itself
+            reason = f"wrong: {error}"
         except Exception as error:
             log.debug("autotune: %s failed", prepared.name, exc_info=True)
             at = "could not be compiled" if compiled is None else "raised when it was called"
@@ -282,7 +290,12 @@ class TuningSession:
             self._runs[prepared.name] = run
             self._memory[prepared.name] = memory.resident() - before
         self._rows[prepared.name] = CandidateReport(
-            prepared.name, reason, compiled, verdict.error, verify_s=verified
+            prepared.name,
+            reason,
+            compiled,
+            verdict.error,
+            verify_s=verified,
+            measured=dict(prepared.measured()),
         )
 
     def _refusal(self, name: str) -> str:

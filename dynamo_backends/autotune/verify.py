@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.autotune.arguments import Arguments, Watch
+from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
@@ -132,7 +133,13 @@ class Trial:
         """Eager's own, as in `Verdict`; 0 where it could not be computed in float64."""
         return relative_error(self._precise, self._expected)
 
-    def judge(self, run: Run, reduced: bool = False, calls: int = 2) -> Verdict:
+    def judge(
+        self,
+        run: Run,
+        reduced: bool = False,
+        calls: int = 2,
+        tolerance: Tolerance | None = None,
+    ) -> Verdict:
         """Calls a candidate, several times, and compares.
 
         Args:
@@ -140,6 +147,7 @@ class Trial:
             reduced: Whether results may be as inexact as eager's under autocast to bfloat16.
             calls: How often it is called. From each call to the next, what is no floating-point
                 number must stay the same; the others must be accurate each time.
+            tolerance: What is admitted of values in the place of that.
         """
         verdicts: list[Verdict] = []
         before = snapshot_rng() if self._rng is not None else None
@@ -147,7 +155,7 @@ class Trial:
         try:
             for _ in range(calls):
                 self._restore_rng()
-                verdicts.append(self._call(run, reduced, alive))
+                verdicts.append(self._call(run, reduced, alive, tolerance))
                 if not verdicts[-1].right:
                     break
         finally:
@@ -155,7 +163,9 @@ class Trial:
                 restore_rng(before)
         return _together(verdicts)
 
-    def _call(self, run: Run, reduced: bool, alive: list[Any]) -> Verdict:
+    def _call(
+        self, run: Run, reduced: bool, alive: list[Any], tolerance: Tolerance | None
+    ) -> Verdict:
         args = self._arguments.fresh()
         watched = {
             i: a
@@ -179,7 +189,11 @@ class Trial:
         if wrong:
             return Verdict(wrong, first_s=seconds)
         error = relative_error(self._precise, results)
-        return Verdict(self._values(results, reduced), error, seconds)
+        if tolerance is None:
+            return Verdict(self._values(results, reduced), error, seconds)
+        scores = Scores(tolerance)
+        scores.add(self._expected, results)
+        return Verdict(scores.wrong, error, seconds)
 
     def _touched(self, args: Sequence[Any]) -> set[int]:
         """Inputs that share memory with those that eager writes to."""
@@ -214,11 +228,21 @@ class Trial:
         return wrong or ""
 
 
-def judge(trials: Sequence[Trial], run: Run, reduced: bool = False) -> Verdict:
-    """What all trials say of a candidate: on the real inputs twice, on the others once."""
+def judge(
+    trials: Sequence[Trial], run: Run, reduced: bool = False, tolerance: Tolerance | None = None
+) -> Verdict:
+    """What all trials say of a candidate: on the real inputs twice, on the others once.
+
+    Args:
+        trials: The first one is on the real inputs.
+        run: The candidate.
+        reduced: See `Trial.judge`.
+        tolerance: See `Trial.judge`. Held-out batches stand in for the other trials then: what a
+            user admits is meant for real inputs.
+    """
     verdicts: list[Verdict] = []
-    for number, trial in enumerate(trials):
-        verdicts.append(trial.judge(run, reduced, calls=1 if number else 2))
+    for number, trial in enumerate(trials[:1] if tolerance is not None else trials):
+        verdicts.append(trial.judge(run, reduced, 1 if number else 2, tolerance))
         if not verdicts[-1].right:
             verdicts[-1] = replace(verdicts[-1], wrong=verdicts[-1].wrong + trial.where)
             break

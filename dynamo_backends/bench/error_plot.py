@@ -57,8 +57,10 @@ def error_panel(errors: Sequence[tuple[str, float, bool]]) -> ErrorPanel | None:
 
     Args:
         errors: Name, error and whether the results are wrong, of each candidate. What ends in
-            "@bf16" has the tolerance of bfloat16.
+            "@bf16" has the tolerance of bfloat16; what is in int8 is left out, since its user
+            states what is admitted.
     """
+    errors = [row for row in errors if "@int8" not in row[0]]
     if not errors:
         return None
     lines = []

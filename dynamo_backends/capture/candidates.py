@@ -24,14 +24,22 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     several = any(row.graph for row in rows)
     for name in ("candidate", "of") if several else ("candidate",):
-        table.add_column(name)
-    for name in ("compile s", "verify s", "race s", "error", "ms", "× eager"):
+        table.add_column(name, overflow="fold")
+    measured = any(row.measured for row in rows)
+    figures = ("compile s", "verify s", "race s", "error", "ms", "× eager")
+    for name in (*figures, *["held-out"] * measured):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why not", overflow="fold")
     for row in rows:
         about = [row.graph or "graph"] if several else []
-        table.add_row(row.name, *about, *_figures(row), _why(row, chosen))
+        found = [measured_text(row.measured, "\n") or "-"] if measured else []
+        table.add_row(row.name, *about, *_figures(row), *found, _why(row, chosen))
     return table
+
+
+def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
+    """What was measured on held-out batches, such as "cosine 0.9987"."""
+    return between.join(f"{name} {value:.4g}" for name, value in measured.items())
 
 
 def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:

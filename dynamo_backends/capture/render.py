@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dynamo_backends.capture.candidates import candidates_table, tuning_seconds
+from dynamo_backends.capture.candidates import candidates_table, measured_text, tuning_seconds
 from dynamo_backends.capture.traffic import traffic_table
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
 
@@ -99,6 +99,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
         yield _line(f"done without: {reason}", "yellow", 4)
     for reason in report.uncaptured:
         yield _line(f"runs without a CUDA graph: {reason}", "yellow", 4)
+    if report.tolerance:
+        yield _line(_int8(report), indent=4)
     if report.tuned:
         yield _line(f"{count(report.tuned, 'fused function')} with a tuned schedule", indent=4)
     yield from _inputs(report)
@@ -112,6 +114,14 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.candidates:
         yield _line(tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))
+
+
+def _int8(report: GraphReport) -> str:
+    """What is admitted of results in int8, and what was measured."""
+    text = f"{report.precision or 'int8'}: admitted is {report.tolerance}"
+    if not report.measured:
+        return text
+    return f"{text}; {measured_text(report.measured)} on held-out batches"
 
 
 def _parts(report: GraphReport) -> str:

@@ -18,8 +18,9 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
+from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.packages import TORCHAO, require
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
-from dynamo_backends.interface.options import Options
 from dynamo_backends.torchscript.backend import whole_operators
 
 _INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is there)"
@@ -32,16 +33,18 @@ def _cxx() -> str:
 
 
 @dataclass(frozen=True)
-class InductorOptions(Options):
+class InductorOptions(Int8Options):
     """The options of Inductor's variants, besides those that every backend has.
 
     Attributes:
         precision: "float32" computes in the dtypes that the model has; "bf16" lets float32 products
-            and convolutions, and what lies between them, be computed in bfloat16.
+            and convolutions, and what lies between them, be computed in bfloat16. With torchao,
+            "int8-dynamic" computes linear layers in int8, with scales of each call; "int8-weights"
+            keeps their weights in int8. Both need `tolerance` (docs/int8.md).
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
     """
 
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16", "int8-dynamic", "int8-weights"] = "float32"
     reserve: bool = True
 
 
@@ -67,6 +70,11 @@ class InductorFreezing(Backend):
             return Availability(False, reason, _INSTALL)
         return Availability(True, f"Inductor of torch {torch.__version__}")
 
+    def prepare(self, graph: Graph, options: InductorOptions) -> None:
+        """See `Backend.prepare`."""
+        if options.is_int8:
+            require(TORCHAO, self.name)
+
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""
         return whole_operators()
@@ -78,6 +86,10 @@ class InductorFreezing(Backend):
 
     def compile(self, graph: Graph, options: InductorOptions) -> Executable:
         """See `Backend.compile`."""
+        if options.is_int8:
+            from dynamo_backends.inductor.quantized import InductorInt8Executable
+
+            return InductorInt8Executable(without_workspaces(graph), options.precision)
         from dynamo_backends.inductor.runtime import InductorExecutable
         from dynamo_backends.runtime.ranged import for_range
 

@@ -82,10 +82,19 @@ def compiler(name: str, /, **options: Any) -> Compiler:
     if not is_backend(name):
         get_backend(name)
     if options:
-        options = {k: options[k] for k in sorted(options)}
-        get_backend(name).Options.parse(options, name)
-    key = (name, repr(options))  # values may be dicts
+        parsed = get_backend(name).Options.parse(options, name)
+        options = {k: getattr(parsed, k) for k in sorted(options)}
+    hashable = tuple(value for value in options.values() if _has_hash(value))
+    key = (name, repr(options), hashable)  # values may be dicts, and functions may look alike
     with _lock:
         if key not in _compilers:
             _compilers[key] = Compiler(name, options)
         return _compilers[key]
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -98,6 +98,21 @@ class Options:
         """Whether results may be less precise than their dtypes, because the user asked for it."""
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
+    @property
+    def is_proven_whole(self) -> bool:
+        """Whether captured graphs are compared with eager as wholes, so that blocks are not."""
+        return False
+
+    def refuse_uncaptured(self, who: str) -> None:
+        """Refuses graphs that Dynamo does not capture for calls, if these options need that.
+
+        Args:
+            who: Compiles such ones (steps, packages), for the text of the error.
+
+        Raises:
+            OptionError: They are not.
+        """
+
     def check(self, graph: "Graph", backend: str) -> None:
         """Checks that a captured graph can be compiled as these options ask.
 

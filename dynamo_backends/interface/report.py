@@ -134,6 +134,8 @@ class CandidateReport:
         race_s: Seconds in which it was measured, pauses included; None if it was not.
         rounds: Seconds of a call in each round of the race until it left that; the others' rounds
             at the same places were at the same time. Only one, of the warm-up, if it was hopeless.
+        measured: Of one in int8: by name, what the measures of the option `tolerance` came to on
+            held-out batches.
     """
 
     name: str
@@ -147,6 +149,7 @@ class CandidateReport:
     verify_s: float | None = None
     race_s: float | None = None
     rounds: tuple[float, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def chosen(self) -> bool:
@@ -167,6 +170,8 @@ class CandidateReport:
         if values.get("speedup") is not None:
             values["speedup"] = tuple(map(float, values["speedup"]))
         values["rounds"] = tuple(map(float, values.get("rounds", ())))
+        measured = dict(values.get("measured", {}))
+        values["measured"] = {str(name): float(number) for name, number in measured.items()}
         return cls(**values)
 
 
@@ -240,6 +245,10 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
+        precision: Of a graph in int8: the option `precision`; else empty.
+        tolerance: Of a graph in int8: what the user admits, in words; with autotune also of the
+            candidates.
+        measured: Of a graph in int8: as `CandidateReport.measured`.
         mesh: Of what is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
@@ -277,6 +286,9 @@ class GraphReport:
     tuning_seconds: Mapping[str, float] = field(default_factory=dict)
     symbols: Mapping[str, str] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
+    precision: str = ""
+    tolerance: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
     mesh: MeshReport | None = None
     executable: Any = field(default=None, repr=False)
 

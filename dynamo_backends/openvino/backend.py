@@ -10,20 +10,24 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.packages import NNCF, require
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean
-from dynamo_backends.interface.options import Limits, Options
+from dynamo_backends.interface.options import Limits
 
 
 @dataclass(frozen=True)
-class OpenVinoOptions(Options):
+class OpenVinoOptions(Int8Options):
     """The options of `ov`, besides those that every backend has.
 
     Attributes:
         device: OpenVINO's name of the device that runs graphs: "CPU", "GPU", "GPU.1", "NPU".
             Tensors stay on the CPU for torch, whatever it is.
         precision: "float32" computes in the dtypes that the model has; "bf16" lets OpenVINO compute
-            in bfloat16 where the processor has instructions for it.
+            in bfloat16 where the processor has instructions for it. With NNCF, "int8" quantizes
+            linear layers and convolutions, with scales from `calibration`; "int8-weights" weights
+            alone. Both need `tolerance` (docs/int8.md).
         performance_hint: What OpenVINO is to optimise: the time of one call, or how many calls
             from several threads it finishes.
         num_threads: Of OpenVINO's own pool, on the CPU; 0: as many as torch has.
@@ -32,7 +36,7 @@ class OpenVinoOptions(Options):
     """
 
     device: str = "CPU"
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16", "int8", "int8-weights"] = "float32"
     performance_hint: Literal["latency", "throughput"] = "latency"
     num_threads: int = 0
     config: dict[str, Any] | None = None
@@ -71,6 +75,8 @@ class OpenVINO(Backend):
 
     def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
         """See `Backend.prepare`."""
+        if options.is_int8:
+            require(NNCF, self.name)
         _check_device(options.device)
         _check_config(options)
         require_cpu(graph, "ov", " OpenVINO's own GPU is chosen by the option device='GPU'.")
@@ -91,6 +97,10 @@ class OpenVINO(Backend):
 
     def compile(self, graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.compile`."""
+        if options.is_int8:
+            from dynamo_backends.openvino.quantized import OpenVinoInt8Executable
+
+            return OpenVinoInt8Executable(graph, _settings(options), options.precision)
         from dynamo_backends.openvino.compiler import compile_graph
 
         return compile_graph(graph, _settings(options))
@@ -115,7 +125,7 @@ def _settings(options: OpenVinoOptions) -> Any:
 
     return Settings(
         device=options.device,
-        precision=options.precision,
+        precision="float32" if options.is_int8 else options.precision,
         hint=options.performance_hint,
         threads=options.num_threads,
         config=tuple(sorted((options.config or {}).items())),

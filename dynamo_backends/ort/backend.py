@@ -11,9 +11,10 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.options import Limits, Options
+from dynamo_backends.interface.options import Limits
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder
@@ -24,7 +25,7 @@ _PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}
 
 
 @dataclass(frozen=True)
-class OrtOptions(Options):
+class OrtOptions(Int8Options):
     """The options of the ONNX Runtime backends, besides those that every backend has.
 
     Attributes:
@@ -38,6 +39,9 @@ class OrtOptions(Options):
             of TensorRT, with those kernels for the rest ("tensorrt").
         cudagraphs: On CUDA devices: ONNX Runtime records the third run of a graph as a CUDA graph
             and launches that from then on. Inputs and results are copied.
+        precision: "float32" computes in the dtypes that the model has. On the CPU "int8" quantizes
+            linear layers and convolutions, with scales from `calibration`; "int8-dynamic" linear
+            layers, with scales of each call. Both need `tolerance` (docs/int8.md).
     """
 
     graph_optimization_level: Literal["all", "extended", "basic", "none"] = "all"
@@ -46,6 +50,7 @@ class OrtOptions(Options):
     session_config: dict[str, str] | None = None
     provider: Literal["cuda", "tensorrt"] = "cuda"
     cudagraphs: bool = False
+    precision: Literal["float32", "int8", "int8-dynamic"] = "float32"
 
     LIMITS: ClassVar[Limits] = {"intra_op_threads": (0, None)}
 
@@ -132,6 +137,10 @@ class OnnxRuntime(Backend):
 
     def compile(self, graph: Graph, options: OrtOptions) -> Any:
         """See `Backend.compile`."""
+        if options.is_int8:
+            from dynamo_backends.ort.quantized import OrtInt8Executable
+
+            return OrtInt8Executable(graph, _settings_of(graph, options), options.precision)
         from dynamo_backends.ort.compiler import compile_graph
 
         return compile_graph(graph, _settings_of(graph, options))

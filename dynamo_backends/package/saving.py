@@ -76,6 +76,8 @@ def save(
         raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
     call = (tuple(args), dict(kwargs or {}))
     asked, given = backend, dict(options or {})
+    if (asker := backend_of(backend)) is not None:
+        asker.Options.parse(given, backend).refuse_uncaptured(f"save with {backend}")
     if backend == "autotune":
         backend, given = chosen_backend(model, *call, given)
     inner = backend_of(backend)

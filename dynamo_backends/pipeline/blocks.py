@@ -363,7 +363,9 @@ class ProgramBuilder:
         """Which calls of an executable are compared with eager."""
         verify = str(self._options.verify)
         known = verify == "first" and executable.was_compared
-        return "off" if known or self._backend.is_verified else verify
+        whole = self._options.is_proven_whole and not self._reverted
+        elsewhere = self._backend.is_verified or whole
+        return "off" if known or elsewhere else verify
 
 
 def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Executable:

@@ -23,10 +23,16 @@ from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
+from dynamo_backends.int8.capture import proving
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import SaveError, UnknownBackendError
+from dynamo_backends.interface.errors import (
+    CompileError,
+    FallbackRefusedError,
+    SaveError,
+    UnknownBackendError,
+)
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend
@@ -96,6 +102,10 @@ def _compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
+    try:
+        around = proving(options, captured, example_inputs)
+    except CompileError as error:
+        return _left_to_eager(backend, captured, options, number, str(error))
     home = home_of(example_inputs)
     if home is not None:
         options = backend.placed(options, home)
@@ -104,14 +114,30 @@ def _compile_captured(
     compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
     table = decompositions(keep=frozenset(backend.keeps(options)))
     places = subclass_inputs(example_inputs)
-    complete = not places and residency is None
+    complete = not places and residency is None and around is None
     with taking_handles():
         compiled = compile_functional(
             captured, example_inputs, compile_graph, table, options.partitioner, complete
         )
     if residency is not None:
         compiled = residency.returned(compiled)
-    return without_subclasses(compiled, places) if places else compiled
+    if places:
+        compiled = without_subclasses(compiled, places)
+    return compiled if around is None else around(compiled, compile_graph.reports)
+
+
+def _left_to_eager(
+    backend: Backend, captured: fx.GraphModule, options: Options, number: int, reason: str
+) -> Callable[..., Any]:
+    """Eager in place of a graph that cannot be compiled as these options ask."""
+    if options.fallback == "error":
+        raise FallbackRefusedError(f"{backend.name} cannot compile a graph: {reason}.")
+    report = GraphReport(backend.name, "inference", number)
+    report.reverted = f"{reason}; the graph runs in eager instead"
+    report.ops_in_eager = sum(node.op.startswith("call_") for node in captured.graph.nodes)
+    report.log_fallbacks()
+    publish(report)
+    return captured.forward
 
 
 def compile_exported(
@@ -147,6 +173,9 @@ class _GraphCompiler:
     """Compiles the functional graphs of one captured graph.
 
     Its pickle is for a process that loads what was compiled instead of capturing it anew.
+
+    Attributes:
+        reports: One for each graph that it was given.
     """
 
     backend: Backend
@@ -154,6 +183,7 @@ class _GraphCompiler:
     facts: CaptureFacts
     number: int
     residency: Residency | None = None
+    reports: list[GraphReport] = dataclasses.field(default_factory=list, compare=False)
 
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
@@ -161,6 +191,7 @@ class _GraphCompiler:
         if kind != "backward":  # which is compiled when Dynamo's guards are made
             unite_equal_sizes(gm.graph)
         report = GraphReport(self.backend.name, kind, self.number)
+        self.reports.append(report)
         compiled = self.contained(gm, kind, static, report)
         return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
 

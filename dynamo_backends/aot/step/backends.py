@@ -85,6 +85,7 @@ def step_backend(
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
     parsed.refuse_beside(f"compile_step with {name}")
+    parsed.refuse_uncaptured(f"compile_step with {name}")
     if home is not None:
         parsed = backend.placed(parsed, home)
     table = decompositions(keep=frozenset(backend.keeps(parsed)))

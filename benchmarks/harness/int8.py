@@ -1,0 +1,211 @@
+"""autotune with `precision="int8"` against eager and the best float32 candidate.
+
+Three models: the sentence encoder of the demo, with trained weights, on lines of poems; ResNet-50
+on parts of two photographs; BERT on random tokens. What is measured on is held out of calibration
+altogether: the demo's sentences, the whole photographs, other tokens.
+"""
+
+import dataclasses
+import importlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.suites import find_case
+from dynamo_backends.bench.suites.case import Scale, call
+from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.int8.packages import saturates
+from dynamo_backends.int8.tolerance import Scores, Tolerance
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import GraphReport, record
+from harness.report import environment_line, save_json
+
+SINGLE = ("inductor_freezing", "onnxrt", "ov")
+"""Float32 candidates, and those that have int8."""
+
+LEAST_COSINE = 0.99
+LEAST_RATIO = 1.3
+"""Over the best float32 candidate, where the processor has instructions for int8 (VNNI)."""
+
+_BATCHES = 9
+
+Inputs = tuple[Any, ...] | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with batches that calibrate and prove it, and one that nobody has seen."""
+
+    name: str
+    model: nn.Module
+    batches: Sequence[Inputs]
+    unseen: Inputs
+
+
+@dataclass(frozen=True)
+class Int8Row:
+    """What came of one model.
+
+    Attributes:
+        model: Its name.
+        eager_ms: Median of a call.
+        float32: By backend, eager's median over its own.
+        ratio: Eager's median over that of autotune in int8.
+        chosen: Whom that chose.
+        cosine: Mean cosine with eager on the batch that nobody has seen.
+        tuning_s: Seconds of the first call.
+        error: What failed; empty: nothing.
+    """
+
+    model: str
+    eager_ms: float = 0.0
+    float32: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    ratio: float = 0.0
+    chosen: str = ""
+    cosine: float = 0.0
+    tuning_s: float = 0.0
+    error: str = ""
+
+    @property
+    def best(self) -> float:
+        """The best float32 candidate's ratio, eager's among them."""
+        return max([1.0, *self.float32.values()])
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is accurate, and fast where the processor has instructions for int8."""
+        fast = saturates() or self.ratio >= LEAST_RATIO * self.best
+        return not self.error and self.cosine >= LEAST_COSINE and fast
+
+
+def run(settings: Any, backends: Sequence[str], console: Console) -> int:
+    """Measures the models that the command line names; returns the exit status."""
+    console.print(f"[dim]{environment_line()}[/]")
+    rows: list[Int8Row] = []
+    for name in settings.models or SUBJECTS:
+        if name not in SUBJECTS:
+            console.print(f"[red]there is no model {name}; there are {', '.join(SUBJECTS)}[/]")
+            return 2
+        try:
+            subject = SUBJECTS[name](settings.scale, settings.batch)
+        except ModuleNotFoundError as error:
+            console.print(f"[red]{error}[/]")
+            return 2
+        rows.append(measured(subject, backends, settings, console))
+        if settings.json:
+            kept = [asdict(row) for row in rows]
+            save_json(settings.json, "int8", kept, date=time.strftime("%Y-%m-%d"))
+    console.print(table(rows))
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def measured(subject: Subject, backends: Sequence[str], settings: Any, console: Console) -> Int8Row:
+    """Compiles and times one model."""
+    tolerance = {"cosine": LEAST_COSINE}
+    options = {
+        "precision": "int8", "tolerance": tolerance, "calibration": subject.batches,
+        "candidates": tuple(backends), "budget_s": settings.tuning,
+    }  # fmt: skip
+    steps: dict[str, Callable[[], Any]] = {"eager": lambda: call(subject.model, subject.unseen)}
+    with torch.no_grad():
+        expected = steps["eager"]()
+        try:
+            start = time.perf_counter()
+            steps["int8"], report = _compiled(subject, "autotune", options)
+            tuning_s = time.perf_counter() - start
+        except Exception as error:
+            return Int8Row(subject.name, error=brief_error(error))
+        for name in backends:
+            steps[name], _ = _compiled(subject, name, {})
+        scores = Scores(Tolerance.parse(tolerance, "autotune"))
+        scores.add(pytree.tree_leaves(expected), pytree.tree_leaves(steps["int8"]()))
+        timings = compare(steps, settings.rounds, pause_s=0.03)
+    console.print(candidates_table(report))
+    ratios = {name: timing.speedup.value for name, timing in timings.items()}
+    return Int8Row(
+        subject.name,
+        timings["eager"].median * 1e3,
+        {name: ratios[name] for name in backends},
+        ratios["int8"],
+        report.chosen,
+        scores.measured["cosine"],
+        tuning_s,
+    )
+
+
+def _compiled(
+    subject: Subject, backend: str, options: Mapping[str, Any]
+) -> tuple[Callable[[], Any], GraphReport]:
+    torch.compiler.reset()
+    compiled: Any = torch.compile(subject.model, backend=compiler(backend, **options))
+    with record() as reports:
+        call(compiled, subject.unseen)
+    return lambda: call(compiled, subject.unseen), reports[0]
+
+
+def table(rows: Sequence[Int8Row]) -> Table:
+    """One line per model."""
+    found = Table(title="speedup over eager, int8, inference", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "eager ms", "best float32", "int8", "int8 over that", "cosine", "chosen"):
+        found.add_column(name, justify="left" if name in ("model", "chosen") else "right")
+    for row in rows:
+        found.add_row(
+            row.model, f"{row.eager_ms:.1f}", f"{row.best:.2f}", f"{row.ratio:.2f}",
+            f"{row.ratio / row.best:.2f}", f"{row.cosine:.4f}", row.error or row.chosen,
+            style=None if row.passed else "red",
+        )  # fmt: skip
+    return found
+
+
+def _demo() -> Any:
+    """examples/demo.py, which has the trained encoder and the photographs."""
+    folder = str(Path(__file__).parents[2] / "examples")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module("demo")
+
+
+def _minilm(scale: Scale, batch: int) -> Subject:
+    demo = _demo()
+    model, unseen = demo.sentence_encoder()
+    rows, length = unseen["input_ids"].shape
+    text = (Path(__file__).parents[2] / "examples" / "poems.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if len(line.split()) > 3]
+    batches = [demo.tokens(lines[i * rows : (i + 1) * rows], length) for i in range(_BATCHES)]
+    return Subject("minilm", model, batches, unseen)
+
+
+def _resnet50(scale: Scale, batch: int) -> Subject:
+    demo = _demo()
+    size, depths = (224, [3, 4, 6, 3]) if scale == "bench" else (64, [1, 1, 1, 1])
+    unseen, large = demo.photographs(size), demo.photographs(2 * size)
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.randint(size, (_BATCHES, 2), generator=generator).tolist()
+    parts: list[Tensor] = [large[:, :, y : y + size, x : x + size].clone() for y, x in corners]
+    return Subject("resnet50", demo.resnet(depths, unseen), [{"pixels": p} for p in parts],
+                   {"pixels": unseen})  # fmt: skip
+
+
+def _bert(scale: Scale, batch: int) -> Subject:
+    case = find_case("classic", "bert", scale, batch)
+    others = [dataclasses.replace(case, seed=100 + i).inputs() for i in range(_BATCHES)]
+    return Subject("bert", case.make(), others, case.inputs())
+
+
+SUBJECTS: Mapping[str, Callable[[Scale, int], Subject]] = {
+    "minilm": _minilm,
+    "resnet50": _resnet50,
+    "bert": _bert,
+}

@@ -1,0 +1,120 @@
+"""Blocks that are quantized when their weights, and activations of batches, are known."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.int8.state import STATE, Proof, Recording
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.results import Results
+
+Activations = Sequence[Sequence[Tensor]]
+"""Of several calls of a block, one list of tensors each."""
+
+
+class QuantizedExecutable(Executable):
+    """A block in int8.
+
+    Whoever calls it first records activations, then proves what `prepare` made of them (see
+    `ProvenGraph`). Before that, and when weights have changed and nothing has been proven for the
+    new ones, the block runs in eager.
+
+    Args:
+        graph: With static shapes.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._lock = threading.RLock()
+        self._recording: Recording | None = None
+        self._seen: list[list[Tensor]] = []
+        self._merge = in_order(graph)
+        self._results = Results(graph)
+
+    @abstractmethod
+    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+        """Quantizes the block.
+
+        Args:
+            weights: As for `bind`.
+            seen: Activations of the batches that calibrate.
+
+        Raises:
+            CompileError: The vendor's quantizer, or its compiler, refuses.
+        """
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`: nothing is quantized before a proof asks for it."""
+        return _Quantized(self, [w.detach() for w in weights]), range(len(weights))
+
+    def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind_live`: weights that keep changing are computed with in eager."""
+        own = [w.detach() for w in weights]
+
+        def run(activations: list[Tensor]) -> list[Tensor]:
+            return self.eager(own, activations)
+
+        return run, ()
+
+    def eager(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> list[Tensor]:
+        """The block as it was captured; what goes in is kept where this thread records."""
+        recording = STATE.recording
+        if recording is not None:
+            with self._lock:
+                if self._recording is not recording:
+                    self._recording, self._seen = recording, []
+                self._seen.append([a.detach().clone() for a in activations])
+        return self._results(self.graph.module(*self._merge(weights, activations)))
+
+    def prepared(self, weights: Sequence[Tensor]) -> tuple[Bound, Recording]:
+        """What `prepare` makes of what was recorded last."""
+        with self._lock, disable_current_modes():
+            if self._recording is None:
+                raise CompileError("a block in int8 was called before it was calibrated")
+            return self.prepare(weights, self._seen), self._recording
+
+    def is_recent(self, recording: Recording) -> bool:
+        """Whether nothing was recorded after that."""
+        return recording is self._recording
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What a block was quantized to, from which recording, and for which proof."""
+
+    bound: Bound
+    recording: Recording
+    proof: Proof
+
+
+class _Quantized:
+    """A block with one set of weights: in eager, until it is quantized and proven."""
+
+    def __init__(self, executable: QuantizedExecutable, weights: Sequence[Tensor]):
+        self._executable = executable
+        self._weights = weights
+        self._program: _Program | None = None  # read once a call: another thread may replace it
+
+    def __call__(self, activations: list[Tensor]) -> list[Tensor]:
+        program, proof = self._program, STATE.proof
+        if program is not None and self._may_use(program, proof):
+            return program.bound(activations)
+        if proof is None:
+            STATE.met_unproven = STATE.recording is None
+            return self._executable.eager(self._weights, activations)
+        bound, recording = self._executable.prepared(self._weights)
+        self._program = _Program(bound, recording, proof)
+        return bound(activations)
+
+    def _may_use(self, program: _Program, proof: Proof | None) -> bool:
+        """Whether this thread, which may be making a proof, is to use what is quantized."""
+        if STATE.recording is not None or not self._executable.is_recent(program.recording):
+            return False
+        return program.proof.passed or program.proof is proof

@@ -1,0 +1,120 @@
+"""The options of backends that can compute in int8."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from dynamo_backends.int8 import calibration as batches
+from dynamo_backends.int8 import tolerance as bounds
+from dynamo_backends.int8.calibration import Calibration
+from dynamo_backends.int8.tolerance import Tolerance
+from dynamo_backends.interface.errors import CompileError, OptionError
+from dynamo_backends.interface.options import Options
+
+if TYPE_CHECKING:
+    from dynamo_backends.graph.graph import Graph
+
+CALIBRATED, DYNAMIC, WEIGHTS = "int8", "int8-dynamic", "int8-weights"
+"""Values of `precision`: scales of activations by calibration, at each call, or none at all."""
+
+
+@dataclass(frozen=True)
+class Int8Options(Options):
+    """What `precision="int8"` and its kinds need, besides the options of every backend.
+
+    Attributes:
+        calibration: Batches of the model's inputs, at least two: each one a dict by the names of
+            its arguments, a tuple in their order, or a tensor. Every third (of two, the last) is
+            held out for the proof.
+        tolerance: What the task admits: {"cosine": 0.99}, {"relative": 0.05}, or
+            {metric: least value} with a function of the outputs of eager and the results (two
+            lists) of a batch.
+    """
+
+    calibration: Calibration | None = None
+    tolerance: Tolerance | None = None
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether anything is to be computed in int8."""
+        return str(getattr(self, "precision", "")).startswith("int8")
+
+    @property
+    def is_proven_whole(self) -> bool:
+        """See `Options.is_proven_whole`."""
+        return self.is_int8
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
+        """See `Options.parse`; batches and bounds are as a user writes them."""
+        given = dict(given)
+        if given.get("calibration") is not None:
+            given["calibration"] = Calibration.parse(given["calibration"], backend)
+        if given.get("tolerance") is not None:
+            given["tolerance"] = Tolerance.parse(given["tolerance"], backend)
+        return super().parse(given, backend)
+
+    def validate(self, backend: str) -> None:
+        """See `Options.validate`."""
+        super().validate(backend)
+        if not self.is_int8:
+            for name in ("calibration", "tolerance"):
+                if getattr(self, name) is not None:
+                    raise OptionError(
+                        f"option {name!r} of {backend} is for precision='int8'; ask for that, or "
+                        "leave it out."
+                    )
+            return
+        asked = f"precision={getattr(self, 'precision', '')!r} of {backend}"
+        if self.tolerance is None:
+            raise OptionError(
+                f"{asked} changes results, and how far they may change is yours to state: give "
+                f"{bounds.HOW}."
+            )
+        if self.calibration is None:
+            raise OptionError(
+                f"{asked} is proven on batches of real inputs, which are yours to give: "
+                f"{batches.HOW}."
+            )
+        if self.freezing == "off":
+            raise OptionError(
+                f"{asked} prepares weights, which freezing='off' forbids; use 'probe' or 'strict'."
+            )
+        if self.while_compiling != "wait":
+            raise OptionError(
+                f"{asked} calibrates in the first call; while_compiling must be 'wait', "
+                f"not {self.while_compiling!r}."
+            )
+
+    def refuse_uncaptured(self, who: str) -> None:
+        """See `Options.refuse_uncaptured`."""
+        if self.is_int8:
+            raise OptionError(
+                f"{who} cannot prove precision='int8', which is for inference with torch.compile; "
+                "use 'float32'."
+            )
+
+    def refuse_gradients(self, backend: str) -> None:
+        """Refuses graphs that are differentiated, if anything is to be computed in int8.
+
+        Raises:
+            OptionError: Something is.
+        """
+        if self.is_int8:
+            raise OptionError(
+                f"precision='int8' of {backend} is for inference, and gradients are computed here; "
+                "call the model under torch.no_grad() or torch.inference_mode()."
+            )
+
+    def check(self, graph: "Graph", backend: str) -> None:
+        """See `Options.check`: inference that updates nothing."""
+        super().check(graph, backend)
+        if not self.is_int8:
+            return
+        if graph.kind != "inference":
+            self.refuse_gradients(backend)
+        if graph.updates:
+            raise CompileError(
+                "it updates an input in place, so it cannot be called on batches of calibration; "
+                "put the model in eval()"
+            )

@@ -1,0 +1,181 @@
+"""A captured graph in int8: calibrated and proven before it serves, and whenever weights changed.
+
+The first call, and the first one after weights have changed, goes so: blocks see the batches that
+calibrate, in eager; they are quantized; results on the batches that were held out are compared with
+those of eager in float32, by what the user admits; so is the call itself. What is not admitted runs
+in eager from then on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.int8.calibration import split
+from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.state import STATE, proving, recording
+from dynamo_backends.int8.tolerance import Scores, Tolerance
+from dynamo_backends.interface.errors import VerificationError
+from dynamo_backends.interface.report import GraphReport, is_apart
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.weight_binding import ASK_AGAIN, WASTED
+from dynamo_backends.verify.rng import restore_rng, snapshot_rng
+
+Batch = dict[int, Tensor]
+"""Inputs of a graph by position; the others are weights."""
+
+
+class ProvenGraph:
+    """What Dynamo calls in place of a captured graph that is to be computed in int8.
+
+    Args:
+        compiled: The graph, its blocks to be quantized.
+        captured: The graph as Dynamo captured it.
+        batches: All of calibration.
+        options: Of the backend.
+        reports: Of the graph.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        captured: fx.GraphModule,
+        batches: Sequence[Batch],
+        options: Int8Options,
+        reports: Sequence[GraphReport],
+    ):
+        assert options.tolerance is not None
+        self._compiled = compiled
+        self._eager: Callable[..., Any] = captured.forward
+        calibrating, held_out = split(len(batches))
+        self._calibrating = [batches[i] for i in calibrating]
+        self._held_out = [batches[i] for i in held_out]
+        self._tolerance: Tolerance = options.tolerance
+        self._verify = str(options.verify)
+        self._reports = reports
+        for report in reports:
+            report.precision = str(getattr(options, "precision", "int8"))
+            report.tolerance = str(options.tolerance)
+        allowed = options.fallback == "eager"
+        self._switch = EagerSwitch(self._eager, reports, "graph", allowed)
+        self._lock = threading.RLock()
+        self._served = False  # a call, since the last proof
+        self._changes, self._wasted = 0, 0
+        self._instead: Callable[..., Any] | None = self._begin
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the graph.
+
+        Raises:
+            VerificationError: It is not admitted, and must not fall back.
+        """
+        instead = self._instead
+        if instead is not None:
+            return instead(*args)
+        STATE.met_unproven = False
+        results = self._compiled(*args)
+        if STATE.met_unproven:
+            return self._after_a_change(results, args)
+        self._served = True
+        return results
+
+    def _begin(self, *args: Any) -> Any:
+        """The first call."""
+        with self._lock:
+            if self._instead != self._begin:  # another thread was first
+                return self(*args)
+            state = snapshot_rng()
+            with _apart():
+                wrong = self._calibrated_and_proven(args)
+            restore_rng(state)
+            return self._leave(wrong, args) if wrong else self._compare(*args)
+
+    def _compare(self, *args: Any) -> Any:
+        """A call that is compared with eager itself."""
+        if self._verify == "off":
+            self._instead = None
+            return self._compiled(*args)
+        state = snapshot_rng()
+        start = time.perf_counter()
+        with _apart():
+            expected = self._eager(*args)
+        seconds = time.perf_counter() - start
+        restore_rng(state)
+        results = self._compiled(*args)
+        scores = Scores(self._tolerance)
+        scores.add(expected, results)
+        for report in self._reports[:1]:
+            report.note_comparison(seconds, "")
+        if scores.wrong:
+            return self._leave(f"{scores.wrong}, in a call", args)
+        self._instead = self._compare if self._verify == "always" else None
+        return results
+
+    def _after_a_change(self, results: Any, args: Sequence[Any]) -> Any:
+        """Eager has computed the results; the next call may be in int8 again."""
+        with self._lock:
+            if self._is_wasted():
+                return results
+            state = snapshot_rng()
+            with _apart():
+                wrong = self._proven(args) and self._calibrated_and_proven(args)
+            restore_rng(state)
+            if wrong:
+                self._leave(f"{wrong}, after weights have changed", args)
+        return results
+
+    def _is_wasted(self) -> bool:
+        """Whether proofs come to nothing: weights have changed before each of the last calls."""
+        self._changes += 1
+        self._wasted = 0 if self._served else self._wasted + 1
+        self._served = False
+        return self._wasted > WASTED and self._changes % ASK_AGAIN != 0
+
+    def _calibrated_and_proven(self, args: Sequence[Any]) -> str:
+        with recording():
+            for batch in self._calibrating:
+                self._compiled(*_with(args, batch))
+        return self._proven(args)
+
+    def _proven(self, args: Sequence[Any]) -> str:
+        """What is not admitted of the results on held-out batches, in words; empty: nothing."""
+        scores = Scores(self._tolerance)
+        start = time.perf_counter()
+        with proving() as proof:
+            for batch in self._held_out:
+                given = _with(args, batch)
+                state = snapshot_rng()
+                expected = self._eager(*given)
+                restore_rng(state)
+                scores.add(expected, self._compiled(*given))
+            wrong = scores.wrong
+            proof.passed = not wrong
+        for report in self._reports[:1]:
+            report.note_comparison(time.perf_counter() - start, "")
+            report.measured = scores.measured
+        count = len(self._held_out)
+        return wrong and f"{wrong}, on {count} held-out batch{'es' if count > 1 else ''}"
+
+    def _leave(self, wrong: str, args: Sequence[Any]) -> Any:
+        """Eager takes over; on trial, whoever tries is told."""
+        if is_apart():
+            raise VerificationError(wrong)
+        self._switch.wrong(wrong)
+        self._instead = self._eager
+        return self._eager(*args)
+
+
+def _with(args: Sequence[Any], batch: Batch) -> list[Any]:
+    return [batch.get(i, value) for i, value in enumerate(args)]
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    # What is recorded serves calls in other modes, too.
+    with private.disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        yield

@@ -1,0 +1,128 @@
+"""Blocks in int8 by NNCF, OpenVINO's own quantizer.
+
+`nncf.quantize` for "int8", with scales of activations from batches; `nncf.compress_weights` for
+"int8-weights", which keeps products in float32 and weights in 8 bits.
+"""
+
+import contextlib
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openvino import Model, Type
+from openvino.passes import ConstantFolding, Manager
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.int8.executable import Activations, QuantizedExecutable
+from dynamo_backends.int8.options import WEIGHTS
+from dynamo_backends.int8.packages import saturates
+from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.logs import silenced
+from dynamo_backends.openvino.decoder import plain
+from dynamo_backends.openvino.lowering import lower
+from dynamo_backends.openvino.runtime import OpenVinoExecutable
+from dynamo_backends.openvino.session import Settings, compile_model, with_weights
+
+_NORMALIZATIONS = frozenset({"MVN", "Softmax", "ScaledDotProductAttention"})
+_lock = threading.Lock()  # what NNCF prints is held back for the process
+
+
+class OpenVinoInt8Executable(QuantizedExecutable):
+    """A block that OpenVINO computes in int8.
+
+    Args:
+        graph: With static shapes.
+        settings: How its models are compiled.
+        precision: "int8" or "int8-weights".
+    """
+
+    def __init__(self, graph: Graph, settings: Settings, precision: str):
+        super().__init__(graph)
+        self._precision = precision
+        with as_compile_error("OpenVINO cannot compile the model", plain):
+            self._float = _Float(graph, lower(graph), settings)
+
+    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+        """See `QuantizedExecutable.prepare`."""
+        with as_compile_error("NNCF failed", plain):
+            return self._float.run_quantized(weights, seen, self._precision)
+
+
+class _Float(OpenVinoExecutable):
+    """The block in float32: what is quantized, and how models are run."""
+
+    def run_quantized(self, weights: Sequence[Tensor], seen: Activations, precision: str) -> Bound:
+        """What runs the model in int8.
+
+        Args:
+            weights: Of the block.
+            seen: Activations of the batches that calibrate.
+            precision: "int8" or "int8-weights".
+        """
+        constants = self._dense(weights)
+        model = with_weights(self._model, constants)
+        batches = [self._in_order(activations, tuple(constants)) for activations in seen]
+        compiled = compile_model(quantized(model, batches, precision), self._settings)
+        return self._run(compiled, tuple(constants), constants)
+
+    def _in_order(self, activations: Sequence[Tensor], constants: Sequence[int]) -> list[Any]:
+        """Activations in the order of the model's inputs, and of memory."""
+        moved = self.moved(constants)
+        placed = {
+            moved[x.place]: x.check.view(activations[x.at]).contiguous().numpy()
+            for x in self._activations
+        }
+        return [placed[i] for i in sorted(placed)]
+
+
+def quantized(model: Model, batches: Sequence[Sequence[Any]], precision: str) -> Model:
+    """A model in int8.
+
+    Args:
+        model: With its weights as constants.
+        batches: Inputs in the model's order, which calibrate.
+        precision: "int8" or "int8-weights".
+
+    Raises:
+        CompileError: Nothing in it can be quantized.
+    """
+    import nncf
+
+    folding = Manager()
+    folding.register_pass(ConstantFolding())  # of weights that are transposed: NNCF takes constants
+    folding.run_passes(model)
+    before = _integers(model)
+    with _lock, silenced("nncf"), contextlib.redirect_stdout(io.StringIO()):
+        if precision == WEIGHTS:
+            found = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+        else:
+            settings = _settings(model, len(batches))
+            found = nncf.quantize(model, nncf.Dataset(list(batches)), **settings)
+    fakes = any(op.get_type_name() == "FakeQuantize" for op in found.get_ordered_ops())
+    if not fakes and _integers(found) == before:
+        raise CompileError("no linear layer or convolution with constant weights can be quantized")
+    return found
+
+
+def _integers(model: Model) -> int:
+    """How many constants of 8 bits a model has."""
+    constants = [op for op in model.get_ordered_ops() if op.get_type_name() == "Constant"]
+    return sum(op.get_element_type() in (Type.i8, Type.u8) for op in constants)
+
+
+def _settings(model: Model, count: int) -> Mapping[str, Any]:
+    import nncf
+
+    kinds = {op.get_type_name() for op in model.get_ordered_ops()}
+    transformer = bool(kinds & _NORMALIZATIONS) and "Convolution" not in kinds
+    fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.DISABLE
+    return {
+        "preset": nncf.QuantizationPreset.MIXED,
+        "target_device": nncf.TargetDevice.CPU,
+        "model_type": nncf.ModelType.TRANSFORMER if transformer else None,
+        "subset_size": count,
+        "advanced_parameters": nncf.AdvancedQuantizationParameters(overflow_fix=fix),
+    }

@@ -95,6 +95,7 @@ def _compile_captured(
     taken = backend.take(captured, example_inputs, options, number)
     if taken is not None:
         return taken
+    backend.foresee(example_inputs, options)
     home = home_of(example_inputs)
     if home is not None:
         options = backend.placed(options, home)

@@ -194,6 +194,7 @@ def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
         "rows": plain(outcome.rows),
         "short_of_s": outcome.short_of_s,
         "seconds": plain(outcome.seconds),
+        "disturbed": outcome.disturbed,
         "spent_s": budget.spent_s,
     }
 
@@ -201,7 +202,13 @@ def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
 def read_outcome(answered: dict[str, Any]) -> Outcome:
     """The outcome in an answer."""
     rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
-    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])
+    return Outcome(
+        answered["winner"],
+        rows,
+        answered["short_of_s"],
+        answered["seconds"],
+        answered["disturbed"],
+    )
 
 
 def main() -> None:

@@ -345,24 +345,30 @@ class _Tuning:
             standing.finished = True
 
     def _keep(self, each: Function, standing: "_Standing", process: MeasuringProcess) -> None:
-        goal = self._settings.tune_trials if standing.finished else 0
-        record = self._decide(each, [trace for _, trace in standing.best], process)
+        record, certain = self._decide(each, [trace for _, trace in standing.best], process)
+        goal = self._settings.tune_trials if standing.finished and certain else 0
         self._records.put(each.key, replace(record, trials=standing.done, goal=goal))
 
-    def _decide(self, each: Function, traces: list[Any], process: MeasuringProcess) -> Record:
-        """The schedule that is faster than the default one, or the default one."""
+    def _decide(
+        self, each: Function, traces: list[Any], process: MeasuringProcess
+    ) -> tuple[Record, bool]:
+        """The schedule that is faster than the default one, or the default one.
+
+        And whether that is certain: else the machine was busy, and another process tunes again.
+        """
         known = self._records.get(each.key) or _DEFAULT
         if known.trace is not None:
             traces = [*traces, known.trace]
         if not traces or not (process.running or self._open(each, process)):
-            return known
+            return known, True
         answer = _asked(process, {"do": "decide", "traces": traces}, START_S)
         if "winner" not in answer:
-            return known
+            return known, not answer.get("disturbed", False)
         if answer["winner"] is None:
-            return _DEFAULT
+            return _DEFAULT, True
         value, low, high = answer["speedup"]
-        return Record(traces[answer["winner"]], answer["mark"], speedup=(value, low, high))
+        mark = answer["mark"]
+        return Record(traces[answer["winner"]], mark, speedup=(value, low, high)), True
 
 
 def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.stages import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
 from dynamo_backends.tuning.choices import Choices
@@ -57,7 +58,7 @@ def fastest(
     key = f"{kind} {classes} {torch.get_num_threads()}"
 
     def race() -> Measured:
-        with private.disable_current_modes(), torch.no_grad():
+        with stage(RACES), private.disable_current_modes(), torch.no_grad():
             return _race(preferred, make(), layouts)
 
     return choices(key, safe or preferred, preferred, race).way

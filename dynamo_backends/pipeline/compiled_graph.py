@@ -21,6 +21,7 @@ from dynamo_backends.graph.specialize import (
     specialize,
     stand_ins,
 )
+from dynamo_backends.interface import stages
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
@@ -296,12 +297,14 @@ class CompiledGraph:
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
-            graph = make()
-            PASSES(graph)
-            return self._ranged.find(graph) or self._built(graph)
+            with stages.clocked(stages.StageClock(self.report.stage_seconds)):
+                with stages.stage(stages.PASSES):
+                    graph = make()
+                    PASSES(graph)
+                return self._ranged.find(graph) or self._built(graph)
         except Exception as error:
-            module, stage = self._graph.module, "compiling the graph"
-            in_eager(self._eager, module, self.report, self._options, error, stage)
+            module, what = self._graph.module, "compiling the graph"
+            in_eager(self._eager, module, self.report, self._options, error, what)
             return self._eager
 
     def _with_distinct_sizes(self, graph: Graph) -> Graph | None:

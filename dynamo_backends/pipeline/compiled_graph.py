@@ -261,11 +261,12 @@ class CompiledGraph:
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""
-        if self._padded is not None and key not in self._counted:
-            padded = self._find_padded(self._padded, key, values)
-            if padded is not None:
-                return padded
-        return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+        with stages.clocked(stages.StageClock(self.report.stage_seconds)):
+            if self._padded is not None and key not in self._counted:
+                padded = self._find_padded(self._padded, key, values)
+                if padded is not None:
+                    return padded
+            return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
@@ -297,11 +298,10 @@ class CompiledGraph:
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
-            with stages.clocked(stages.StageClock(self.report.stage_seconds)):
-                with stages.stage(stages.PASSES):
-                    graph = make()
-                    PASSES(graph)
-                return self._ranged.find(graph) or self._built(graph)
+            with stages.stage(stages.PASSES):
+                graph = make()
+                PASSES(graph)
+            return self._ranged.find(graph) or self._built(graph)
         except Exception as error:
             module, what = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, what)

@@ -37,7 +37,8 @@ def _library() -> Any:
 
 def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
     """What compiles the library that a network with such a weight may need, and its arguments."""
-    return (_library, ()) if weight.ndim == 2 and weight.numel() >= _LEAST else None
+    is_large = weight.ndim == 2 and weight.numel() >= _LEAST
+    return (_library, ()) if is_large and weight.dtype == torch.float32 else None
 
 
 class _Sizes(ctypes.Structure):

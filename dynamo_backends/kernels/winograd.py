@@ -71,8 +71,9 @@ def _library() -> Any:
 
 def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
     """What compiles the library that a network with such a weight may need, and its arguments."""
-    several = weight.ndim == 4 and weight.shape[1] >= _FEW  # else it is one of few channels
-    return (_library, ()) if several and _filterings(weight) else None
+    if weight.ndim != 4 or weight.dtype not in KINDS or weight.shape[1] < _FEW:
+        return None
+    return (_library, ()) if _filterings(weight) else None
 
 
 def _function(filtering: str, kind: str, number: str) -> str:

@@ -88,7 +88,8 @@ class Race:
         least: Each sample consists of a multiple of so many calls. With the number of sets, each
             takes every set as often as the others.
         system: Counts what others do.
-        patience: So many budgets may pass where others disturb the race.
+        patience: So many budgets may pass where others disturb the race. With more than one a race
+            without any undisturbed sample ends with the first, after less than enough rounds.
     """
 
     def __init__(
@@ -138,10 +139,12 @@ class Race:
             active = [n for n in active if n not in self._failed]
             if on_round is not None:
                 on_round()
+            seconds = time.perf_counter() - start
+            if self._is_lost(active) and seconds > self._budget_s:
+                break
             if number < _LEAST_ROUNDS or number % 2 == 0:
                 continue
             undecided, active = self._settle(active, baseline)
-            seconds = time.perf_counter() - start
             if seconds > self._budget_s * (1 if self._clear(active) else self._patience):
                 break
             if not undecided and self._clear(active):
@@ -243,6 +246,10 @@ class Race:
     def _clear(self, active: Sequence[str]) -> bool:
         """Whether those who go on have enough samples that nobody disturbed."""
         return all(self._samples[n].enough for n in active)
+
+    def _is_lost(self, active: Sequence[str]) -> bool:
+        """Whether a race that waits for undisturbed samples has none: it will not be clear."""
+        return self._patience > 1 and not any(any(self._samples[n].quiet) for n in active)
 
     def _contention(self, active: Sequence[str], watch: Watch) -> Contention:
         quiet = [each for samples in self._samples.values() for each in samples.quiet]

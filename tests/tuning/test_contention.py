@@ -16,12 +16,15 @@ Sample = Callable[[int], tuple[float, bool]]
 """From the number of a sample to its seconds, and whether another process interrupted it."""
 
 
-def race(monkeypatch: pytest.MonkeyPatch, others: float = 0.0, **candidates: Sample) -> Measured:
+def race(
+    monkeypatch: pytest.MonkeyPatch, others: float = 0.0, patience: float = 1, **candidates: Sample
+) -> Measured:
     """A race on a planted machine, on which others have processors all the time."""
     system = PlantedSystem()
     counts = {name: itertools.count() for name in candidates}
     runs: dict[str, Any] = {name: lambda args, name=name: name for name in candidates}
-    made = Race(runs, lambda: [], pauses=False, system=system)
+    budget_s = 60.0 if patience == 1 else 0.0
+    made = Race(runs, lambda: [], pauses=False, system=system, budget_s=budget_s, patience=patience)
 
     def sample(run: Any, repeat: int) -> float:
         name = run([])
@@ -69,6 +72,17 @@ def test_a_race_without_undisturbed_samples_is_not_clear(monkeypatch: pytest.Mon
     assert not measured.clear
     assert measured.contention.disturbed
     assert set(measured.order) == {"usual", "other"}
+
+
+def test_a_lost_race_ends_early(monkeypatch: pytest.MonkeyPatch):
+    def never(number: int) -> tuple[float, bool]:
+        return 0.002, True
+
+    measured = race(monkeypatch, 1.0, 3, usual=never, other=never)
+    assert len(measured.timings["other"].samples) == 1
+    assert not measured.clear
+    measured = race(monkeypatch, 1.0, 3, usual=steady(0.001), other=hogged(0.001, 6))
+    assert len(measured.timings["other"].samples) >= 7, "there is hope"
 
 
 def test_a_hopeless_candidate_was_seen_undisturbed(monkeypatch: pytest.MonkeyPatch):

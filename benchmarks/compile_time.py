@@ -2,6 +2,7 @@
 
     python benchmarks/compile_time.py
     python benchmarks/compile_time.py --share
+    python benchmarks/compile_time.py --table --json table.json # the same call goes on
 
 Each compilation is the first in a process of its own with empty cache folders. Counted is the first
 call (capture, compilation, one run) less one further call.
@@ -9,6 +10,13 @@ call (capture, compilation, one run) less one further call.
 With --share: for every model of the classic suite, which part of the first call the comparison with
 eager takes (the option `verify`), and by how much the process grows in that call with it and
 without.
+
+With --table: twelve models by Inductor and this package's backends, each in a process with empty
+caches, in a second one, and in one that finds verdicts and choices but no graph; and exported and
+loaded by hand. Whole first calls are counted. The exit status is 1 if, in the geometric mean,
+onnxrt or ov takes more than 1.5 times as long as by hand, inductor_freezing more than 0.6 times as
+long as inductor, openxla a quarter of that, or a second process more than 0.6 times as long as the
+first.
 """
 
 import argparse
@@ -24,8 +32,11 @@ from rich.table import Table
 
 import dynamo_backends
 import harness
+from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites.case import call
 from dynamo_backends.tuning.memory import peak_rss_bytes, rss_bytes
+from harness import compilations
+from harness.kept import Kept, measure_left
 
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""
@@ -34,6 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
     settings = parse(arguments)
+    if settings.table:
+        return print_table(settings)
     if settings.child:
         return child(settings.model, settings.child, settings.batch, settings.verify)
     if settings.share:
@@ -55,6 +68,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.json:
         harness.save_json(settings.json, "compile time", [seconds], settings=vars(settings))
     return 1 if settings.at_least is not None and ratio < settings.at_least else 0
+
+
+def print_table(settings: argparse.Namespace) -> int:
+    """Measures what is left of the table, and prints it; the exit status."""
+    if settings.child:
+        return compilations.child(settings.child, settings.batch)
+    console = harness.announce()
+    every = compilations.cases(settings.batch)
+    try:
+        chosen = harness.find_cases(every, settings.models) if settings.models else every
+        context = {**harness.environment(), "batch": settings.batch}
+        kept = Kept(settings.json, "compilations", context)
+    except (ValueError, ResultError) as error:
+        console.print(f"[red]{error}[/]", highlight=False)
+        return 2
+    models = [case.name for case in chosen]
+    names = [f"{model}/{who}" for model in models for who in compilations.WHO]
+
+    def measure(name: str) -> dict[str, Any]:
+        return compilations.in_processes(__file__, name, settings.batch)
+
+    left = measure_left(names, kept, measure, console, settings.minutes)
+    console.print(compilations.table(models, kept.results))
+    found = compilations.problems(models, kept.results)
+    for text in found:
+        console.print(f"[red]{text}[/]", highlight=False)
+    if left:
+        console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
+    return 1 if found else 0
 
 
 def print_shares(settings: argparse.Namespace) -> int:
@@ -124,7 +166,11 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--against", default="inductor")
     parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
     parser.add_argument("--share", action="store_true", help="what the comparison with eager takes")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="with --share: only these")
+    parser.add_argument("--table", action="store_true", help="twelve models, by all backends")
+    parser.add_argument("--minutes", type=float, help="with --table: begin none later than that")
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", help="with --share and --table: only these"
+    )
     parser.add_argument("--at-most", type=float, metavar="SHARE", help="largest that passes")
     parser.add_argument("--verify", default="first", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -33,7 +33,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import harness  # noqa: E402
 from dynamo_backends import get_backend  # noqa: E402
 from dynamo_backends.bench.suites import ModelCase, call  # noqa: E402
+from dynamo_backends.bench.suites.case import image  # noqa: E402
 from dynamo_backends.bench.suites.streams import embeddings  # noqa: E402
+from dynamo_backends.bench.torchvision_shim import import_torchvision  # noqa: E402
 from dynamo_backends.interface.errors import CompileError  # noqa: E402
 from dynamo_backends.runtime.shipped_verdicts import (  # noqa: E402
     Verdict,
@@ -46,6 +48,22 @@ TRIALS = {"onnxrt": "ort", "ov": "openvino", "tvm": "tvm", "iree": "iree"}
 """Backends with verdicts, each with its folder."""
 
 PARTS = ROOT / "build" / "verdicts"
+
+IMAGES = (
+    "convnext_tiny",
+    "densenet121",
+    "efficientnet_b0",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "regnet_y_400mf",
+    "resnet101",
+    "resnet34",
+    "shufflenet_v2_x1_0",
+    "swin_t",
+    "vgg11",
+    "wide_resnet50_2",
+)
+"""Builders of torchvision.models, besides those of the suite."""
 
 Work = tuple[str, Callable[[str], None]]
 """A name, and a function that asks a backend about the graphs of a model."""
@@ -146,8 +164,20 @@ def work() -> Iterator[Work]:
         if "attention" in case.tags:
             yield f"test-{case.name}-dynamic", functools.partial(_ask, case=case, dynamic=True)
         yield f"test-{case.name}-training", functools.partial(_train, case=case)
-    for case in (*harness.suite("classic"), *harness.suite("transformers")):
+    for case in (*harness.suite("classic"), *harness.suite("transformers"), *_of_images()):
         yield case.name, functools.partial(_ask, case=case)
+
+
+def _of_images() -> Iterator[ModelCase]:
+    """Networks whose convolutions are those of many others; verdicts hold for every batch."""
+    for name in IMAGES:
+        build = functools.partial(_built, name)
+        yield ModelCase(name, build, image(2, 224), frozenset({"conv"}), enliven=False)
+
+
+def _built(name: str) -> torch.nn.Module:
+    model: torch.nn.Module = getattr(import_torchvision().models, name)()
+    return model
 
 
 def _ask_embeddings(backend: str) -> None:

@@ -82,6 +82,8 @@ from dynamo_backends._torch_private.inductor import (
     compile_quantized_with_inductor,
     compile_step_with_inductor,
     compile_with_inductor,
+    find_vectors,
+    import_inductor,
     inductor_decompositions,
     load_cpp,
     prepacked_convolution,

@@ -10,12 +10,16 @@
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
+| `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch.ops.mkldnn._convolution_pointwise` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11.0, 2.13.0, 2.15.0 |
 """
 
+import functools
+import threading
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from operator import attrgetter
@@ -70,6 +74,7 @@ def compile_step_with_inductor(
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
+    find_vectors()
     mode = detect_fake_mode(list(inputs))
     # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
     aten = torch.ops.aten
@@ -106,6 +111,7 @@ def compile_frozen_with_inductor(
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
 
+    find_vectors()
     mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     if any(settings.get(name, getattr(config, name)) for name in _PACK):
         name = "post_grad_custom_post_pass"
@@ -176,12 +182,18 @@ def _followed_by(passes: Any, last: Callable[[fx.Graph], None]) -> Callable[[fx.
     return run
 
 
+def import_inductor() -> None:
+    """Imports what compiling takes; two threads that did so would see modules half made."""
+    for name in ("compile_fx", "codecache", "cpp_builder", "cpu_vec_isa", "graph"):
+        import_module(f"torch._inductor.{name}")
+
+
 def load_cpp(source: str) -> Any:
     """Compiles C++ as Inductor compiles its own, or finds it in Inductor's cache on disk.
 
     Args:
         source: May include `torch/csrc/inductor/cpp_prefix.h`, which has the vectors of this
-            processor and OpenMP.
+            processor and OpenMP; and is precompiled, once for this machine.
 
     Returns:
         A `ctypes.CDLL`.
@@ -189,9 +201,40 @@ def load_cpp(source: str) -> Any:
     Raises:
         RuntimeError: There is no compiler, or it refuses the source.
     """
-    from torch._inductor.codecache import CppCodeCache
+    find_vectors()
+    return _kernel_cache().load(source)
 
-    return CppCodeCache.load(source)
+
+@functools.cache
+def _kernel_cache() -> Any:
+    """Inductor's cache of libraries, with the flags and the header of its own kernels."""
+    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
+
+    header = getattr(CppPythonBindingsCodeCache, "_get_uncompiled_header", None)
+    flags = CppPythonBindingsCodeCache.cpp_compile_command_flags
+    own: dict[str, Any] = {"cache": {}, "cpp_compile_command_flags": dict(flags)}
+    if header is not None:
+        own["_get_uncompiled_header"] = classmethod(lambda _, device: header(device))
+    return type("KernelCache", (CppCodeCache,), own)
+
+
+_vectors = threading.Lock()
+
+
+def find_vectors() -> None:
+    """Lets Inductor find the vectors of this processor where torch itself computes with them.
+
+    It would compile a file for each kind of vectors, seconds each, to see whether torch's libraries
+    have functions for them. They have if torch's own kernels are for the largest kind.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    level = torch.backends.cpu.get_cpu_capability()
+    largest = level == "AVX512" or (level == "AVX2" and not torch.cpu._is_avx512_supported())
+    if largest and config.cpp.vec_isa_ok is None:
+        # It remembers what it found, and must not be asked by two threads at a time.
+        with _vectors, config.patch({"cpp.vec_isa_ok": True}):
+            cpu_vec_isa.valid_vec_isa_list()
 
 
 def tell_inductor_of_images(operator: Any) -> None:

@@ -21,6 +21,8 @@ from dynamo_backends.runtime.cache import DiskCache, cache_folder
 log = logging.getLogger("dynamo_backends")
 
 FORMAT = 1
+_AGAIN_S = 3600.0
+_ALWAYS_BUSY = 3
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,6 +47,8 @@ class Decision:
         lines: The user's lines that the graph came from when it was tuned, "file:line, code", the
             ones with most calls first.
         features: The graph in numbers (see `priors.graph_features`).
+        disturbed: So many times in a row was the machine busy while candidates were raced, this
+            time included; 0: it was quiet.
     """
 
     key: str
@@ -62,16 +66,22 @@ class Decision:
     seconds: Mapping[str, float] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
     features: Mapping[str, float] = field(default_factory=dict)
+    disturbed: int = 0
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
         """Whether it still decides.
+
+        One that was made on a busy machine does for an hour, or if that happened three times in a
+        row: this machine is always busy.
 
         Args:
             names: Of the candidates that there are.
             budget_s: Seconds that may be spent; with more than it was made with, candidates that
                 it left out for want of time may win.
         """
-        return self.winner in names and not 0 < self.short_of_s < budget_s
+        fresh = time.time() - self.created < _AGAIN_S
+        settled = fresh or self.disturbed in (0, _ALWAYS_BUSY)
+        return settled and self.winner in names and not 0 < self.short_of_s < budget_s
 
     def to_dict(self) -> dict[str, Any]:
         """In types that JSON has."""
@@ -98,6 +108,7 @@ class Decision:
         values["lines"] = tuple(map(str, values.get("lines", ())))
         values["mutated"] = tuple(map(int, values["mutated"]))
         values["short_of_s"] = float(values.get("short_of_s", 0.0))
+        values["disturbed"] = min(int(values.get("disturbed", 0)), _ALWAYS_BUSY)
         for numbers in ("seconds", "features"):
             of_names = dict(values.get(numbers, {}))
             values[numbers] = {str(name): float(number) for name, number in of_names.items()}

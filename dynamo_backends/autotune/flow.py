@@ -119,6 +119,7 @@ class DecisionFlow:
         self._names = {*others, *self._competing}
         self._report = report
         self._short_of_s = 0.0  # see `Decision`
+        self._disturbed = 0
         self._mutated: tuple[int, ...] = ()
         self.key: str | None = None
         if options.cache and question.mark is not None:
@@ -157,7 +158,10 @@ class DecisionFlow:
         decision = None
         with done_without(self._report, "reading autotune's decisions"):
             decision = Decisions().get(self.key)
-        if decision is None or not decision.holds(self._names, self._options.budget_s):
+        if decision is None:
+            return None
+        self._disturbed = decision.disturbed
+        if not decision.holds(self._names, self._options.budget_s):
             return None
         COUNTS.add(remembered=1)
         self._short_of_s = decision.short_of_s
@@ -223,6 +227,7 @@ class DecisionFlow:
             mutated: Positions of the inputs that the graph writes to.
         """
         self._short_of_s = outcome.short_of_s
+        self._disturbed = self._disturbed + 1 if outcome.disturbed else 0
         self._mutated = tuple(sorted(mutated))
         capture_s = self._question.capture_s
         capture = {} if capture_s is None else {"capture": capture_s}
@@ -254,6 +259,7 @@ class DecisionFlow:
                     self._mutated,
                     environment(question.devices),
                     short_of_s=self._short_of_s,
+                    disturbed=self._disturbed,
                     seconds=dict(choice.seconds),
                     lines=question.lines(),
                     features=question.features,

@@ -116,4 +116,5 @@ class Listener:
 def read_outcome(answered: dict[str, Any]) -> Outcome:
     """The outcome in the answer to a task."""
     rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
-    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])
+    disturbed = bool(answered.get("disturbed", False))
+    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed)

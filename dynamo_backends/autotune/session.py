@@ -143,12 +143,14 @@ class Outcome:
         rows: What became of each.
         short_of_s: Seconds of the budget, if that did not last for all; else 0.
         seconds: See `GraphReport.tuning_seconds`.
+        disturbed: Other processes had the processors while candidates were raced.
     """
 
     winner: str
     rows: tuple[CandidateReport, ...]
     short_of_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    disturbed: bool = False
 
     @property
     def is_tried(self) -> bool:
@@ -361,7 +363,11 @@ class TuningSession:
         rows = [self._rows[n] for n in order]
         rows += [row for n, row in self._rows.items() if n not in order]
         short = self._budget.total_s if self._cut else 0.0
-        return Outcome(winner, tuple(rows), short, {"reference": self._reference_s})
+        disturbed = measured.contention.disturbed and not measured.clear
+        if disturbed:
+            text = "%s: a busy machine: %s; it is raced again later"
+            log.info(text, self._subject.title, measured.contention)
+        return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
 
     def _fastest(self, order: Sequence[str], measured: Measured) -> str:
         """The fastest; eager if it is no slower, else of several equal ones the cheapest."""

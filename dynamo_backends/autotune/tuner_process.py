@@ -203,6 +203,7 @@ def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
         "rows": plain(outcome.rows),
         "short_of_s": outcome.short_of_s,
         "seconds": plain(outcome.seconds),
+        "disturbed": outcome.disturbed,
         "spent_s": budget.spent_s,
     }
 

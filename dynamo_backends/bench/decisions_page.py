@@ -139,6 +139,9 @@ def _section(decision: Decision) -> _Section:
         "short of time": f"the budget of {decision.short_of_s:g} s did not last for all"
         if decision.short_of_s
         else "",
+        "busy machine": "others had the processors while candidates were raced"
+        if decision.disturbed
+        else "",
         "key": decision.key,
     }
     return _Section(

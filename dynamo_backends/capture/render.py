@@ -11,6 +11,7 @@ from rich.text import Text
 from dynamo_backends.capture.candidates import candidates_table, measured_text, tuning_seconds
 from dynamo_backends.capture.traffic import traffic_table
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport
+from dynamo_backends.interface.stages import in_words
 
 if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation, GraphExplanation
@@ -170,6 +171,8 @@ def _compilations(report: GraphReport) -> Iterable[RenderableType]:
     hits = f", {report.cache_hits} from the disk cache" if report.cache_hits else ""
     bound = f"; weights prepared anew {report.rebinds} times" if report.rebinds else ""
     yield _line(f"{made}{hits}, {report.compile_seconds:.2f} s{bound}", indent=4)
+    if stages := in_words(report.stage_seconds):
+        yield _line(f"seconds of each stage: {stages}", indent=6)
     if report.symbols:
         ranges = ", ".join(f"{name} {text}" for name, text in report.symbols.items())
         yield _line(f"symbols: {ranges}", indent=4)

@@ -7,7 +7,7 @@ The settings are in force while these graphs are compiled and at no other time; 
 import os
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -74,6 +74,12 @@ class InductorFreezing(Backend):
         """See `Backend.prepare`."""
         if options.is_int8:
             require(TORCHAO, self.name)
+
+    def foresee(self, inputs: Sequence[Any], options: Any) -> None:
+        """See `Backend.foresee`. Kernels are compiled beside capture."""
+        from dynamo_backends.kernels.ahead import start
+
+        start(inputs)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""

@@ -28,6 +28,7 @@ from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
 
+_SCORES_IN_CACHE = 1 << 17  # of a head; in bfloat16 these are 256 KiB
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _CARRIERS = {
     operator.getitem,
@@ -159,7 +160,8 @@ def _is_faster_in_products(node: fx.Node) -> bool:
         }
 
     layouts = [(x.shape, x.contiguous().stride(), x.dtype) for x in (query, key, value)]
-    return fastest("attention", "whole", ways, layouts) == "products"
+    safe = "products" if length * key.shape[-2] <= _SCORES_IN_CACHE else "whole"
+    return fastest("attention", "whole", ways, layouts, safe=safe) == "products"
 
 
 class _Types:

@@ -20,6 +20,7 @@ from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
+from dynamo_backends.kernels import ahead
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
@@ -83,6 +84,7 @@ class InductorExecutable(PreparedExecutable):
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
         """Puts kernels of this package in, where they suit the sizes."""
+        ahead.finish()
         use_skinny_gemm(module)
         multiply_by_onednn(module)
         few = use_small_channels(module)

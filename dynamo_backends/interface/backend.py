@@ -299,6 +299,14 @@ class Backend(ABC):
         """
         return None
 
+    def foresee(self, inputs: Sequence[Any], options: Any) -> None:  # noqa: B027 - has a default
+        """Told what was captured before it is traced: what compiling takes may begin beside that.
+
+        Args:
+            inputs: Of the captured graph, real tensors; weights among them.
+            options: An instance of `Options`.
+        """
+
     def donates(self, graph: "Graph", options: Any) -> bool:
         """Whether `compile` uses `Input.updated_by`: new contents are written over the old ones.
 

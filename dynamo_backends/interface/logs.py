@@ -13,10 +13,15 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def silenced(*names: str) -> Iterator[None]:
     """Nothing below CRITICAL comes from these loggers and their children inside the block."""
-    loggers = [
-        logging.getLogger(known)
-        for known in (*names, *logging.root.manager.loggerDict)
-        if any(known == name or known.startswith(f"{name}.") for name in names)
+    loggers = [logging.getLogger(name) for name in names]
+    # Children without a level of their own have their parent's. Setting one takes a while: it makes
+    # all loggers of the process forget what they are enabled for.
+    loggers += [
+        logger
+        for known, logger in list(logging.root.manager.loggerDict.items())
+        if isinstance(logger, logging.Logger)
+        and logger.level
+        and any(known.startswith(f"{name}.") for name in names)
     ]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

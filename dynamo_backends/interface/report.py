@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dynamo_backends._torch_private import compile_id
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.mesh_report import MeshReport
+from dynamo_backends.interface.stages import VERIFICATION, StageClock
 
 log = logging.getLogger("dynamo_backends")
 
@@ -223,6 +224,9 @@ class GraphReport:
         events: What was replaced by eager after it was compiled, and why.
         verified: How many blocks or steps were compared with eager (see `Options.verify`).
         verify_seconds: Time that took, without the compiled code itself.
+        stage_seconds: Where the time of its compilations and first calls went, by stage (see
+            `stages.STAGES`), each without the others. Those of Dynamo and AOT Autograd are noted
+            with the first graph of a capture.
         unverified: Reasons why some could not be compared.
         inputs: The inputs, with roles, mutations and aliases.
         output_aliases: Which outputs share memory with inputs or other outputs, in words.
@@ -271,6 +275,7 @@ class GraphReport:
     events: list[EagerEvent] = field(default_factory=list)
     verified: int = 0
     verify_seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict, repr=False)
     unverified: list[str] = field(default_factory=list)
     inputs: tuple[InputReport, ...] = field(default=(), repr=False)
     output_aliases: tuple[str, ...] = ()
@@ -326,6 +331,7 @@ class GraphReport:
             unverified: Why it could not; empty: it could.
         """
         self.verify_seconds += seconds
+        StageClock(self.stage_seconds).add(VERIFICATION, seconds)
         total.add(compared=not unverified)
         if not unverified:
             self.verified += 1

@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.measured import fastest
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer
+from dynamo_backends.runtime.processor import processor_family
 from dynamo_backends.tuning.race import Run
 
 aten = torch.ops.aten
@@ -80,7 +81,8 @@ def _is_faster(x: fx.Node, product: fx.Node, ranged: bool) -> bool:
 
     layout = ((rows, depth), (depth, 1), torch.float32)
     kind = f"linear layer {columns}{' of any rows' * ranged}"  # oneDNN computes what follows, too
-    return fastest(kind, "MKL", ways, [layout], preferred="oneDNN") == "oneDNN"
+    safe = "MKL" if processor_family().startswith("GenuineIntel") else "oneDNN"
+    return fastest(kind, "MKL", ways, [layout], preferred="oneDNN", safe=safe) == "oneDNN"
 
 
 def _by_mkl(weight: Tensor, rows: int) -> Any:

@@ -1,17 +1,29 @@
-"""Choices that depend on the processor: measured, once for each kind of call in a process."""
+"""Choices that depend on the processor: raced once for each kind of call, and kept on disk.
 
-import threading
+Kinds are classes of shapes: of the first dimension, which is the batch or the rows, only the power
+of two counts that it does not exceed.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.tuning.race import Race, Run
+from dynamo_backends.interface.stages import RACES, stage
+from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
+from dynamo_backends.runtime.processor import processor, processor_name
+from dynamo_backends.tuning.choices import Choices
+from dynamo_backends.tuning.race import Measured, Race, Run
+
+FOLDER = "choices"
+"""In the cache folder."""
 
 _BUDGET_S = 0.2  # for each kind
-_known: dict[str, str] = {}
-_lock = threading.Lock()
+_PATIENCE = 3  # budgets, where others disturb the race
+_LIMIT = 16 << 20  # bytes on disk
+_NATIVE = ("numbers.h", "skinny_gemm.cpp", "small_channels.cpp", "winograd.cpp")
+_SOURCES = ("kernels", *(f"kernels/{name}" for name in _NATIVE))
 
 Layout = tuple[Sequence[int], Sequence[int], torch.dtype]
 """Shape, strides and data type of a tensor."""
@@ -23,10 +35,11 @@ def fastest(
     make: Callable[[], Mapping[str, Run]],
     layouts: Sequence[Layout],
     preferred: str | None = None,
+    safe: str | None = None,
 ) -> str:
     """Name of the fastest way to compute something.
 
-    Equal kinds give equal choices as long as the process lives. Where torch is told to be
+    Equal kinds give equal choices while a graph is compiled. Where torch is told to be
     deterministic nothing is measured, and it is the usual one.
 
     Args:
@@ -35,23 +48,48 @@ def fastest(
         make: Gives all ways by name, each a function of a list of tensors.
         layouts: Of these tensors.
         preferred: Name of the way to be taken if no other one is faster; by default the usual one.
+        safe: Name of the way that is the fastest most often, to be taken where others disturb the
+            race; by default the preferred one.
     """
     if torch.are_deterministic_algorithms_enabled():
         return usual
-    key = f"{kind} {layouts} {torch.get_num_threads()}"
-    with _lock:
-        if key not in _known:
-            with private.disable_current_modes(), torch.no_grad():
-                _known[key] = _race(preferred or usual, make(), layouts)
-        return _known[key]
+    preferred = preferred or usual
+    classes = [_class_of(layout) for layout in layouts]
+    key = f"{kind} {classes} {torch.get_num_threads()}"
+
+    def race() -> Measured:
+        with stage(RACES), private.disable_current_modes(), torch.no_grad():
+            return _race(preferred, make(), layouts)
+
+    return choices(key, safe or preferred, preferred, race).way
 
 
-def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> str:
+def _class_of(layout: Layout) -> tuple[list[int], list[int], torch.dtype]:
+    """A layout with the power of two in place of the first dimension, and dense strides' order."""
+    (first, *rest), strides, dtype = layout
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    return [1 << (int(first) - 1).bit_length(), *map(int, rest)], order, dtype
+
+
+def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> Measured:
     def inputs() -> list[Tensor]:
         return [
             torch.empty_strided(shape, strides, dtype=dtype).fill_(1.0)
             for shape, strides, dtype in layouts
         ]
 
-    measured = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S).run(preferred)
-    return preferred if preferred in measured.equal else measured.order[0]
+    race = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S, patience=_PATIENCE)
+    return race.run(preferred)
+
+
+def _store() -> DiskCache:
+    return DiskCache(cache_folder() / FOLDER, _LIMIT, what="choices among kernels")
+
+
+def _holds_for() -> str:
+    sources = source_digest(*_SOURCES)
+    return f"{sources} {torch.__version__} {processor()} {processor_name()}"
+
+
+choices = Choices(_store, _holds_for)
+"""Those of this process."""

@@ -1,8 +1,10 @@
 """Kernels in C++ beside the modules that call them."""
 
 import ctypes
+import functools
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,20 @@ KINDS = {torch.float32: "Float", torch.bfloat16: "BFloat16"}
 """Types of images and weights, as numbers.h calls them."""
 _HEADER = "numbers.h"
 _workspaces = threading.local()
+
+
+def once(function: Callable[..., Any]) -> Any:
+    """`functools.cache` of a function that runs once, whichever threads call it."""
+    lock = threading.RLock()
+    cached = functools.cache(function)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with lock:
+            return cached(*args)
+
+    call.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    return call
 
 
 def load_kernel(module: str, **inserted: str) -> Any | None:

@@ -7,7 +7,6 @@ Weights stay where they are; a bias and a relu are part of the call.
 """
 
 import ctypes
-import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.nn.functional import linear
 from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.linears import prepacked_linear
 from dynamo_backends.kernels.measured import fastest
-from dynamo_backends.kernels.native_code import load_kernel, pointers
+from dynamo_backends.kernels.native_code import load_kernel, once, pointers
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer, replace, with_relu
 from dynamo_backends.tuning.race import Run
 
@@ -27,13 +26,19 @@ aten = torch.ops.aten
 _LEAST = 1 << 20  # elements of a weight; smaller ones stay in the cache
 
 
-@functools.cache
+@once
 def _library() -> Any:
     """The compiled `skinny_gemm.cpp`; None if it cannot be compiled here."""
     library = load_kernel(__file__)
     if library is not None:
         library.most.restype = ctypes.c_int64
     return library
+
+
+def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """What compiles the library that a network with such a weight may need, and its arguments."""
+    is_large = weight.ndim == 2 and weight.numel() >= _LEAST
+    return (_library, ()) if is_large and weight.dtype == torch.float32 else None
 
 
 class _Sizes(ctypes.Structure):

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.measured import fastest
-from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel
+from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel, once
 from dynamo_backends.kernels.patterns import (
     Convolution,
     convolutions,
@@ -51,7 +51,7 @@ _ONEDNN, _OURS = "oneDNN", "few channels"
 # The library.
 
 
-@functools.cache
+@once
 def _library(grouped: bool, dtype: torch.dtype) -> Any:
     """The compiled `small_channels.cpp`; None if it cannot be compiled, or computes no such here.
 
@@ -78,6 +78,16 @@ def _library(grouped: bool, dtype: torch.dtype) -> Any:
     if grouped:
         private.tell_inductor_of_images(CONVOLVE_IN_GROUPS)
     return library
+
+
+def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """What compiles the library that a network with such a weight may need, and its arguments."""
+    if weight.ndim != 4 or weight.dtype not in KINDS:
+        return None
+    out, channels, _, width = weight.shape
+    if channels in _CHANNELS and width == _WINDOW and out > channels:
+        return _library, (True, weight.dtype)
+    return (_library, (False, weight.dtype)) if 1 < channels <= _MOST else None
 
 
 def _groups(channels: int, stride: int) -> str:

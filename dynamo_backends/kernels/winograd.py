@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.measured import fastest
-from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel
+from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel, once
 from dynamo_backends.kernels.patterns import (
     Convolution,
     convolutions,
@@ -38,6 +38,7 @@ aten = torch.ops.aten
 _FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
 _IN_BFLOAT16 = ("F2",)  # F4 errs 3.4 times as much as a direct convolution, F2 1.5 times
 _DIRECT = "direct"
+_FEW = 9  # channels: no vector has fewer, and what does has another kernel
 _CHUNK = 3 << 20  # bytes of transformed tiles that all threads work on together
 _LEAST = 108  # of these tiles: the weight is read once for so many
 _OWN_CHUNK = 512 << 10  # bytes of transformed tiles where each thread has its own,
@@ -47,7 +48,7 @@ _OWN_WEIGHT = 4 << 20  # which is where the transformed weight takes at most so 
 # The library.
 
 
-@functools.cache
+@once
 def _library() -> Any:
     """The compiled `winograd.cpp`; None if it cannot be compiled here."""
     library = load_kernel(
@@ -66,6 +67,13 @@ def _library() -> Any:
         getattr(library, name).restype = ctypes.c_int64
     private.tell_inductor_of_images(CONVOLVE)
     return library
+
+
+def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """What compiles the library that a network with such a weight may need, and its arguments."""
+    if weight.ndim != 4 or weight.dtype not in KINDS or weight.shape[1] < _FEW:
+        return None
+    return (_library, ()) if _filterings(weight) else None
 
 
 def _function(filtering: str, kind: str, number: str) -> str:
@@ -338,7 +346,13 @@ def _fastest(found: Convolution) -> str:
 
     layout = (x.shape, strides_of_images(x.shape), x.dtype)
     kind = f"convolution {tuple(w.shape)} {padding}"
-    return fastest(kind, _DIRECT, ways, [layout])
+    return fastest(kind, _DIRECT, ways, [layout], safe=_safe(w, x))
+
+
+def _safe(weight: Tensor, image: Tensor) -> str:
+    """What wins most often: the filtering with the largest tiles, where an image has several."""
+    filtering = _filterings(weight)[-1]
+    return filtering if min(image.shape[2:]) > _FILTERINGS[filtering].m else _DIRECT
 
 
 def _replace(found: Convolution, filtering: str) -> None:

@@ -42,6 +42,7 @@ from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.stages import LOADING, LOWERING, PLAN, stage
 from dynamo_backends.pipeline import background, compiler_process
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
@@ -118,7 +119,8 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """Partitions and compiles, until every block compiles."""
-        self._plan = self._planned()
+        with stage(PLAN):
+            self._plan = self._planned()
         while True:
             split = self._split()
             self._check_fallbacks(split)
@@ -273,12 +275,14 @@ class ProgramBuilder:
     def _made(self, graph: Graph, came: dict[str, bytes]) -> Executable:
         backend, options, plan = self._backend, self._options, self._plan
         make = functools.partial(_compile, backend, options, plan, graph)
-        if background.is_beside():
-            return compiler_process.compiled(backend, options, plan, graph, make, came)
-        return make()
+        with stage(LOWERING):
+            if background.is_beside():
+                return compiler_process.compiled(backend, options, plan, graph, make, came)
+            return make()
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
-        executable = self._backend.load(parts, graph, self._options)
+        with stage(LOADING):
+            executable = self._backend.load(parts, graph, self._options)
         self._report.cache_hits += 1
         return executable
 

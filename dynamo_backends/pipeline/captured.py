@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.aot.inputs import (
     CaptureFacts,
@@ -37,6 +38,14 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import GraphReport, Kind
+from dynamo_backends.interface.stages import (
+    AOT,
+    CAPTURE,
+    NORMAL_FORM,
+    StageClock,
+    clocked,
+    stage,
+)
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiled_graph import (
     CompiledGraph,
@@ -106,6 +115,7 @@ def _compile_captured(
         around = proving(options, captured, example_inputs)
     except CompileError as error:
         return _left_to_eager(backend, captured, options, number, str(error))
+    backend.foresee(example_inputs, options)
     home = home_of(example_inputs)
     if home is not None:
         options = backend.placed(options, home)
@@ -115,7 +125,10 @@ def _compile_captured(
     table = decompositions(keep=frozenset(backend.keeps(options)))
     places = subclass_inputs(example_inputs)
     complete = not places and residency is None and around is None
-    with taking_handles():
+    clock = StageClock()
+    if (seconds := private.capture_seconds()) is not None:
+        clock.add(CAPTURE, seconds)
+    with taking_handles(), clocked(clock), stage(AOT):
         compiled = compile_functional(
             captured, example_inputs, compile_graph, table, options.partitioner, complete
         )
@@ -200,7 +213,9 @@ class _GraphCompiler:
     ) -> Callable[[list[Any]], Sequence[Any]]:
         """What runs a graph: eager, if preparing it fails."""
         try:
-            return self._compile(gm, kind, static, report)
+            with clocked(StageClock()) as clock:
+                report.stage_seconds = clock.seconds
+                return self._compile(gm, kind, static, report)
         except Exception as error:
             stage = "preparing the graph"
             compiled = in_eager(InEager(gm), gm, report, self.options, error, stage)
@@ -211,7 +226,8 @@ class _GraphCompiler:
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
     ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
-        normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        with stage(NORMAL_FORM):
+            normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):

@@ -21,6 +21,7 @@ from dynamo_backends.graph.specialize import (
     specialize,
     stand_ins,
 )
+from dynamo_backends.interface import stages
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
@@ -261,11 +262,12 @@ class CompiledGraph:
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""
-        if self._padded is not None and key not in self._counted:
-            padded = self._find_padded(self._padded, key, values)
-            if padded is not None:
-                return padded
-        return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+        with stages.clocked(stages.StageClock(self.report.stage_seconds)):
+            if self._padded is not None and key not in self._counted:
+                padded = self._find_padded(self._padded, key, values)
+                if padded is not None:
+                    return padded
+            return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
@@ -297,12 +299,13 @@ class CompiledGraph:
     def _compile(self, make: Callable[[], Graph]) -> Compiled:
         """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
         try:
-            graph = make()
-            PASSES(graph)
+            with stages.stage(stages.PASSES):
+                graph = make()
+                PASSES(graph)
             return self._ranged.find(graph) or self._shared(graph) or self._built(graph)
         except Exception as error:
-            module, stage = self._graph.module, "compiling the graph"
-            in_eager(self._eager, module, self.report, self._options, error, stage)
+            module, what = self._graph.module, "compiling the graph"
+            in_eager(self._eager, module, self.report, self._options, error, what)
             return self._eager
 
     def _with_distinct_sizes(self, graph: Graph) -> Graph | None:

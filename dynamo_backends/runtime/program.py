@@ -19,6 +19,7 @@ from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.interface.stages import VENDOR, stage
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
@@ -90,7 +91,8 @@ class Block:
             self._instead = self._verified
         if not graph.weights:
             try:
-                self._unbound = executable.bind(())[0]
+                with stage(VENDOR):
+                    self._unbound = executable.bind(())[0]
             except Exception as error:
                 self._switch.failed(brief_error(error), error)
                 self._instead = self._switch.eager

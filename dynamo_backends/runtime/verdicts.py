@@ -20,6 +20,7 @@ import torch
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.stages import TRIALS, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_class
 from dynamo_backends.runtime.shipped_verdicts import HoldsFor, Verdict, shipped_verdicts
@@ -89,7 +90,7 @@ class Verdicts:
         with self._lock:
             verdict = self.get(kind, keep)
             if verdict is None:
-                with disable_current_modes(), torch.no_grad():
+                with stage(TRIALS), disable_current_modes(), torch.no_grad():
                     verdict = find()
                 self.put(kind, verdict, keep)
             return verdict

@@ -15,6 +15,7 @@ from torch import Tensor
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.stages import VENDOR, StageClock, clocked, stage
 from dynamo_backends.runtime.freezing import Policy, Snapshot, pointers
 
 MODELS = 4
@@ -79,8 +80,9 @@ class WeightBinding:
         elif len(self._models) >= MODELS:
             _, before = self._models.popitem(last=False)
         wasted = 1 if before is None else before.wasted + 1
-        live = self._executable.bind_live(weights) if wasted > WASTED else None
-        bound, copied = live or self._executable.bind(weights)
+        with clocked(StageClock(self._report.stage_seconds)), stage(VENDOR):
+            live = self._executable.bind_live(weights) if wasted > WASTED else None
+            bound, copied = live or self._executable.bind(weights)
         is_asked = live is not None or wasted <= WASTED or wasted % ASK_AGAIN == 0
         watched = copied if is_asked else ()
         snapshot = Snapshot(weights, watched, self._policy, self._forgetting(key))

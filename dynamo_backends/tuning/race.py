@@ -4,20 +4,32 @@ Each round times every candidate that is still in question once, in a random ord
 in which threads of the one before stop spinning. Inputs rotate, so that no candidate lives off a
 cache that the user's calls would not find. A candidate leaves when it is significantly slower than
 the leader, and the race ends when all others have left or are equal to the leader within 1%.
+
+Samples in which another process took a processor do not count as long as there are others
+(`samples.py`); a disturbed race is longer, for the sake of these, and says that it was disturbed.
 """
 
 import itertools
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from dynamo_backends.tuning.contention import (
+    Contention,
+    System,
+    Watch,
+    free_processors,
+    is_harmless,
+)
 from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
+from dynamo_backends.tuning.samples import Samples
+from dynamo_backends.tuning.statistics import Ratio, Timing, scatter
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """From a list of inputs to outputs."""
@@ -35,7 +47,6 @@ _MOST_ROUNDS = 60
 _SHORT_S = 5e-4  # a sample of shorter calls consists of several
 _MOST_REPEATS = 50
 _PAUSE_S = 0.01
-_RESAMPLES = 400
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,9 @@ class Measured:
             `EQUAL`.
         failed: Candidates that raised, with the reason; they are in none of the others.
         seconds: How long each one was measured, pauses included; also those that failed.
+        contention: What other processes did meanwhile.
+        clear: Whether those who were compared to the end have enough undisturbed samples, or
+            nothing disturbed the race.
     """
 
     timings: Mapping[str, Timing]
@@ -57,6 +71,8 @@ class Measured:
     equal: frozenset[str]
     failed: Mapping[str, str]
     seconds: Mapping[str, float]
+    contention: Contention = field(default_factory=Contention)
+    clear: bool = True
 
 
 class Race:
@@ -71,6 +87,9 @@ class Race:
         seed: Of the order in the rounds.
         least: Each sample consists of a multiple of so many calls. With the number of sets, each
             takes every set as often as the others.
+        system: Counts what others do.
+        patience: So many budgets may pass where others disturb the race. With more than one a race
+            without any undisturbed sample ends with the first, after less than enough rounds.
     """
 
     def __init__(
@@ -83,6 +102,8 @@ class Race:
         budget_s: float = 60,
         seed: int = 0,
         least: int = 1,
+        system: System | None = None,
+        patience: float = 1,
     ):
         self._runs = dict(runs)
         self._sets = [inputs() for _ in range(sets)]
@@ -90,7 +111,9 @@ class Race:
         self._pause = _PAUSE_S if pauses else 0.0
         self._budget_s = budget_s
         self._shuffler = random.Random(seed)
-        self._samples: dict[str, list[float]] = {name: [] for name in runs}
+        self._system = system or System()
+        self._patience = patience
+        self._samples = {name: Samples() for name in runs}
         self._failed: dict[str, str] = {}
         self._spent: dict[str, float] = dict.fromkeys(runs, 0.0)
         self._repeat = self._least = least
@@ -104,39 +127,57 @@ class Race:
             on_round: Called after each round, to show progress.
         """
         start = time.perf_counter()
-        warm = self._warm_up()
+        watch = Watch(self._system)
+        warm, sure = self._warm_up()
         best = min(warm.values())
         passes = max(1, min(_MOST_REPEATS, int(_SHORT_S / max(best, 1e-7))) // self._least)
         self._repeat = passes * self._least
-        active = [n for n in warm if warm[n] < HOPELESS * best or n == baseline]
+        active = [n for n in warm if warm[n] < HOPELESS * best or n == baseline or n not in sure]
         hopeless = {n: t for n, t in warm.items() if n not in active}
         for number in range(1, _MOST_ROUNDS + 1):
             self._round(active)
             active = [n for n in active if n not in self._failed]
             if on_round is not None:
                 on_round()
+            seconds = time.perf_counter() - start
+            if self._is_lost(active) and seconds > self._budget_s:
+                break
             if number < _LEAST_ROUNDS or number % 2 == 0:
                 continue
             undecided, active = self._settle(active, baseline)
-            if not undecided or time.perf_counter() - start > self._budget_s:
+            if seconds > self._budget_s * (1 if self._clear(active) else self._patience):
                 break
-        return self._measured(active, hopeless, warm[baseline], baseline)
+            if not undecided and self._clear(active):
+                break
+        contention = self._contention(active, watch)
+        return self._measured(active, hopeless, warm[baseline], baseline, contention)
 
-    def _warm_up(self) -> dict[str, float]:
+    def _warm_up(self) -> tuple[dict[str, float], set[str]]:
+        """The shortest of each one's first calls; and for whom one of these was undisturbed."""
         found: dict[str, float] = {}
+        sure = set()
         for name in list(self._runs):
             with self._spending(name):
                 try:
-                    found[name] = min(self._first_calls(self._runs[name]))
+                    times, quiet = self._first_calls(self._runs[name])
                 except Exception as error:
                     self._fail(name, error)
-        return found
+                    continue
+            found[name] = min(quiet or times)
+            if quiet:
+                sure.add(name)
+        return found, sure
 
-    def _first_calls(self, run: Run) -> list[float]:
+    def _first_calls(self, run: Run) -> tuple[list[float], list[float]]:
+        """Seconds of all of them, and of those that were undisturbed."""
         times: list[float] = []
+        quiet: list[float] = []
         while len(times) < _WARMUP or (sum(times) < _WARMUP_S and len(times) < _MOST_REPEATS):
+            before = self._system.preemptions()
             times.append(self._sample(run, self._least))
-        return times
+            if is_harmless(self._system.preemptions() - before, times[-1] * self._least):
+                quiet.append(times[-1])
+        return times, quiet
 
     def _round(self, active: list[str]) -> None:
         order = list(active)
@@ -147,7 +188,10 @@ class Race:
                     time.sleep(self._pause)
                     if self._pause:
                         self._runs[name](list(next(self._next)))  # wakes threads that slept
-                    self._samples[name].append(self._sample(self._runs[name], self._repeat))
+                    before = self._system.preemptions()
+                    per_call = self._sample(self._runs[name], self._repeat)
+                    preemptions = self._system.preemptions() - before
+                    self._samples[name].add(per_call, per_call * self._repeat, preemptions)
                 except Exception as error:
                     self._fail(name, error)
 
@@ -185,26 +229,50 @@ class Race:
             ratio = self._against(leader, name)
             slower = ratio.high < 1
             equal = ratio.low > 1 - EQUAL
-            if slower and ratio.value < 1 - EQUAL and name != baseline:
+            sure = self._clear([leader, name])
+            if slower and ratio.value < 1 - EQUAL and name != baseline and sure:
                 continue
             going_on.append(name)
             undecided |= name != leader and not slower and not equal
         return undecided, going_on
 
     def _median(self, name: str) -> float:
-        return Timing(name, tuple(self._samples[name]), Ratio(1, 1, 1)).median
+        return statistics.median(self._samples[name].counted())
 
     def _against(self, leader: str, name: str) -> Ratio:
-        """The leader's time over another's, in the rounds in which both ran."""
-        n = min(len(self._samples[leader]), len(self._samples[name]))
-        first, second = self._samples[leader][:n], self._samples[name][:n]
-        return speedup(first, second, resamples=_RESAMPLES)
+        """The leader's time over another's."""
+        return self._samples[leader].over(self._samples[name], _LEAST_ROUNDS)
+
+    def _clear(self, active: Sequence[str]) -> bool:
+        """Whether those who go on have enough samples that nobody disturbed."""
+        return all(self._samples[n].enough for n in active)
+
+    def _is_lost(self, active: Sequence[str]) -> bool:
+        """Whether a race that waits for undisturbed samples has none: it will not be clear."""
+        return self._patience > 1 and not any(any(self._samples[n].quiet) for n in active)
+
+    def _contention(self, active: Sequence[str], watch: Watch) -> Contention:
+        quiet = [each for samples in self._samples.values() for each in samples.quiet]
+        return Contention(
+            watch.of_others(),
+            free_processors(),
+            1 - sum(quiet) / len(quiet) if quiet else 0.0,
+            max((scatter(self._samples[n].counted()) for n in active), default=0.0),
+        )
 
     def _measured(
-        self, active: Sequence[str], hopeless: Mapping[str, float], warm: float, baseline: str
+        self,
+        active: Sequence[str],
+        hopeless: Mapping[str, float],
+        warm: float,
+        baseline: str,
+        contention: Contention,
     ) -> Measured:
         raced = [n for n in self._samples if n not in hopeless]
-        timings = {n: Timing(n, tuple(self._samples[n]), self._against(baseline, n)) for n in raced}
+        timings = {
+            n: Timing(n, tuple(self._samples[n].counted()), self._against(baseline, n))
+            for n in raced
+        }
         for name, seconds in hopeless.items():
             value = warm / seconds
             timings[name] = Timing(name, (seconds,), Ratio(value, value, value))
@@ -212,8 +280,10 @@ class Race:
         others = [n for n in timings if n != leader]
         order = [leader, *sorted(others, key=lambda n: -timings[n].speedup.value)]
         equal = {n for n in active if n != leader and self._is_equal(leader, n)}
-        spent = dict(self._spent)
-        return Measured(timings, tuple(order), frozenset(equal), dict(self._failed), spent)
+        spent, clear = dict(self._spent), self._clear(active)
+        return Measured(
+            timings, tuple(order), frozenset(equal), dict(self._failed), spent, contention, clear
+        )
 
     def _is_equal(self, leader: str, name: str) -> bool:
         ratio = self._against(leader, name)

@@ -36,6 +36,27 @@ class Timing:
         return statistics.median(self.samples)
 
 
+def scatter(times: Sequence[float]) -> float:
+    """Interquartile range of times over their median; 0 for fewer than four."""
+    if len(times) < 4:
+        return 0.0
+    low, middle, high = np.percentile(np.asarray(times, float), [25, 50, 75])
+    return float((high - low) / middle) if middle > 0 else 0.0
+
+
+def separate_speedup(
+    baseline: Sequence[float], times: Sequence[float], resamples: int = 2000, seed: int = 0
+) -> Ratio:
+    """`speedup` of times that were not taken in the same rounds; there may be fewer of one."""
+    first, second = np.asarray(baseline, float), np.asarray(times, float)
+    generator = np.random.default_rng(seed)
+    medians = [
+        np.median(x[generator.integers(len(x), size=(resamples, len(x)))], axis=1)
+        for x in (first, second)
+    ]
+    return _ratio(first, second, medians[0] / medians[1])
+
+
 def speedup(
     baseline: Sequence[float], times: Sequence[float], resamples: int = 2000, seed: int = 0
 ) -> Ratio:
@@ -56,7 +77,10 @@ def speedup(
         raise ValueError(f"{len(baseline)} rounds of the baseline but {len(times)} of the other")
     first, second = np.asarray(baseline, float), np.asarray(times, float)
     drawn = np.random.default_rng(seed).integers(len(first), size=(resamples, len(first)))
-    ratios = np.median(first[drawn], axis=1) / np.median(second[drawn], axis=1)
+    return _ratio(first, second, np.median(first[drawn], axis=1) / np.median(second[drawn], axis=1))
+
+
+def _ratio(first: np.ndarray, second: np.ndarray, ratios: np.ndarray) -> Ratio:
     low, high = np.percentile(ratios, [2.5, 97.5])
     value = float(np.median(first) / np.median(second))
     return Ratio(value, min(float(low), value), max(float(high), value))

@@ -59,6 +59,8 @@ class Bench:
         self._expected = [self._results(self._default, self._sample(n)) for n in range(_SAMPLES)]
         self.refused: list[str] = []
         """Why schedules took no part in the last decision."""
+        self.disturbed = False
+        """Other processes had the processors during the last one, which so decided nothing."""
         self._best = math.inf
         args = self._arguments()
         self.seconds = self._best = self._time(self._default, args, _seconds(self._default, args))
@@ -86,7 +88,8 @@ class Bench:
         """Which of some schedules is certainly faster than the default one, and right.
 
         Returns:
-            Its place, the hash of its program, and how many times faster it is; None: none is.
+            Its place, the hash of its program, and how many times faster it is; None: none is, or
+            others disturbed the race.
         """
         runs: dict[str, Kernel] = {DEFAULT: self._default}
         marks = {}
@@ -104,6 +107,9 @@ class Bench:
         if len(runs) == 1:
             return None
         measured = Race(runs, self._arguments, budget_s=_RACE_S).run(DEFAULT)
+        self.disturbed = measured.contention.disturbed and not measured.clear
+        if self.disturbed:
+            return None
         winner = measured.order[0]
         if winner == DEFAULT or DEFAULT in measured.equal:
             return None

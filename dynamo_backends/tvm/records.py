@@ -8,6 +8,7 @@ damaged one is dropped with a warning.
 import hashlib
 import json
 import logging
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Record:
         goal: The option `tune_trials` under which the search was finished; 0: it was cut short.
         speedup: Time of the default schedule over that of this one, with its 95% confidence
             interval; None with the default one.
+        again_at: When to tune anew, in seconds since 1970: the machine was busy while schedules
+            were compared. 0: it was not.
     """
 
     trace: list[Any] | dict[str, Any] | None
@@ -39,6 +42,11 @@ class Record:
     trials: int = 0
     goal: int = 0
     speedup: tuple[float, float, float] | None = None
+    again_at: float = 0.0
+
+    def meets(self, goal: int) -> bool:
+        """Whether nothing is left to be tuned for an option `tune_trials`."""
+        return self.goal >= goal and not 0 < self.again_at < time.time()
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -54,6 +62,7 @@ class Record:
         fields = json.loads(data)
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise ValueError(f"it has not the format {_FORMAT}")
+        fields.setdefault("again_at", 0.0)
         for name, kinds in _TYPES.items():
             if not isinstance(fields.get(name), kinds):
                 raise ValueError(f"{name!r} is missing or wrong")
@@ -68,6 +77,7 @@ _TYPES: dict[str, Any] = {
     "trials": int,
     "goal": int,
     "speedup": list | None,
+    "again_at": float,
 }
 
 

@@ -6,6 +6,7 @@ results are those of the default one and it is certainly faster; otherwise the d
 
 import hashlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ TRIAL_S = 30.0
 _FINALISTS = 2
 """So many schedules are compared with the default one in the end."""
 
+_AGAIN_S = 3600.0  # after a busy machine
 _LOST = 3
 """After so many lost processes there are no more trials of a function."""
 
@@ -106,9 +108,10 @@ def tuned(module: Any, settings: Settings) -> Outcome:
         functions = _functions(module, settings.threads)
     settled = True
     if settings.tune_trials:
-        wanted = [f for f in functions if _is_open(records.get(f.key), settings)]
+        known = {f.key: records.get(f.key) for f in functions}
+        wanted = [f for f in functions if _is_open(known[f.key], settings)]
+        settled = not wanted and not any(record and record.again_at for record in known.values())
         if wanted:
-            settled = False
             _Tuning(wanted, records, settings).run()
     with stderr_without(CHATTER):
         count = sum(_apply(module, each, records, settings.threads) for each in functions)
@@ -123,7 +126,7 @@ def records_of(threads: int) -> Records:
 
 
 def _is_open(record: Record | None, settings: Settings) -> bool:
-    return record is None or record.goal < settings.tune_trials
+    return record is None or not record.meets(settings.tune_trials)
 
 
 def _functions(module: Any, threads: int) -> list[Function]:
@@ -345,24 +348,32 @@ class _Tuning:
             standing.finished = True
 
     def _keep(self, each: Function, standing: "_Standing", process: MeasuringProcess) -> None:
+        record, certain = self._decide(each, [trace for _, trace in standing.best], process)
         goal = self._settings.tune_trials if standing.finished else 0
-        record = self._decide(each, [trace for _, trace in standing.best], process)
-        self._records.put(each.key, replace(record, trials=standing.done, goal=goal))
+        again_at = 0.0 if certain else time.time() + _AGAIN_S
+        record = replace(record, trials=standing.done, goal=goal, again_at=again_at)
+        self._records.put(each.key, record)
 
-    def _decide(self, each: Function, traces: list[Any], process: MeasuringProcess) -> Record:
-        """The schedule that is faster than the default one, or the default one."""
+    def _decide(
+        self, each: Function, traces: list[Any], process: MeasuringProcess
+    ) -> tuple[Record, bool]:
+        """The schedule that is faster than the default one, or the default one.
+
+        And whether that is certain: else the machine was busy, and it is tuned again later.
+        """
         known = self._records.get(each.key) or _DEFAULT
         if known.trace is not None:
             traces = [*traces, known.trace]
         if not traces or not (process.running or self._open(each, process)):
-            return known
+            return known, True
         answer = _asked(process, {"do": "decide", "traces": traces}, START_S)
         if "winner" not in answer:
-            return known
+            return known, not answer.get("disturbed", False)
         if answer["winner"] is None:
-            return _DEFAULT
+            return _DEFAULT, True
         value, low, high = answer["speedup"]
-        return Record(traces[answer["winner"]], answer["mark"], speedup=(value, low, high))
+        mark = answer["mark"]
+        return Record(traces[answer["winner"]], mark, speedup=(value, low, high)), True
 
 
 def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Worker:
         decision = self._bench.decide(arguments["traces"])
         refused = self._bench.refused
         told = {"problem": "; ".join(refused)} if refused else {}
+        if decision is None and self._bench.disturbed:
+            return {"disturbed": True, **told}
         if decision is None:
             return {"winner": None, **told}
         winner, found, gain = decision

@@ -10,6 +10,7 @@ from jax.extend import core
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, Storage
 from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.interface.stages import VENDOR, stage
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
@@ -147,4 +148,5 @@ def _lower(program: core.ClosedJaxpr, device: Device, donated: Sequence[int] = (
 def _compile(lowered: Any, device: Device, runs_once: bool = False) -> Any:
     with as_compile_error("XLA cannot compile the graph"):
         module = _jaxlib.bytecode(lowered)
-        return _jaxlib.compile_program(device.client, device.handle, module, runs_once)
+        with stage(VENDOR):
+            return _jaxlib.compile_program(device.client, device.handle, module, runs_once)

@@ -5,7 +5,9 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from dynamo_backends.cli.main import main
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.openvino.backend import OpenVINO
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
+from dynamo_backends.tuning.contention import Contention
 from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.tuning.race import Race
 from dynamo_backends.tvm.records import Record, Records
 from tests.autotune.planted import Slow
 
@@ -172,8 +176,32 @@ def test_the_fingerprint_tells_graphs_apart_and_not_weights(counts: Counts):
 
 
 def test_a_decision_survives_json():
-    given = decision(short_of_s=1.5)
+    given = decision(short_of_s=1.5, disturbed=2)
     assert Decision.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "age_s", "holds"),
+    [(0, 1e6, True), (1, 60, True), (1, 7200, False), (2, 7200, False), (3, 1e6, True)],
+)
+def test_a_decision_of_a_busy_machine_is_made_again(disturbed: int, age_s: float, holds: bool):
+    made = decision(disturbed=disturbed, created=time.time() - age_s)
+    assert made.holds({"openxla"}, 60) is holds
+
+
+@pytest.mark.usefixtures("plant")
+def test_a_session_on_a_busy_machine_says_so(monkeypatch: pytest.MonkeyPatch):
+    busy = Contention(of_others=1.0, preempted=1.0)
+    monkeypatch.setattr(Race, "_contention", lambda *_: busy)
+    monkeypatch.setattr(Race, "_clear", lambda *_: False)
+    model, options = nn.Linear(4, 4), {"candidates": ["eager"]}
+    for expected in (1, 2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(model, backend="autotune", options=options)(torch.ones(2, 4))
+        (found,) = Decisions().all()
+        assert found.disturbed == expected
+        Decisions().put(replace(found, created=5.0))
 
 
 def test_nothing_is_read_from_a_folder_that_others_can_write_to(caplog: pytest.LogCaptureFixture):

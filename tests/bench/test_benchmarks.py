@@ -1,5 +1,7 @@
 """The benchmark programs load and read their command lines; running them is no test's business."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ PROGRAMS = (
     "generation",
     "scaling",
     "tuning_time",
+    "busy_machine",
     "background",
 )
 
@@ -64,6 +67,92 @@ def test_budgets_are_measured_one_by_one_and_continued(
     assert "classic/squeezenet1_1/5: planted" in capsys.readouterr().out
     assert program.main([*flags, "--batch", "2"]) == 2
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_compilations_are_measured_one_by_one_and_judged_by_their_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, measured = load("benchmarks/compile_time.py"), []
+    seconds = {"inductor": 10, "inductor_freezing": 5, "openxla": 2, "onnxrt": 5, "ov": 3}
+
+    def in_processes(_: str, name: str, batch: int) -> dict[str, Any]:
+        measured.append(name)
+        if name == "vgg16/ov":
+            raise harness.ChildError("planted")
+        cold = seconds.get(name.partition("/")[2], 2)
+        return {"cold": {"s": cold}, "second": {"s": 0.5 * cold}, "verdicts": {"s": 0.9 * cold}}
+
+    monkeypatch.setattr(program.compilations, "in_processes", in_processes)
+    flags = ["--table", "--json", str(tmp_path / "table.json"), "--models", "vgg16", "swin_t"]
+    assert program.main([*flags, "--minutes", "0"]) == 0
+    assert "14 are left; the same command goes on" in capsys.readouterr().out
+    assert program.main(flags) == 1
+    out = capsys.readouterr().out
+    assert "vgg16/ov: planted" in out
+    assert "onnxrt takes 2.50 times as long as exporting and loading by hand (at most 1.5" in out
+    assert "ov takes" not in out
+    row = {"cold": {"s": 5.0}, "second": {"s": 2.5}, "verdicts": {"s": 4.5}}
+    assert program.compilations._cell(row) == "5.0 / 4.5 / 2.5"
+    assert len(measured) == 14
+    seconds["openxla"] = 4
+    assert program.main(["--table", "--models", "alexnet"]) == 1
+    assert "openxla takes 0.40 times as long as inductor" in capsys.readouterr().out
+    assert program.main(["--table", "--models", "resnet8"]) == 2
+
+
+def test_a_program_that_a_busy_machine_made_slow_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, asked = load("benchmarks/busy_machine.py"), []
+
+    class Planted:
+        def __init__(self, folder: str):
+            self.compiled = ""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            asked.append("end")
+
+        def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+            if request["do"] == "compile":
+                self.slow = bool(busy) and request["model"] == "alexnet"
+                return {"compile_s": 2.0 if busy else 1.0}
+            return {"seconds": 0.2 if self.slow else 0.1}
+
+    busy: list[int] = []
+
+    @contextmanager
+    def kept_busy(count: int) -> Iterator[None]:
+        busy.append(count)
+        yield
+        busy.clear()
+
+    monkeypatch.setattr(program, "Holder", Planted)
+    monkeypatch.setattr(program, "kept_busy", kept_busy)
+    flags = ["--rounds", "3", "--json", str(tmp_path / "busy.json"), "--models"]
+    assert program.main([*flags, "resnet18"]) == 0
+    assert program.main([*flags, "resnet18", "alexnet"]) == 1
+    out = capsys.readouterr().out
+    assert "alexnet/inductor_freezing: 2.00 times as slow as compiled on a quiet" in out
+    assert len(asked) == 4, "resnet18 was not measured again"
+
+
+def test_another_process_is_kept_busy_and_ended() -> None:
+    program = load("benchmarks/busy_machine.py")
+    before = set(children())
+    with program.kept_busy(2):
+        others = set(children()) - before
+        assert len(others) == 2
+    assert not others & set(children())
+
+
+def children() -> list[int]:
+    """The processes that this one has started."""
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
 
 
 def test_tuning_time_says_which_target_is_missed() -> None:

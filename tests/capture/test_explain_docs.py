@@ -18,6 +18,8 @@ def blocks(language: str) -> list[str]:
 def steady(text: str) -> str:
     """The report without what differs from run to run and from version to version."""
     text = text.split("\nGuards\n")[0].strip()
+    stages = r"\n      seconds of each stage:.*?(?=\n    \S|\n      for |\n\n)"
+    text = re.sub(stages, "", text, flags=re.DOTALL)
     return re.sub(r"\d+ guards|\d+\.\d\d s\b", "#", text)
 
 

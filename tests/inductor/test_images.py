@@ -18,7 +18,9 @@ from dynamo_backends.kernels import convolution_gradients as convolutions
 from dynamo_backends.kernels import measured
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
 from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD
+from dynamo_backends.tuning.choices import Choices
 from tests.aot.step_checks import assert_equal_to_eager
+from tests.kernels.planted import Memory, plant
 from tests.training.stepping import OPTIMIZERS
 
 aten = torch.ops.aten
@@ -268,8 +270,7 @@ def races(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(layouts)
         return "product"
 
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", race)
+    plant(monkeypatch, race)
     return found
 
 
@@ -348,17 +349,20 @@ def test_the_faster_way_is_taken() -> None:
 
     layouts = [((2, 4), (4, 1), torch.float32)]
     ways = {"usual": quick, "other": slow}
-    assert measured._race("usual", ways, layouts) == "usual"
-    assert measured._race("other", ways, layouts) == "usual"
+    for preferred in ways:
+        assert measured._race(preferred, ways, layouts).order[0] == "usual"
 
 
-def test_measuring_draws_no_random_numbers() -> None:
-    measured._known.clear()
+def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced: list[Any] = []
+    race = measured._race
+    monkeypatch.setattr(measured, "choices", Choices(Memory, lambda: ""))
+    monkeypatch.setattr(measured, "_race", lambda *given: raced.append(given) or race(*given))
     step, _ = compiled_step()
     torch.manual_seed(3)
     step(draw(2, 3, 12, 16))
     first = torch.get_rng_state()
-    assert measured._known
+    assert raced
     step, _ = compiled_step()
     torch.manual_seed(3)
     step(draw(2, 3, 12, 16))

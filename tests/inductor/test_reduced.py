@@ -150,7 +150,7 @@ def test_results_are_about_as_exact_as_under_autocast(
 ):
     asked: list[str] = []
 
-    def fastest(kind: str, usual: str, make: Callable[[], Any], layouts: Any) -> str:
+    def fastest(kind: str, usual: str, make: Callable[[], Any], layouts: Any, **_: Any) -> str:
         inputs = [torch.randn(shape, dtype=dtype) for shape, _, dtype in layouts]
         shapes = [run(inputs)[0].numel() for run in make().values()]
         assert len(set(shapes)) == 1

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import linears, measured
+from dynamo_backends.kernels import linears
 from dynamo_backends.kernels.linears import PACK
 from tests.backend_checks import threads_agree
 from tests.inductor.checking import check
+from tests.kernels.planted import always, plant
 
 
 @pytest.fixture
@@ -26,8 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             found.append(tuple(turned.meta["val"].shape))
 
     monkeypatch.setattr(runtime, "multiply_by_onednn", spy)
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", lambda *_: "oneDNN")
+    always(monkeypatch, "oneDNN")
     monkeypatch.setattr(linears, "_LEAST", 1)
     return found
 
@@ -115,8 +115,7 @@ def test_the_faster_library_is_measured(monkeypatch: pytest.MonkeyPatch):
         raced.append((preferred, sorted(runs)))
         return "MKL"
 
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", race)
+    plant(monkeypatch, race)
     check(
         nn.Sequential(nn.Linear(160, 200), nn.Linear(200, 160), nn.Linear(160, 5)),
         torch.randn(19, 160),

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import measured, skinny_gemm, winograd
+from dynamo_backends.kernels import skinny_gemm, winograd
 from dynamo_backends.kernels.skinny_gemm import LINEAR
 from tests.inductor.checking import EXACT, check
+from tests.kernels.planted import always
 
 MOST = skinny_gemm._library().most()
 
@@ -56,8 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.extend(node.args for node in nodes)
 
     monkeypatch.setattr(runtime, "use_skinny_gemm", spy)
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", lambda *_: "few rows")
+    always(monkeypatch, "few rows")
     monkeypatch.setattr(skinny_gemm, "_LEAST", 1)
     return found
 

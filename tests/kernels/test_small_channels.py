@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import measured, small_channels
+from dynamo_backends.kernels import small_channels
 from dynamo_backends.kernels.small_channels import (
     CONVOLVE,
     CONVOLVE_IN_GROUPS,
@@ -19,6 +19,7 @@ from dynamo_backends.kernels.small_channels import (
 )
 from tests.backend_checks import threads_agree
 from tests.inductor.checking import EXACT, check
+from tests.kernels.planted import always
 
 LIBRARY = small_channels._library(False, torch.float32)
 LANES, PANEL = LIBRARY.lanes(), LIBRARY.panel()
@@ -183,8 +184,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return changed
 
     monkeypatch.setattr(runtime, "use_small_channels", spy)
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", lambda *_: "few channels")
+    always(monkeypatch, "few channels")
     return found
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import same
 from dynamo_backends.inductor import runtime
-from dynamo_backends.kernels import measured, winograd
+from dynamo_backends.kernels import winograd
 from dynamo_backends.kernels.winograd import CONVOLVE, TRANSFORM
 from dynamo_backends.kernels.winograd_transforms import F2, F2_OF_5, F4, Transforms
 from tests.backend_checks import threads_agree
 from tests.inductor.checking import EXACT, check
+from tests.kernels.planted import always
 
 LANES, PANEL = winograd._library().lanes(), winograd._library().panel()
 FILTERINGS = {"F2": F2, "F4": F4, "F2_OF_5": F2_OF_5}
@@ -186,8 +187,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return changed
 
     monkeypatch.setattr(runtime, "use_winograd", spy)
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", lambda *_: request.param)
+    always(monkeypatch, request.param)
     return found
 
 
@@ -294,7 +294,7 @@ def test_changed_weights_are_transformed_again(calls: list[Any]):
 def test_the_choice_is_measured_against_onednn(monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
 
-    def fastest(kind: str, usual: str, make: Any, layouts: Any) -> str:
+    def fastest(kind: str, usual: str, make: Any, layouts: Any, **_: Any) -> str:
         ((shape, strides, dtype),) = layouts
         x = torch.empty_strided(shape, strides, dtype=dtype).normal_()
         results = {name: run([x])[0] for name, run in make().items()}
@@ -313,6 +313,5 @@ def test_the_choice_is_measured_against_onednn(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_kernel_of_five_by_five(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_race", lambda *_: "F2_OF_5")
+    always(monkeypatch, "F2_OF_5")
     check(Net(FOLLOWERS["residual"][0], kernel_size=5, padding=2), images())

@@ -1,6 +1,7 @@
 """Tuning as a user sees it: budgets, records that are used again, interruptions."""
 
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,6 +240,23 @@ def test_more_trials_than_before_tune_again(
     assert finalists == []
     compiled(tune_trials=7)
     assert traces <= set(finalists)  # what was known competes
+
+
+def test_what_a_busy_machine_does_not_decide_is_tuned_again_later(
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
+):
+    decide = process._decide
+    monkeypatch.setattr(process, "_decide", lambda *_: {"disturbed": True})
+    assert compiled(tune_trials=6).tuned == 0, "default schedules are safe"
+    assert all(r.trace is None and r.again_at > time.time() for r in kept())
+    trials = tuning.COUNTS.trials
+    monkeypatch.setattr(process, "_decide", decide)
+    assert compiled(tune_trials=6).tuned == 0
+    assert tuning.COUNTS.trials == trials
+    monkeypatch.setattr(time, "time", lambda: max(r.again_at for r in records) + 1)
+    records = kept()
+    assert compiled(tune_trials=6).tuned == 3
+    assert {r.again_at for r in kept()} == {0.0}
 
 
 def test_a_record_that_leads_to_another_program_is_dropped(

@@ -1,0 +1,165 @@
+"""How long compiling models takes: cold, with known verdicts, in a second process, and by hand."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from dynamo_backends.bench.exports import EXPORTS
+from dynamo_backends.bench.statistics import geometric_mean
+from dynamo_backends.bench.suites import ModelCase, find_cases, suite
+from dynamo_backends.bench.suites.case import image
+from dynamo_backends.bench.torchvision_shim import import_torchvision
+from harness.kept import Results
+from harness.processes import hand_back, run_child
+from harness.runner import compile_model
+
+BY_HAND = {"onnxrt": "export:onnxruntime", "ov": "export:openvino"}
+"""For each backend: how its models are exported and loaded by hand (see `bench.exports`)."""
+
+CACHING = ("openxla", "onnxrt", "ov", "inductor_freezing")
+"""Backends whose second process may take `OF_COLD` of the first one's time."""
+
+WHO = ("inductor", *CACHING, *BY_HAND.values())
+LATER = ("efficientnet_b0", "swin_t")
+"""Builders of torchvision.models, besides the ten classic ones."""
+
+OF_BY_HAND = 1.5
+OF_INDUCTOR = {"inductor_freezing": 0.6, "openxla": 0.25}
+OF_COLD = 0.6
+_KNOWN = ("verdicts", "choices")  # what is kept where verdicts are known and no graph is
+_PATIENCE_S = 1200.0
+
+
+def cases(batch: int) -> list[ModelCase]:
+    """The twelve models."""
+
+    def later(name: str) -> ModelCase:
+        build = lambda: getattr(import_torchvision().models, name)()  # noqa: E731
+        return ModelCase(name, build, image(batch, 224), frozenset({"conv"}))
+
+    return [*suite("classic", "bench", batch), *map(later, LATER)]
+
+
+def in_processes(program: str, name: str, batch: int) -> dict[str, Any]:
+    """Compiles a model in one process after the other: seconds, of processors too, and stages.
+
+    Args:
+        program: The file of the benchmark.
+        name: Of the model, "/", and who compiles it.
+        batch: Images per call.
+
+    Raises:
+        ChildError: One failed.
+    """
+    who = name.rpartition("/")[2]
+    with tempfile.TemporaryDirectory() as folder:
+        # Inductor keeps its precompiled header in the folder for temporary files.
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
+            "TMPDIR": folder,
+        }
+
+        def start() -> dict[str, Any]:
+            command = [program, "--table", "--child", name, "--batch", str(batch)]
+            return run_child(command, caches, _PATIENCE_S)
+
+        found = {"cold": start()}
+        if who in EXPORTS:
+            return found
+        found["second"] = start()
+        if who in BY_HAND:
+            for kept in Path(folder, "cache").iterdir():
+                if kept.name not in _KNOWN:
+                    shutil.rmtree(kept)
+            found["verdicts"] = start()
+        return found
+
+
+@torch.no_grad()
+def child(name: str, batch: int) -> int:
+    """Compiles and calls a model once, and hands the seconds back."""
+    model_name, _, who = name.partition("/")
+    (case,) = find_cases(cases(batch), [model_name])
+    model, inputs = case.make(), case.inputs()
+    start, cpu_start = time.perf_counter(), _cpu_s()
+    stages: dict[str, float] = {}
+    if who in EXPORTS:
+        EXPORTS[who](model, inputs)()
+    else:
+        for report in compile_model(model, inputs, who).reports:
+            for stage, seconds in report.stage_seconds.items():
+                stages[stage] = stages.get(stage, 0.0) + seconds
+    hand_back(s=time.perf_counter() - start, cpu_s=_cpu_s() - cpu_start, stages=stages)
+    return 0
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
+def table(models: Sequence[str], results: Results) -> Table:
+    """One line per model: seconds of each way."""
+    shown = Table(
+        title="seconds of a first call: cold / verdicts known / second process", box=SIMPLE_HEAD
+    )
+    shown.add_column("model")
+    for who in WHO:
+        shown.add_column(who, justify="right")
+    for model in models:
+        shown.add_row(model, *(_cell(results.get(f"{model}/{who}")) for who in WHO))
+    return shown
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None or "error" in row:
+        return "-" if row is None else "failed"
+    ways = ("cold", "verdicts", "second")
+    return " / ".join(f"{row[way]['s']:.1f}" for way in ways if way in row)
+
+
+def problems(models: Sequence[str], results: Results) -> list[str]:
+    """Which limits are exceeded, and what failed."""
+    found = [f"{name}: {row['error']}" for name, row in results.items() if "error" in row]
+    for backend, by_hand in BY_HAND.items():
+        text = "as long as exporting and loading by hand"
+        found += _over(models, results, (backend, "cold"), (by_hand, "cold"), OF_BY_HAND, text)
+    for backend, limit in OF_INDUCTOR.items():
+        text = "as long as inductor"
+        found += _over(models, results, (backend, "cold"), ("inductor", "cold"), limit, text)
+    for backend in CACHING:
+        text = "as long in a second process"
+        found += _over(models, results, (backend, "second"), (backend, "cold"), OF_COLD, text)
+    return found
+
+
+def _over(
+    models: Sequence[str],
+    results: Results,
+    way: tuple[str, str],
+    other: tuple[str, str],
+    limit: float,
+    text: str,
+) -> list[str]:
+    """Says so if one way takes more than a part of another one's time, in the geometric mean."""
+    ratios = []
+    for model in models:
+        rows = [results.get(f"{model}/{who}", {}).get(start) for who, start in (way, other)]
+        if all(rows):
+            ratios.append(rows[0]["s"] / rows[1]["s"])
+    if not ratios or geometric_mean(ratios) <= limit:
+        return []
+    worst = max(ratios)
+    return [
+        f"{way[0]} takes {geometric_mean(ratios):.2f} times {text} (at most {limit:g}; "
+        f"{worst:.2f} at worst)"
+    ]

@@ -1,0 +1,125 @@
+"""Whether other processes had the processors while something was measured.
+
+A thread that is preempted waits for milliseconds, and all threads of its call wait for it; those
+that spin meanwhile take the rest. On two cores of which another process has one, a product of
+1.3 ms takes 16 in the median. The system counts preemptions for each process, so a sample in which
+there were none is as good as on a quiet machine, and one in which there were is no measurement.
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_SPARE = 0.25
+"""Processors that others may take before a machine counts as busy: the system's own work."""
+
+_HARMLESS_S = 0.025
+"""One preemption in so much time is the system's own work, which takes microseconds."""
+
+_MOST_PREEMPTED = 0.25
+_MOST_SCATTERED = 0.25
+
+
+class System:
+    """What the system counts. Each number grows from the start of the process or of the machine."""
+
+    def wall_s(self) -> float:
+        """Seconds that pass."""
+        return time.perf_counter()
+
+    def own_s(self) -> float:
+        """Seconds of processors that this process has used; not its children, who compete."""
+        return time.process_time()
+
+    def busy_s(self) -> float | None:
+        """Seconds in which the processors of this process were in use; None if nobody says."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+            lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+            times = [line.split()[1:9] for line in lines if line.split(" ", 1)[0] in allowed]
+            ticks = sum(sum(map(int, t)) - int(t[3]) - int(t[4]) for t in times)
+            return ticks / os.sysconf("SC_CLK_TCK")
+        return None
+
+    def preemptions(self) -> int:
+        """How often threads of this process had to leave a processor; 0 where nobody counts."""
+        try:
+            from resource import RUSAGE_SELF, getrusage
+        except ImportError:  # Windows
+            return 0
+        return getrusage(RUSAGE_SELF).ru_nivcsw
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What others did while candidates were measured.
+
+    Attributes:
+        of_others: Processors that other processes had, in the mean.
+        free: Processors that this process may use and whose threads do not need.
+        preempted: Which part of the samples was disturbed, 0 to 1.
+        scattered: Interquartile range of the times that count, over their median, of the candidate
+            for which it is largest.
+    """
+
+    of_others: float = 0.0
+    free: int = 0
+    preempted: float = 0.0
+    scattered: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the outcome may be another one on a quiet machine."""
+        busy = self.of_others > self.free + _SPARE
+        return busy or self.preempted > _MOST_PREEMPTED or self.scattered > _MOST_SCATTERED
+
+    def __str__(self) -> str:
+        """In words."""
+        return (
+            f"other processes had {self.of_others:.1f} processors, {self.preempted:.0%} of the "
+            f"samples were interrupted, times differed by {self.scattered:.0%}"
+        )
+
+
+class Watch:
+    """Others, from now on.
+
+    Args:
+        system: Where numbers come from.
+    """
+
+    def __init__(self, system: System):
+        self._system = system
+        self._start = system.wall_s(), system.own_s(), system.busy_s()
+
+    def of_others(self) -> float:
+        """Processors that other processes have had since, in the mean; 0 where nobody says."""
+        wall, own, busy = self._start
+        now = self._system.busy_s()
+        seconds = self._system.wall_s() - wall
+        if busy is None or now is None or seconds <= 0:
+            return 0.0
+        return max(0.0, now - busy - (self._system.own_s() - own)) / seconds
+
+
+def is_harmless(preemptions: int, seconds: float) -> bool:
+    """Whether a sample counts.
+
+    Args:
+        preemptions: Of this process while it was taken.
+        seconds: That it took.
+    """
+    return preemptions <= int(seconds / _HARMLESS_S)
+
+
+def free_processors() -> int:
+    """How many processors torch's threads leave to others."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        count = os.cpu_count() or 1
+    return max(0, count - torch.get_num_threads())

@@ -1,0 +1,151 @@
+"""Kernels that are compiled beside capture."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends.kernels import ahead, skinny_gemm, small_channels, winograd
+from dynamo_backends.kernels.native_code import once
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """Libraries that were begun by the test."""
+    monkeypatch.setattr(ahead, "_started", {})
+    return ahead._started
+
+
+def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.empty(shape) for shape in shapes]
+
+
+FEW = small_channels._library, (False, torch.float32)
+GROUPS = small_channels._library, (True, torch.float32)
+WINOGRAD = winograd._library, ()
+ROWS = skinny_gemm._library, ()
+
+
+@pytest.mark.parametrize(
+    ("shape", "library"),
+    [
+        ((64, 3, 7, 7), FEW),
+        ((32, 4, 3, 3), GROUPS),
+        ((64, 64, 3, 3), WINOGRAD),
+        ((64, 48, 5, 5), WINOGRAD),
+        ((64, 64, 1, 1), None),
+        ((64, 1, 3, 3), None),
+        ((1000, 2048), ROWS),
+        ((10, 20), None),
+        ((64,), None),
+    ],
+    ids=str,
+)
+def test_what_a_weight_needs(shape: tuple[int, ...], library: Any):
+    assert list(ahead._needed(weights(shape))) == ([library] if library else [])
+
+
+def test_each_library_is_compiled_once_beside_the_caller(
+    started: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+):
+    begun, go_on = threading.Event(), threading.Event()
+    threads: list[str] = []
+
+    def compile_library() -> None:
+        threads.append(threading.current_thread().name)
+        begun.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(winograd, "_library", compile_library)
+    ahead.start(weights((64, 64, 3, 3), (128, 64, 3, 3)))
+    assert begun.wait(60), "the caller goes on meanwhile"
+    ahead.start(weights((64, 64, 3, 3)))
+    go_on.set()
+    ahead.finish()
+    assert len(threads) == 1
+    assert threads[0] != threading.current_thread().name
+    assert len(started) == 1
+
+
+def test_one_that_fails_is_left_to_who_needs_it(
+    started: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+):
+    def fail() -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(winograd, "_library", fail)
+    ahead.start(weights((64, 64, 3, 3)))
+    ahead.finish()
+    assert list(started) == [(fail, ())]
+
+
+def test_nothing_is_compiled_for_training_for_other_devices_and_for_symbols(
+    started: dict[Any, Any],
+):
+    with torch.enable_grad():
+        ahead.start([nn.Parameter(torch.empty(64, 64, 3, 3))])
+    ahead.start([torch.empty(64, 64, 3, 3, device="meta"), 3])
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    with mode:
+        symbol = environment.create_unbacked_symint()
+        ahead.start([torch.empty(64, symbol, 3, 3)])
+    assert started == {}
+    assert environment.guards == []
+
+
+def test_a_compilation_begins_with_what_its_weights_need(monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(ahead, "start", lambda inputs: seen.extend(x.shape for x in inputs))
+    model = torch.compile(nn.Linear(3, 5).eval(), backend="inductor_freezing")
+    with torch.no_grad():
+        model(torch.randn(2, 3))
+    assert (5, 3) in seen
+
+
+def test_a_function_runs_once_whichever_threads_call_it():
+    calls: list[int] = []
+    meet = threading.Barrier(4)
+
+    @once
+    def double(number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    def call() -> None:
+        meet.wait()
+        assert double(3) == 6
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [3]
+    double.cache_clear()
+    assert double(3) == 6
+    assert calls == [3, 3]
+
+
+def test_vectors_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor import config, cpu_vec_isa
+
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("torch computes with other vectors here")
+    found: list[Any] = []
+    seen = lambda: found.append(config.cpp.vec_isa_ok)  # noqa: E731
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", seen)
+    private.find_vectors()
+    assert found == [True]
+    assert config.cpp.vec_isa_ok is None, "as before"
+    with config.patch({"cpp.vec_isa_ok": False}):
+        private.find_vectors()
+    assert found == [True], "whoever sets it is heard"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    private.find_vectors()
+    assert found == [True], "torch has no such functions"

@@ -49,6 +49,7 @@ from dynamo_backends._torch_private.distributed import default_store, host_of
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,
     dynamo_counters,
+    hidden_from_dynamo,
     is_capturing,
     lookup_backend,
     same,

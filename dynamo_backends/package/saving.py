@@ -1,6 +1,7 @@
 """`save`: compiles a model and writes it into one file."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -17,16 +18,17 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
-from dynamo_backends.package import archive
+from dynamo_backends.package import archive, linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
 from dynamo_backends.package.choosing import chosen_backend
-from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
+from dynamo_backends.package.loading import CONSTANTS, EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
 from dynamo_backends.package.sizes import calls_in_range
+from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded, encoded, numbered
 
 _NOTHING = "no executables"
@@ -88,8 +90,14 @@ def save(
     portable = from_dict(json.loads(graph))  # as it will be read
     every = {**made.state_dict, **made.constants}
     known = {name: every[name] for name in portable.weights}
+    values = [
+        stored.placed(tensor.detach(), Spec.of(place.meta["val"]))
+        for tensor, place in zip(known.values(), portable.places, strict=False)
+    ]
     packaged = None if inner is None else PackageBackend(inner, Kept(), {})
-    module = _compiled(contents, portable, known, packaged, call)
+    module = _compiled(contents, portable, values, packaged, call)
+    is_right = functools.partial(linked.agree, module, call)
+    joined = linked.recorded(contents, portable, values, packaged, is_right)
     notes = _notes(asked, contents, packaged, module)
     for note in notes:
         if note.startswith(_NOTHING):
@@ -100,14 +108,17 @@ def save(
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "notes": notes,
+        "linked": joined and joined[0],
     }
-    _write(path, manifest, graph, packaged, known, checkpoint, call)
+    content = stored.dumped({str(i): x for i, x in enumerate(joined[1] if joined else ())})[0]
+    own = {GRAPH: graph, **({CONSTANTS: content} if joined else {})}
+    _write(path, manifest, own, packaged, known, checkpoint, call)
 
 
 def _write(
     path: str | os.PathLike[str],
     manifest: Mapping[str, Any],
-    graph: bytes,
+    own: Mapping[str, bytes],
     backend: PackageBackend | None,
     known: Mapping[str, Tensor],
     checkpoint: str | os.PathLike[str] | None,
@@ -122,8 +133,8 @@ def _write(
         "weights": weights,
         "constants": constants,
     }
-    own = {GRAPH: graph, WEIGHTS: content, EXAMPLES: tensors}
-    archive.write(path, {**manifest, **rest}, {**own, **parts})
+    tensors_of = {WEIGHTS: content, EXAMPLES: tensors}
+    archive.write(path, {**manifest, **rest}, {**own, **tensors_of, **parts})
 
 
 def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
@@ -157,15 +168,11 @@ def _positional(model: nn.Module, count: int) -> list[str]:
 def _compiled(
     contents: Contents,
     portable: Portable,
-    known: Mapping[str, Tensor],
+    values: Sequence[Tensor],
     backend: Backend | None,
     call: tuple[Any, Any],
 ) -> PackagedModule:
     """The module as it will be loaded, after its first calls."""
-    values = [
-        stored.placed(tensor.detach(), place.meta["val"])
-        for tensor, place in zip(known.values(), portable.places, strict=False)
-    ]
     asked = decoded(contents.options)
     if asked.get("verify") in ("off", False):  # later processes rely on what is found here
         verified = encoded({**asked, "verify": "first"}, "options")

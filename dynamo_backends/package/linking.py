@@ -5,6 +5,7 @@ executable reads and writes which values, and the calls that run between them. A
 the executables needs no more, and builds no graph.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from dynamo_backends.package.spec import Spec
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.profiled import graph_name, part_names
 from dynamo_backends.runtime.program import Block, EagerPart, Instruction, Literal, Program, pick
-from dynamo_backends.runtime.weight_binding import WeightBinding
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Load = Callable[[str, Graph], Executable]
@@ -108,7 +108,7 @@ def linked(
         if "calls" in part:
             run = calls.from_dict(part["calls"])
         else:
-            run = _block(part, known, load, made, options, report)
+            run = _block(part, known, load, made, report)
         reads = pick(part["reads"])
         steps.append(Instruction(run, reads, tuple(part["writes"]), tuple(part["dead"]), name))
     results = [Literal(x["value"]) if isinstance(x, dict) else x for x in given["results"]]
@@ -121,7 +121,6 @@ def _block(
     known: Mapping[int, Tensor],
     load: Load,
     made: dict[str, Executable],
-    options: Options,
     report: GraphReport,
 ) -> Run:
     inputs = tuple(Input(name, Role(role), frozen) for name, role, frozen in part["inputs"])
@@ -137,17 +136,28 @@ def _block(
         made[mark] = load(mark, graph)
         made[mark].report_to(report)
         keep_count_of(made[mark])
-    return _bound(graph, WeightBinding(made[mark], options.freezing, report))
+    return _Block(graph, made[mark])
 
 
-def _bound(graph: Graph, binding: WeightBinding) -> Run:
-    weights, activations = pick(graph.weights), pick(graph.activations)
+class _Block:
+    """An executable whose weights stay as they are: they are bound at the first call."""
 
-    def run(values: Sequence[Any]) -> Sequence[Any]:
-        bound: Bound = binding.bound(weights(values))
-        return bound(list(activations(values)))
+    def __init__(self, graph: Graph, executable: Executable):
+        self._executable = executable
+        self._weights, self._activations = pick(graph.weights), pick(graph.activations)
+        self._lock = threading.Lock()
+        self._bound: Bound | None = None
 
-    return run
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs it on one value per graph input."""
+        bound = self._bound or self._bind(values)
+        return bound(list(self._activations(values)))
+
+    def _bind(self, values: Sequence[Any]) -> Bound:
+        with self._lock:
+            if self._bound is None:
+                self._bound = self._executable.bind(self._weights(values))[0]
+            return self._bound
 
 
 def _without_calls(

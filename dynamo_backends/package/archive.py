@@ -15,7 +15,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,6 +81,8 @@ class Archive:
         with self._explained(), contextlib.ExitStack() as opened:
             self._file = opened.enter_context(open(self.path, "rb", buffering=0))
             self._reading = threading.Lock()
+            self._ahead = dict[str, Future[Tensor]]()
+            self._beside = opened.enter_context(ThreadPoolExecutor(1))
             self._zip = opened.enter_context(zipfile.ZipFile(self._file))
             self._entries = self._checked_entries()
             self.manifest: dict[str, Any] = self._checked_manifest()
@@ -107,12 +109,20 @@ class Archive:
         """
         return self.read_memory(name).numpy().tobytes()
 
+    def read_ahead(self, name: str) -> None:
+        """Begins to read a part in another thread; `read_memory` returns it."""
+        self._ahead[name] = self._beside.submit(self._read, name)
+
     def read_memory(self, name: str) -> Tensor:
         """A part, whose checksums are right, as bytes of a tensor.
 
         Raises:
             PackageError: It is missing or damaged.
         """
+        begun = self._ahead.pop(name, None)
+        return self._read(name) if begun is None else begun.result()
+
+    def _read(self, name: str) -> Tensor:
         with self._explained():
             known = self.manifest["parts"].get(name)
             if known is None or name not in self._entries:

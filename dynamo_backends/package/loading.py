@@ -76,6 +76,7 @@ def _loaded(
 ) -> PackagedModule:
     manifest = archive.manifest
     contents = Contents.of(manifest)
+    archive.read_ahead(WEIGHTS)
     graph = archive.read(GRAPH)
     make = functools.cache(lambda: from_dict(json.loads(graph)))
     backend, reason = _usable(archive, contents, strict)

@@ -167,7 +167,7 @@ class OpenXLA(Backend):
 
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
-        lowering = _lowering_options(device.platform, options)
+        lowering = lowering_options(device.platform, options)
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import compile_padded
 
@@ -187,7 +187,7 @@ class OpenXLA(Backend):
             return super().compile_step(graph, options)
         from dynamo_backends.xla.steps import compile_step
 
-        lowering = _lowering_options(device.platform, options)
+        lowering = lowering_options(device.platform, options)
         return compile_step(graph, device, lowering, options.reserve)
 
     def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
@@ -196,7 +196,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.mesh.target import XlaMesh
 
         device = open_mesh(_platform_of_mesh(options, mesh), mesh)
-        return XlaMesh(device, _lowering_options(device.platform, options))
+        return XlaMesh(device, lowering_options(device.platform, options))
 
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load_step`."""
@@ -280,7 +280,13 @@ def _check_device(device: str, backend: str) -> None:
         )
 
 
-def _lowering_options(platform_name: str, options: XlaOptions) -> Any:
+def lowering_options(platform_name: str, options: XlaOptions) -> Any:
+    """How graphs are lowered for a platform.
+
+    Args:
+        platform_name: "cpu", "cuda" or "tpu"; it need not be here.
+        options: Of the backend.
+    """
     from dynamo_backends.xla.lowering.context import LoweringOptions
 
     return LoweringOptions(

@@ -36,15 +36,12 @@ def load(path: str) -> Callable[[Arrays], list[np.ndarray | None]]:
         wiring = json.loads(part(file, manifest, parts["wiring"]))
         model = part(file, manifest, parts["model"])
         weights = tensors(part(file, manifest, "weights.safetensors"))
-        constants = tensors(part(file, manifest, "constants.safetensors"))
     stored = [weights[manifest["weights"]["names"][n]] for n, _ in manifest["linked"]["weights"]]
-    known = dict(enumerate(stored))
-    known |= {program["inputs"] + int(i): array for i, array in constants.items()}
     fixed, inputs = {}, {}
     pairs = zip(block["inputs"], wiring["inputs"], block["reads"], strict=False)
     for (name, _, is_weight), inside, place in pairs:
         if inside is not None and is_weight:
-            fixed[inside] = onnxruntime.OrtValue.ortvalue_from_numpy(known[place])
+            fixed[inside] = onnxruntime.OrtValue.ortvalue_from_numpy(stored[place])
         elif inside is not None:
             inputs[name] = inside
     options = onnxruntime.SessionOptions()

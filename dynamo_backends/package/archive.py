@@ -79,7 +79,7 @@ class Archive:
     def __init__(self, path: Path_):
         self.path = Path(path)
         with self._explained(), contextlib.ExitStack() as opened:
-            self._file = opened.enter_context(open(self.path, "rb", buffering=0))
+            self._file = opened.enter_context(open(self.path, "rb"))
             self._reading = threading.Lock()
             self._ahead = dict[str, Future[Tensor]]()
             self._beside = opened.enter_context(ThreadPoolExecutor(1))

@@ -11,7 +11,7 @@ from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package.checks import check_target, named_target
 
 _KINDS = (torch.dtype, torch.layout, torch.memory_format)
-_SCALARS = (bool, int, float, str, type(None))
+SCALARS = (bool, int, float, str, type(None))
 
 
 def to_dict(graph: Graph) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ def _encoded(value: Any) -> dict[str, Any]:
         return {"torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return {"value": value}
     raise PackageError(f"a {type(value).__name__} is no argument that JSON has")
 
@@ -79,7 +79,7 @@ def _decoded(given: Mapping[str, Any], nodes: Mapping[str, fx.Node]) -> Any:
             return found
     elif kind == "device":
         return torch.device(value)
-    elif kind == "value" and isinstance(value, _SCALARS):
+    elif kind == "value" and isinstance(value, SCALARS):
         return value
     raise PackageError(f"the graph has an argument {kind}={value!r}, which no package has")
 

@@ -1,5 +1,6 @@
 """A module of a linked program (see `linking`), and what the manifest has of it."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.report import (
     Compilation,
@@ -40,8 +42,8 @@ def recorded(
     weights: Sequence[Tensor],
     backend: PackageBackend | None,
     is_right: Callable[[PackagedModule], bool],
-) -> tuple[dict[str, Any], Sequence[Tensor]] | None:
-    """What the manifest has of a program, and its constants; it was loaded and called once.
+) -> dict[str, Any] | None:
+    """What the manifest has of a program; it was loaded and called once.
 
     Args:
         contents: What the package says.
@@ -55,20 +57,38 @@ def recorded(
     """
     if backend is None or not backend.kept.parts or None in map(_leaf, portable.leaves):
         return None
-    kept = PackageBackend(backend.inner, Kept(backend.kept.parts), backend.plans, is_sealed=True)
+    kept = _Noting(backend.inner, Kept(backend.kept.parts), backend.plans, is_sealed=True)
     with apart():
         module = assembled(contents, portable, weights, kept)
         found = described(module, kept, str(contents.parsed(kept).verify))
         if found is None:
             return None
-        trial = linked(found[0], contents, lambda: portable, weights, found[1], kept, ())
+        trial = linked(found, contents, lambda: portable, weights, kept, ())
         return found if is_right(trial) and not trial.reports[0].events else None
 
 
-def described(
-    module: PackagedModule, backend: PackageBackend, verify: str
-) -> tuple[dict[str, Any], Sequence[Tensor]] | None:
-    """What the manifest has of a module's program, and its constants.
+class _Noting(PackageBackend):
+    """A package's backend that notes which parts executables are loaded from."""
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
+        """See `Backend.load`."""
+        made = super().load(parts, graph, options)
+        for mark, saved in self.kept.parts.items():
+            if saved is parts:
+                self._loaded.append((made, mark))
+        return made
+
+    @functools.cached_property
+    def _loaded(self) -> list[tuple[Executable, str]]:
+        return []
+
+    def mark_of(self, executable: Executable) -> str | None:
+        """The key of the parts that an executable was loaded from; None: of none."""
+        return next((mark for made, mark in self._loaded if made is executable), None)
+
+
+def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str, Any] | None:
+    """What the manifest has of a module's program.
 
     Args:
         module: As `load` makes it of the package's executables.
@@ -83,7 +103,7 @@ def described(
     program = getattr(report.executable, "static_program", None)
     if program is None or None in leaves or verify == "always" or report.reverted:
         return None
-    made = linking.to_dict(program, len(portable.places), backend.mark_of)
+    made = linking.to_dict(program, backend.mark_of)
     if made is None:
         return None
     places = portable.places[: len(portable.weights)]
@@ -94,7 +114,7 @@ def described(
     return {
         "program": made, "weights": weights, "leaves": leaves, "given": portable.given,
         "report": {**said, "shapes": shapes},
-    }, program.constants  # fmt: skip
+    }  # fmt: skip
 
 
 def wanted(record: Mapping[str, Any]) -> list[tuple[str, Spec]]:
@@ -107,7 +127,6 @@ def linked(
     contents: Contents,
     portable: Callable[[], Portable],
     weights: Sequence[Tensor],
-    constants: Sequence[Tensor],
     backend: PackageBackend,
     notes: Sequence[str],
 ) -> PackagedModule:
@@ -118,7 +137,6 @@ def linked(
         contents: What the package says.
         portable: Makes the graph, which runs where compiled code fails.
         weights: Its first inputs.
-        constants: From `described`.
         backend: Has the executables.
         notes: For `explain`.
     """
@@ -128,7 +146,6 @@ def linked(
     run = linking.linked(
         record["program"],
         weights,
-        constants,
         lambda mark, graph: backend.load(backend.kept.parts[mark], graph, options),
         options,
         report,

@@ -28,17 +28,14 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 Load = Callable[[str, Graph], Executable]
 
 
-def to_dict(
-    program: Any, inputs: int, mark_of: Callable[[Executable], str | None]
-) -> dict[str, Any] | None:
+def to_dict(program: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, Any] | None:
     """A program in types that JSON has; None: it has something that has no form here.
 
     Args:
         program: What runs a graph with static shapes.
-        inputs: How many the graph has, without constants.
         mark_of: The key by which an executable can be loaded; None: it cannot.
     """
-    if not isinstance(program, Program) or any(x.device.type != "cpu" for x in program.constants):
+    if not isinstance(program, Program) or program.constants:
         return None
     parts = []
     for step in program.steps:
@@ -47,10 +44,11 @@ def to_dict(
             return None
         reads = list(step.read(range(program.registers)))
         parts.append({**part, "reads": reads, "writes": step.writes, "dead": step.dead})
+    literals = [x.value for x in program.outputs if isinstance(x, Literal)]
+    if not all(type(value) in calls.SCALARS for value in literals):
+        return None
     results = [{"value": x.value} if isinstance(x, Literal) else x for x in program.outputs]
-    return {
-        "parts": parts, "inputs": inputs, "registers": program.registers, "results": results,
-    }  # fmt: skip
+    return {"parts": parts, "registers": program.registers, "results": results}
 
 
 def _part(run: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, Any] | None:
@@ -61,27 +59,23 @@ def _part(run: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, An
         return None
     mark = mark_of(run.executable)
     values = [n.meta.get("val") for n in (*run.graph.placeholders, *run.graph.outputs)]
-    are_plain = all(type(x).__name__ in ("Tensor", "FakeTensor") and _is_plain(x) for x in values)
-    if mark is None or not are_plain or run.graph.updates:
+    if mark is None or run.graph.updates or not all(map(_is_plain, values)):
         return None
     specs = [Spec.of(x).to_dict() for x in values]
     inputs = [[x.name, x.role.value, x.frozen] for x in run.graph.inputs]
     return {"mark": mark, "inputs": inputs, "values": specs}
 
 
-def _is_plain(value: Tensor) -> bool:
+def _is_plain(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
     sizes = (*value.shape, *value.stride())
-    return (
-        value.layout == torch.strided
-        and value.device.type == "cpu"
-        and all(type(size) is int for size in sizes)
-    )
+    return value.device.type == "cpu" and all(type(size) is int for size in sizes)
 
 
 def linked(
     given: Mapping[str, Any],
     weights: Sequence[Tensor],
-    constants: Sequence[Tensor],
     load: Load,
     options: Options,
     report: GraphReport,
@@ -92,13 +86,11 @@ def linked(
     Args:
         given: From `to_dict`.
         weights: Its first inputs.
-        constants: Those of the program.
         load: Makes an executable of its key, for a graph that has inputs and outputs alone.
         options: Of the backend.
         report: Gets what becomes of it.
         in_eager: Runs the graph call by call, from the same inputs, where compiled code fails.
     """
-    known = {**dict(enumerate(weights)), **dict(enumerate(constants, given["inputs"]))}
     made: dict[str, Executable] = {}
     parts = given["parts"]
     names = part_names(graph_name(report), ["mark" in part for part in parts])
@@ -108,17 +100,17 @@ def linked(
         if "calls" in part:
             run = calls.from_dict(part["calls"])
         else:
-            run = _block(part, known, load, made, report)
+            run = _block(part, weights, load, made, report)
         reads = pick(part["reads"])
         steps.append(Instruction(run, reads, tuple(part["writes"]), tuple(part["dead"]), name))
     results = [Literal(x["value"]) if isinstance(x, dict) else x for x in given["results"]]
-    program = Program(steps, constants, given["registers"], results)
+    program = Program(steps, (), given["registers"], results)
     return _Contained(program, in_eager, options, report)
 
 
 def _block(
     part: Mapping[str, Any],
-    known: Mapping[int, Tensor],
+    weights: Sequence[Tensor],
     load: Load,
     made: dict[str, Executable],
     report: GraphReport,
@@ -126,7 +118,7 @@ def _block(
     inputs = tuple(Input(name, Role(role), frozen) for name, role, frozen in part["inputs"])
     specs = list(map(Spec.from_dict, part["values"]))
     values = [
-        known[at] if at in known and Spec.of(known[at]) == spec else spec.empty()
+        weights[at] if at < len(weights) and Spec.of(weights[at]) == spec else spec.empty()
         for at, spec in zip(part["reads"], specs, strict=False)
     ]
     results = [spec.empty() for spec in specs[len(inputs) :]]

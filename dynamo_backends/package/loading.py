@@ -32,7 +32,6 @@ from dynamo_backends.package.spec import Spec
 log = logging.getLogger("dynamo_backends")
 
 GRAPH, WEIGHTS, EXAMPLES = "graph.json", "weights.safetensors", "examples.safetensors"
-CONSTANTS = "constants.safetensors"
 
 
 def load(
@@ -85,8 +84,9 @@ def _loaded(
         if module is not None:
             return module
     portable = make()
-    places = (Spec.of(place.meta["val"]) for place in portable.places)
-    weights = read_weights(archive, zip(portable.weights, places), checkpoint)  # noqa: B905
+    places = portable.places[: len(portable.weights)]
+    specs = (Spec.of(place.meta["val"]) for place in places)
+    weights = read_weights(archive, zip(portable.weights, specs, strict=True), checkpoint)
     try:
         module = assembled(contents, portable, weights, backend, manifest["notes"])
     except FallbackRefusedError:
@@ -115,10 +115,9 @@ def _linked(
     if record is None:
         return None
     weights = read_weights(archive, linked.wanted(record), checkpoint)
-    constants = list(stored.loaded(archive.read_memory(CONSTANTS)).values())
     notes = archive.manifest["notes"]
     try:
-        return linked.linked(record, contents, portable, weights, constants, backend, notes)
+        return linked.linked(record, contents, portable, weights, backend, notes)
     except Exception:  # the graph tells what is wrong, or does
         log.debug("a linked program cannot be used", exc_info=True)
         return None

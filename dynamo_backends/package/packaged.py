@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -75,7 +74,6 @@ class PackageBackend(Backend):
         self.kept: Kept = kept
         self.plans = plans
         self._is_sealed = is_sealed
-        self._marks: weakref.WeakKeyDictionary[Executable, str] = weakref.WeakKeyDictionary()
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -102,14 +100,7 @@ class PackageBackend(Backend):
         """See `Backend.load`."""
         made = self.inner.load(parts, graph, options)
         made.was_compared = self.kept.is_saved(parts)
-        mark = next((m for m, saved in self.kept.parts.items() if saved is parts), None)
-        if mark is not None:
-            self._marks[made] = mark
         return made
-
-    def mark_of(self, executable: Executable) -> str | None:
-        """The key of the parts that an executable was loaded from; None: of none."""
-        return self._marks.get(executable)
 
     def buckets(self, options: Any) -> Buckets | None:
         """See `Backend.buckets`: wide ones alone, and none for single sizes.

@@ -18,7 +18,7 @@ from dynamo_backends.package import weights as stored
 from dynamo_backends.package.assembling import Contents, backend_of
 from dynamo_backends.package.capturing import captured, compiled
 from dynamo_backends.package.choosing import chosen_backend
-from dynamo_backends.package.loading import CONSTANTS, EXAMPLES, GRAPH, WEIGHTS
+from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.packaged import Kept, PackageBackend
@@ -82,7 +82,6 @@ def save(
     packaged = None if inner is None else PackageBackend(inner, Kept(), {})
     module = compiled(model_graph, packaged)
     is_right = functools.partial(linked.agree, module, call)
-    joined = linked.recorded(contents, portable, model_graph.values, packaged, is_right)
     notes = _notes(asked, contents, packaged, module)
     for note in notes:
         if note.startswith(_NOTHING):
@@ -93,17 +92,15 @@ def save(
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "notes": notes,
-        "linked": joined and joined[0],
+        "linked": linked.recorded(contents, portable, model_graph.values, packaged, is_right),
     }
-    content = stored.dumped({str(i): x for i, x in enumerate(joined[1] if joined else ())})[0]
-    own = {GRAPH: model_graph.graph, **({CONSTANTS: content} if joined else {})}
-    _write(path, manifest, own, packaged, model_graph.known, checkpoint, call)
+    _write(path, manifest, model_graph.graph, packaged, model_graph.known, checkpoint, call)
 
 
 def _write(
     path: str | os.PathLike[str],
     manifest: Mapping[str, Any],
-    own: Mapping[str, bytes],
+    graph: bytes,
     backend: PackageBackend | None,
     known: Mapping[str, Tensor],
     checkpoint: str | os.PathLike[str] | None,
@@ -118,8 +115,8 @@ def _write(
         "weights": weights,
         "constants": constants,
     }
-    tensors_of = {WEIGHTS: content, EXAMPLES: tensors}
-    archive.write(path, {**manifest, **rest}, {**own, **tensors_of, **parts})
+    own = {GRAPH: graph, WEIGHTS: content, EXAMPLES: tensors}
+    archive.write(path, {**manifest, **rest}, {**own, **parts})
 
 
 def _notes(

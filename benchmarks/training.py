@@ -3,11 +3,14 @@
     python benchmarks/training.py
     python benchmarks/training.py --models resnet18 bert --rounds 10 --json training.json
     python benchmarks/training.py --backends autotune --tuning 300
+    python benchmarks/training.py --precision bf16
 
 Measured interleaved: eager; for each backend torch.compile, which makes a forward and a backward
 graph and leaves the update to eager, and `compile_step`, which makes one graph of all of it. The
 optimizer is AdamW in float32. Training takes step after step, so a sample is as many steps as take
-eager a quarter of a second: the first after a pause wait for threads to wake.
+eager a quarter of a second: the first after a pause wait for threads to wake. With `--precision
+bf16` there are also steps whose forward pass computes in bfloat16: eager under autocast, and
+`compile_step` with that option; their parameters stay in float32.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ MODELS = {
 """Model to suite; gpt2 has a small vocabulary, as a model of characters has."""
 
 EAGER = "eager"
+REDUCED = "@bf16"
 SAMPLE_S = 0.25
 SETTLING = (RIVALS + 2) * STEPS
 """So many steps later autotune has chosen: its winner, rivals and eager took theirs."""
@@ -53,19 +57,31 @@ class Column:
     Attributes:
         kind: "eager", "torch.compile" (in parts) or "compile_step" (one graph).
         backend: What compiles, or "".
+        precision: Of the forward pass.
     """
 
     kind: str
     backend: str = ""
+    precision: str = "float32"
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.backend}".strip()
+        after = REDUCED if self.precision == "bf16" else ""
+        return f"{self.kind} {self.backend}".strip() + after
 
 
-def columns_of(backends: Sequence[str]) -> list[Column]:
-    """Eager, then all that is compiled in parts, then all that is compiled as one graph."""
+def columns_of(backends: Sequence[str], precision: str = "float32") -> list[Column]:
+    """Eager, then all that is compiled in parts, then all that is compiled as one graph.
+
+    Args:
+        backends: What compiles.
+        precision: "bf16": and then eager and whole graphs in bfloat16.
+    """
     kinds = "torch.compile", "compile_step"
-    return [Column(EAGER), *(Column(kind, backend) for kind in kinds for backend in backends)]
+    found = [Column(EAGER), *(Column(kind, backend) for kind in kinds for backend in backends)]
+    if precision == "bf16":
+        reduced = [Column(EAGER), *(Column("compile_step", backend) for backend in backends)]
+        found += [replace(column, precision=precision) for column in reduced]
+    return found
 
 
 @dataclass
@@ -108,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     rows = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        total = len(settings.models) * (len(columns_of(settings.backends)) + settings.rounds)
+        total = len(settings.models) * (
+            len(columns_of(settings.backends, settings.precision)) + settings.rounds
+        )
         task = progress.add_task("", total=total)
         for name in settings.models:
 
@@ -122,8 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Path(settings.json).write_text(json.dumps(records, indent=1), encoding="utf-8")
             torch.compiler.reset()
             gc.collect()
-    console.print(table(rows, settings.backends))
-    print_means(rows, settings.backends, console)
+    console.print(table(rows, settings.backends, settings.precision))
+    print_means(rows, settings.backends, settings.precision, console)
     return 1 if print_mistakes(rows, console) else 0
 
 
@@ -139,7 +157,7 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
     """Makes every kind of step of a model, checks that losses agree, and times them."""
     case = harness.find_case(MODELS[name], name, settings.scale, settings.batch)
     row, steps = Row(name), {}
-    for column in columns_of(settings.backends):
+    for column in columns_of(settings.backends, settings.precision):
         note(f"making {column}")
         budget.renew()
         try:
@@ -192,23 +210,28 @@ def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> C
             compiler = dynamo_backends.compiler(column.backend, **options)
         forward = torch.compile(model, backend=compiler)
 
+    is_reduced = column.precision == "bf16"
+
     def step() -> Tensor:
-        loss = loss_of(forward)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_reduced and column.kind == EAGER):
+            loss = loss_of(forward)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
     if column.kind == "compile_step":
+        precision: Any = column.precision
         return dynamo_backends.compile_step(
-            step, model=model, optimizer=optimizer, backend=column.backend, options=options
-        )
+            step, model=model, optimizer=optimizer, backend=column.backend, options=options,
+            precision=precision,
+        )  # fmt: skip
     return step
 
 
-def table(rows: Sequence[Row], backends: Sequence[str]) -> Table:
+def table(rows: Sequence[Row], backends: Sequence[str], precision: str = "float32") -> Table:
     """Medians in milliseconds, and what is gained over eager."""
-    columns = [str(column) for column in columns_of(backends)]
+    columns = [str(column) for column in columns_of(backends, precision)]
     found = Table(title="training steps, milliseconds (medians), times as fast as eager")
     found.add_column("model")
     for column in columns:
@@ -227,16 +250,20 @@ def cell(row: Row, column: str) -> str:
     return f"{row.milliseconds[column]:.1f}{gain}"
 
 
-def print_means(rows: Sequence[Row], backends: Sequence[str], console: Console) -> None:
+def print_means(
+    rows: Sequence[Row], backends: Sequence[str], precision: str, console: Console
+) -> None:
     """Prints what every way gains over eager, and what one graph gains over parts."""
-    _, *compiled = map(str, columns_of(backends))
-    whole = [column for column in compiled if column.startswith("compile_step")]
+    _, *compiled = map(str, columns_of(backends, precision))
+    whole = [c for c in compiled if c.startswith("compile_step") and not c.endswith(REDUCED)]
     questions = [(f"{column} over eager", EAGER, [column]) for column in compiled]
     for backend in backends:
         parts, one = str(Column("torch.compile", backend)), str(Column("compile_step", backend))
         questions.append((f"{one} over {parts}", parts, [one]))
     if len(whole) > 1:
         questions.append(("the best compile_step over eager", EAGER, whole))
+    reduced = [column for column in compiled if column.endswith(REDUCED)]
+    questions += [(f"{c} over {EAGER}{REDUCED}", EAGER + REDUCED, [c]) for c in reduced]
     if len(whole) > 1 and "inductor" in backends:
         inductor = str(Column("torch.compile", "inductor"))
         questions.append((f"the best compile_step over {inductor}", inductor, whole))
@@ -259,7 +286,8 @@ def print_mistakes(rows: Sequence[Row], console: Console) -> bool:
             console.print(f"[red]{row.name}, {column}:[/] {error}", markup=True)
         expected = row.losses.get(EAGER, 0.0)
         for column, loss in row.losses.items():
-            if abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
+            tolerance = 1e-2 if column.endswith(REDUCED) else 1e-3
+            if abs(loss - expected) > tolerance * max(1.0, abs(expected)):
                 wrong = True
                 console.print(f"[red]{row.name}, {column}: loss {loss} instead of {expected}[/]")
     return wrong
@@ -271,6 +299,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument(
         "--backends", nargs="+", metavar="NAME", default=["inductor", "openxla"], help="to compare"
     )
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument(
         "--tuning", type=float, default=300, metavar="S", help="seconds for autotune per column"
     )

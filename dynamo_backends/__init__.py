@@ -6,10 +6,8 @@ The names below are loaded on first use, so that `import torch`, which looks at 
 `_autoload`, does not become slower.
 """
 
-import importlib
-from typing import Any
-
 from dynamo_backends import _autoload
+from dynamo_backends._lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -78,17 +76,6 @@ _PUBLIC = {
 
 __all__ = sorted(_PUBLIC)
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(f"dynamo_backends.{_PUBLIC[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'dynamo_backends' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
-
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
 
 _autoload.autoload()

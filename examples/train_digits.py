@@ -48,15 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(
-    data: tuple[Tensor, Tensor], epochs: int, backend: str, progress: Progress
-) -> tuple[nn.Module, dynamo_backends.Step]:
-    """Trains the net.
+    data: tuple[Tensor, Tensor],
+    epochs: int,
+    backend: str,
+    progress: Progress,
+    precision: Any = "float32",
+) -> tuple[nn.Module, dynamo_backends.Step, list[float]]:
+    """Trains the net; returns it, the compiled step, and the losses.
 
     Args:
         data: Images [n, 1, 8, 8] and their digits [n].
         epochs: How often each image is seen.
         backend: Of `compile_step`.
         progress: Where to show it.
+        precision: Of `compile_step`.
     """
     torch.manual_seed(0)
     model = network()
@@ -73,14 +78,17 @@ def train(
         optimizer.zero_grad()
         return loss
 
-    step = dynamo_backends.compile_step(update, model=model, optimizer=optimizer, backend=backend)
+    step = dynamo_backends.compile_step(
+        update, model=model, optimizer=optimizer, backend=backend, precision=precision
+    )
     task = progress.add_task("compiling", total=epochs * batches)
+    losses = []
     for _ in range(epochs):
         for rows in torch.randperm(len(images))[: batches * BATCH].split(BATCH):
-            loss = step(images[rows], digits[rows])
+            losses.append(step(images[rows], digits[rows]).item())
             schedule.step()
-            progress.update(task, advance=1, description=f"loss {loss.item():.3f}")
-    return model, step
+            progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}")
+    return model, step, losses
 
 
 def network() -> nn.Module:
@@ -131,6 +139,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--epochs", type=int, default=12)
     return parser.parse_args(arguments)
 

@@ -87,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        model, step, losses = train(text, settings.steps, settings.backend, progress)
+        given = text, settings.steps, settings.backend, progress, settings.precision
+        model, step, losses = train(*given)
     seconds = time.perf_counter() - start
     guessing = torch.tensor(float(len(text.letters))).log().item()
     final = sum(losses[-20:]) / len(losses[-20:])
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(
-    text: Text, steps: int, backend: str, progress: Progress
+    text: Text, steps: int, backend: str, progress: Progress, precision: Any = "float32"
 ) -> tuple[CharGPT, dynamo_backends.Step, list[float]]:
     """Trains the model; returns it, the compiled step, and the losses."""
     torch.manual_seed(0)
@@ -116,7 +117,9 @@ def train(
         optimizer.zero_grad()
         return loss
 
-    step = dynamo_backends.compile_step(update, model=model, optimizer=optimizer, backend=backend)
+    step = dynamo_backends.compile_step(
+        update, model=model, optimizer=optimizer, backend=backend, precision=precision
+    )
     task = progress.add_task("compiling", total=steps)
     losses = []
     for _ in range(steps):
@@ -141,6 +144,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument(
         "--guessed-part", type=float, default=0.5, help="how low the loss has to be"

@@ -177,3 +177,82 @@ def test_gradients_of_the_first_sizes_once_they_are_those_of_the_range():
         found = torch.autograd.grad(run(x).sum(), (x, weight))
         expected = torch.autograd.grad((x @ weight).tanh().sum(), (x, weight))
         torch.testing.assert_close(found, expected)
+
+
+class Sharing(Succeeding):
+    depends_on_ranges = False
+
+
+class Narrow(Sharing):
+    """Its executables hold for the range that they were compiled for."""
+
+    depends_on_ranges = True
+
+
+def apart_at_ten(x: Tensor) -> Tensor:
+    """Is captured once for fewer than ten rows and once for more; the graphs are equal."""
+    if x.shape[0] < 10:
+        return (x @ x.T).relu() + 1
+    return (x @ x.T).relu() + 1
+
+
+@pytest.mark.parametrize(("kind", "executables"), [(Sharing, 1), (Narrow, 2)])
+def test_ranges_that_were_captured_apart(kind: type[Sharing], executables: int):
+    backend = kind()
+    with dynamo_backends.record() as reports:
+        run = compiled(apart_at_ten, backend, verify="always")
+        for rows in (20, 30, 4, 5, 6, 25, 9):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(run(x), apart_at_ten(x))
+    assert len(reports) == 3, "the first size, and both ranges"
+    assert sum(backend.alive) == executables
+    narrow = reports[-1]
+    assert sum(served.calls for served in narrow.traffic()) == 4
+    assert narrow.ops_on_backend == reports[1].ops_on_backend > 0
+    assert narrow.blocks == 1
+    assert narrow.executables == executables - 1
+    assert narrow.executable._ranged.proven is not None
+
+
+def test_a_shared_program_is_compared_at_its_first_sizes(monkeypatch: pytest.MonkeyPatch):
+    compared = rows_compared(monkeypatch)
+    run = compiled(apart_at_ten, Sharing())
+    for rows in (20, 30, 40, 4, 5, 6):
+        run(torch.randn(rows, 3))
+    assert compared == [20, 30, 4, 5], "what is proven is not compared"
+
+
+class WrongBelowTen(Sharing):
+    name = "wrong"
+
+    def compile(self, graph: Graph, options: Options) -> Executable:
+        executable = super().compile(graph, options)
+        bind = executable.bind
+
+        def bound(weights: Any) -> Any:
+            run, copied = bind(weights)
+            return lambda v: [y + (v[0].shape[0] < 10) for y in run(v)], copied
+
+        executable.bind = bound  # type: ignore[method-assign]
+        return executable
+
+
+@pytest.mark.plants_errors
+def test_a_shared_program_that_is_wrong_says_so_for_both_graphs():
+    backend = WrongBelowTen()
+    with dynamo_backends.record() as reports:
+        run = compiled(apart_at_ten, backend)
+        for rows in (20, 30, 4, 5, 30):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(run(x), apart_at_ten(x))
+    assert [[event.kind for event in r.events] for r in reports] == [[], ["wrong"], ["wrong"]]
+
+
+def test_other_weights_are_no_other_range() -> None:
+    backend = Sharing()
+    for width in (2, 3):
+        layer = nn.Linear(3, width)
+        run = compiled(layer, backend)
+        for rows in (4, 7, 9):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(run(x), layer(x))

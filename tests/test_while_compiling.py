@@ -205,6 +205,23 @@ def test_the_thread_sleeps_while_calls_run():
     assert gaps > 0.05, "it stood still for a part of the call"
 
 
+def test_a_backward_pass_is_a_part_of_its_call():
+    hold = threading.Event()
+    background.submit("waits", lambda: hold.wait(60))
+    seen: list[list[int]] = []
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(lambda _: seen.append(list(background._worker.calls)))
+    y = x * 2
+    background.backward_first([y, None, torch.ones(3)])
+    y.sum().backward()
+    assert seen == [[threading.get_ident()]]
+    assert not background._worker.calls
+    hold.set()
+    assert background.wait(60)
+    background.backward_first([z := x * 2])
+    assert not z._backward_hooks, "nothing is under way"
+
+
 def test_autotune_refuses():
     with pytest.raises(OptionError, match="while_compiling must be 'wait', not 'eager'"):
         dynamo_backends.compiler("autotune", while_compiling="eager")

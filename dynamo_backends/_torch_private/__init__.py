@@ -18,6 +18,7 @@ from dynamo_backends._torch_private.around import (
     tables_of_global_hooks,
 )
 from dynamo_backends._torch_private.autograd import (
+    after_backward,
     aot_autograd,
     backward_pass,
     checkpoint_draws,
@@ -45,7 +46,12 @@ from dynamo_backends._torch_private.autograd import (
     without_autocast,
 )
 from dynamo_backends._torch_private.captured_symbols import CapturedSymbols, mark_dims
-from dynamo_backends._torch_private.distributed import default_store, host_of
+from dynamo_backends._torch_private.distributed import (
+    cpu_backend,
+    default_store,
+    host_of,
+    process_group,
+)
 from dynamo_backends._torch_private.dynamo import (
     dynamo_control_flow,
     dynamo_counters,
@@ -66,9 +72,10 @@ from dynamo_backends._torch_private.graphs import (
     is_plain,
     is_tangent,
     mutated_input_index,
-    mutated_input_indices,
     output_index,
+    owner_index,
     updated_inputs,
+    updated_owners,
 )
 from dynamo_backends._torch_private.inductor import (
     compile_frozen_with_inductor,
@@ -127,6 +134,7 @@ from dynamo_backends._torch_private.tensors import (
     from_dlpack,
     has_storage,
     is_traceable_wrapper_subclass,
+    plain_parts,
     size_bounds,
     storage_id,
     storage_users,

@@ -17,6 +17,7 @@
 | `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.12+ |
 | `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.12+ |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.12+ |
+| `torch.autograd.Variable._execution_engine.queue_callback` | 2.13 |
 """
 
 import hashlib
@@ -27,6 +28,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dynamo_backends._torch_private.graphs import captured_static_inputs, takes_wrappers_apart
 
 _PASS = "dynamo_backends.backward_pass"
 _STATE = "dynamo_backends.generator_state"
@@ -76,8 +79,17 @@ def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
     return patched
 
 
-def static_input_indices() -> Collection[int]:
-    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers."""
+def static_input_indices(captured: fx.GraphModule, functional: fx.Graph) -> Collection[int]:
+    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers.
+
+    Where a wrapper has more in it than a tensor, as a DTensor its mesh, AOT Autograd miscounts.
+
+    Args:
+        captured: Dynamo's graph.
+        functional: AOT Autograd's.
+    """
+    if takes_wrappers_apart(functional):
+        return captured_static_inputs(captured)
     metadata = _metadata()
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
 
@@ -199,6 +211,12 @@ def running_backward() -> Any:
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         return None
     return torch._C._current_autograd_node()
+
+
+def after_backward(function: Callable[[], object]) -> None:
+    """Inside a backward pass: has a function called when that has ended, if it does not fail."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
 
 
 def partition_function(name: str) -> Callable[..., Any]:

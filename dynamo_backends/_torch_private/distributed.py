@@ -1,11 +1,14 @@
-"""torch.distributed's own store.
+"""torch.distributed's own store, and its process groups by their names.
 
 | what | checked |
 |---|---|
 | `distributed_c10d._get_default_store` | 2.13 |
+| `distributed_c10d._resolve_process_group` | 2.13 |
 """
 
 from typing import Any
+
+import torch
 
 
 def default_store() -> Any:
@@ -21,3 +24,21 @@ def host_of(store: Any) -> str:
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return str(getattr(store, "host", ""))
+
+
+def process_group(name: str) -> Any | None:
+    """The process group that functional collectives call so; None: there is none."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return _resolve_process_group(name)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError):
+        return None
+
+
+def cpu_backend(group: Any) -> str:
+    """What a process group uses for tensors of the CPU: "gloo"; empty: it has nothing for them."""
+    kinds: dict[str, str] = dict(
+        each.split(":") for each in torch.distributed.get_backend_config(group).split(",")
+    )
+    return kinds.get("cpu", "")

@@ -16,8 +16,7 @@ from torch.fx.node import has_side_effect as has_side_effect
 
 def _unwrapped(desc: Any) -> Any:
     """What is known of an input or output, of a wrapper if it is the only tensor in one."""
-    is_inner = type(desc).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput")
-    return desc.base if is_inner and desc.attr == ONLY else desc
+    return desc.base if type(desc).__name__ in _INNER and desc.attr == ONLY else desc
 
 
 ONLY = "_handle"
@@ -28,6 +27,28 @@ def dynamo_input_index(placeholder: fx.Node) -> int | None:
     """Which of Dynamo's inputs a placeholder of an AOT graph is; None if it is none of them."""
     desc = _unwrapped(placeholder.meta.get("desc"))
     return getattr(desc, "idx", None) if is_plain(placeholder) else None
+
+
+def owner_index(placeholder: fx.Node) -> int | None:
+    """As `dynamo_input_index`; for a tensor inside of a wrapper, such as a DTensor, the wrapper."""
+    desc = _outermost(placeholder.meta.get("desc"))
+    return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTInput" else None
+
+
+def updated_owners(graph: fx.Graph) -> frozenset[int]:
+    """Which of Dynamo's inputs an AOT graph updates, or something inside of."""
+    descs = map(_outermost, graph.output_node().meta.get("desc") or ())
+    found = [mutated_input_index(desc) for desc in descs]
+    return frozenset(i for i in found if i is not None)
+
+
+def _outermost(desc: Any) -> Any:
+    while type(desc).__name__ in _INNER:
+        desc = desc.base
+    return desc
+
+
+_INNER = ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput")
 
 
 def described_input_index(placeholder: fx.Node) -> int | None:
@@ -74,6 +95,12 @@ def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
     )
 
 
+def takes_wrappers_apart(graph: fx.Graph) -> bool:
+    """Whether an AOT graph has inputs out of wrappers that hold more than a tensor."""
+    descs = [p.meta.get("desc") for p in graph.find_nodes(op="placeholder")]
+    return any(type(x).__name__ in _INNER and x.attr != ONLY for x in descs)
+
+
 def function_name(function: Callable[..., Any]) -> str:
     """Under which name a function that a graph calls can be imported: "torch.conv2d"."""
     from torch.fx.node import _get_qualified_name
@@ -89,12 +116,6 @@ def is_plain(placeholder: fx.Node) -> bool:
 def is_tangent(placeholder: fx.Node) -> bool:
     """Whether a placeholder of an AOT backward graph is an incoming gradient."""
     return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "TangentAOTInput"
-
-
-def mutated_input_indices(graph: fx.Graph) -> frozenset[int]:
-    """Which of Dynamo's inputs an AOT graph updates."""
-    descs = graph.output_node().meta.get("desc") or ()
-    return frozenset(i for i in map(mutated_input_index, descs) if i is not None)
 
 
 def updated_inputs(graph: fx.Graph) -> dict[int, Any]:

@@ -31,6 +31,9 @@ ASKS_FOR_OVERFLOW = GradScaler._maybe_opt_step.__code__
 MAKES_SCALE = GradScaler._lazy_init_scale_growth_tracker.__code__
 """What makes the scale, at the first call."""
 
+SCALES = GradScaler.scale.__code__
+"""What scales a loss."""
+
 UNSCALES = GradScaler._unscale_grads_.__code__
 """What calls `CHECK_AND_UNSCALE`."""
 

@@ -59,6 +59,15 @@ def has_storage(tensor: Tensor) -> bool:
     return bool(torch._C._has_storage(tensor))
 
 
+def plain_parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors inside of a wrapper, such as a DTensor; of any other tensor itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    inner = [getattr(tensor, name) for name in names]
+    return [part for each in inner if isinstance(each, Tensor) for part in plain_parts(each)]
+
+
 def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
     """The least and the largest value that a symbolic size can have; None: there is no bound."""
     return bounds_of(size, size.node.expr)

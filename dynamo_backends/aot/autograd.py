@@ -54,7 +54,7 @@ def compile_functional(
     def compiler(kind: Kind) -> Callable[..., Any]:
         def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
             private.keep_saved_tensors()
-            static = frozenset(private.static_input_indices())
+            static = frozenset(private.static_input_indices(captured, gm.graph))
             if kind == "inference":
                 private.note_updates(gm)
             run = compile_one(compile_graph, gm, kind, static)

@@ -35,15 +35,16 @@ class Autotune(Backend):
         from dynamo_backends.autotune.ensemble import Ensemble
         from dynamo_backends.autotune.training import TrainingEnsemble
 
-        differentiated = _is_differentiated(example_inputs)
+        ensemble: Ensemble
+        if _is_differentiated(example_inputs):
+            ensemble = TrainingEnsemble(captured, example_inputs, options, number, Split())
+        else:
+            ensemble = Ensemble(captured, example_inputs, options, number)
         if options.mode == "background":
             from dynamo_backends.autotune.beside import compile_beside
 
-            ensemble = Ensemble(captured, example_inputs, options, number)
-            return compile_beside(ensemble, differentiated)
-        if differentiated:
-            return TrainingEnsemble(captured, example_inputs, options, number, Split()).compile()
-        return Ensemble(captured, example_inputs, options, number).compile()
+            return compile_beside(ensemble)
+        return ensemble.compile()
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: each candidate decomposes what it wants to."""

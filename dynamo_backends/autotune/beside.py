@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import failure_of
+from dynamo_backends.autotune.symbols import has_symbols
 from dynamo_backends.autotune.takeover import begin
 from dynamo_backends.autotune.verify import judge
-from dynamo_backends.graph.random import DrawsError, RefusingDraws
+from dynamo_backends.graph.private_draws import DrawsError
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import CandidateReport
@@ -25,14 +25,13 @@ from dynamo_backends.tuning.counts import COUNTS
 log = logging.getLogger("dynamo_backends")
 
 
-def compile_beside(ensemble: Ensemble, differentiated: bool) -> Callable[..., Any]:
+def compile_beside(ensemble: Ensemble) -> Callable[..., Any]:
     """What Dynamo is to call in place of a graph.
 
     Args:
         ensemble: The candidates.
-        differentiated: Whether gradients are computed.
     """
-    owner = TunedBeside(ensemble, _unsuitable(ensemble, differentiated))
+    owner = TunedBeside(ensemble, _unsuitable(ensemble))
     publish(owner.report)
     if owner.ensemble is None:
         return owner
@@ -48,12 +47,13 @@ def compile_beside(ensemble: Ensemble, differentiated: bool) -> Callable[..., An
     return owner
 
 
-def _unsuitable(ensemble: Ensemble, differentiated: bool) -> str:
+def _unsuitable(ensemble: Ensemble) -> str:
     """Why a graph is not tuned beside calls; empty if it is."""
-    if differentiated:
-        return "gradients are computed, for which mode='wait' tunes alone"
-    if private.is_autocast_on():
-        return "autocast is on, which other threads and processes do not see; use mode='wait'"
+    differentiated = ensemble.kind == "training"
+    if differentiated and has_symbols(ensemble.captured):
+        return "gradients are computed for sizes that change, for which mode='wait' tunes alone"
+    if differentiated and not ensemble.options.cache:
+        return "what is chosen for forward and backward graph is found on disk, and cache=False"
     if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in ensemble.example_inputs):
         return "an input is a number that is no size, for which mode='wait' tunes alone"
     if any(x is None for x in ensemble.values):
@@ -80,14 +80,15 @@ def _serves_at_once(owner: TunedBeside) -> bool:
             name = decision.winner
             rows = {row.name: row.compile_s for row in decision.candidates}
             choice = Choice(name, decision.candidates, decision.seconds)
+        elif ensemble.kind == "training":  # of which two graphs would be tuned in the call
+            return False
         else:
             name = next(iter(model.order([c.name for c in competing])), EAGER)
             rows, choice = {}, Choice(name, (CandidateReport(name),))
         expected = rows.get(name) or model.predict(name).compile_s
         if name == EAGER or expected > options.first_call_s:
             return False
-        with RefusingDraws():
-            ensemble.mutated()
+        owner.look()
         candidate = next(c for c in competing if c.name == name)
         try:
             COUNTS.add(compiled=1)

@@ -17,6 +17,7 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.autotune.identity import environment, key_of
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.priors import Described, graph_features, machine_features
@@ -114,7 +115,8 @@ class DecisionFlow:
     ):
         self._question = question
         self._options = options
-        self._names = {*others, *(c.name for c in competing)}
+        self._competing = [c.name for c in competing]
+        self._names = {*others, *self._competing}
         self._report = report
         self._short_of_s = 0.0  # see `Decision`
         self._mutated: tuple[int, ...] = ()
@@ -159,22 +161,30 @@ class DecisionFlow:
         subject: Callable[[str], Subject],
         prepared: Callable[[Subject], Sequence[PreparedCandidate]],
         around: AbstractContextManager[Any] | None = None,
+        part: float = 1.0,
     ) -> Choice:
         """Lets the candidates compete, and keeps what comes out; eager if that fails.
+
+        Where the budget suffices for none of them nothing is done, nor kept: the next process has a
+        budget of its own.
 
         Args:
             what: The graph in words, for the progress line.
             subject: What they compete for; gets the title of the progress line.
             prepared: They.
             around: What all of it is done in.
+            part: See `Means`.
         """
         budget, title = self.budget, f"autotune: {what}"
         try:
             with budget.spending(), around or nullcontext(), showing(title) as progress:
+                means, model = Means(budget, part), self._question.model()
+                if untried := self.untried(means, model):
+                    means.tell(self._competing, what)
+                    return Choice(EAGER, untried)
                 given = subject(title)
-                model = self._question.model()
                 session = TuningSession(
-                    given, prepared(given), self._options, model, budget, progress
+                    given, prepared(given), self._options, model, budget, progress, (), means
                 )
                 outcome = session.decide()
         except Exception as error:
@@ -183,8 +193,22 @@ class DecisionFlow:
             return Choice(EAGER, (CandidateReport(EAGER),))
         return self.accept(outcome, given.arguments.mutated)
 
+    def untried(self, means: Means, model: CostModel | None = None) -> tuple[CandidateReport, ...]:
+        """What there is to report where the budget suffices for no candidate; else nothing.
+
+        Args:
+            means: That there are.
+            model: What to expect of candidates, if that is known already.
+        """
+        model = model or self._question.model()
+        expected = {name: model.predict(name).compile_s for name in self._competing}
+        if not expected or any(map(means.suffice, expected.values())):
+            return ()
+        refused = (CandidateReport(n, means.refusal(s)) for n, s in expected.items())
+        return (CandidateReport(EAGER), *refused)
+
     def accept(self, outcome: Outcome, mutated: Collection[int]) -> Choice:
-        """The choice that a session made, which is written to the disk.
+        """The choice that a session made, which is written to the disk if anything was tried.
 
         Args:
             outcome: Of the session.
@@ -195,7 +219,8 @@ class DecisionFlow:
         capture_s = self._question.capture_s
         capture = {} if capture_s is None else {"capture": capture_s}
         choice = Choice(outcome.winner, outcome.rows, {**capture, **outcome.seconds})
-        self.keep(choice)
+        if outcome.is_tried:
+            self.keep(choice)
         return choice
 
     def leave_out(self) -> None:

@@ -33,7 +33,7 @@ from dynamo_backends.interface.backend import Backend, Bound, Executable
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import GraphReport, Region
+from dynamo_backends.interface.report import CandidateReport, GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.runtime.eager_switch import EagerSwitch
@@ -50,6 +50,8 @@ FUNCTION = "eager, as written"
 """Who takes a whole step when that is the user's function, not its captured graph."""
 
 NOT_COMPILED = (EAGER, FUNCTION)
+
+_FORWARD = 0.5  # of what is left of the budget; the rest is for its backward graph
 
 _WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
 
@@ -131,6 +133,8 @@ class GraphEnsemble(Executable):
     def choose(self, values: list[Any]) -> Choice:
         """Who is to run the graph: by an earlier decision, compiling nothing, or a tuning session.
 
+        Beside calls there is no session: another process has tuned the graph, or it stays in eager.
+
         Args:
             values: The graph's inputs; not changed.
         """
@@ -139,10 +143,16 @@ class GraphEnsemble(Executable):
         if decision is not None:
             COUNTS.add(compiled=decision.winner not in NOT_COMPILED)
             return Choice(decision.winner, decision.candidates, decision.seconds)
+        if self._options.mode == "background":
+            log.info(
+                "autotune: a %s graph was not decided for, and runs in eager", self._graph.kind
+            )
+            return Choice(EAGER, (CandidateReport(EAGER),))
         return flow.tune(
             f"{self._graph.kind} graph with {len(self._graph.calls)} operators",
             lambda title: self._subject(values, title),
             lambda subject: [self._prepared(c) for c in competing],
+            part=_FORWARD if self._graph.kind == "forward" else 1.0,
         )
 
     def forget(self) -> None:
@@ -233,7 +243,8 @@ class GraphEnsemble(Executable):
     def compiler(self, candidate: Candidate) -> tuple[Backend, Any]:
         """The backend that compiles functional graphs for a candidate, and its options."""
         if candidate.owner == "ours":
-            return get_backend(candidate.backend), candidate.options(self._options)
+            backend = get_backend(candidate.backend)
+            return backend, backend.alone(candidate.options(self._options))
         return InductorBlocks(), _plain(self._options)
 
     def note(self, choice: Choice) -> None:

@@ -20,6 +20,10 @@ class NotWanted(Exception):
     """The graph is gone, or this process ends."""
 
 
+class GaveUp(Exception):
+    """The graph cannot be tuned; the message says why."""
+
+
 @dataclass
 class Task:
     """A graph that is to be tuned.
@@ -107,3 +111,9 @@ class Listener:
             name = signal.Signals(-lost.status).name
             return f"crashed with {name} in a process of its own"
         return f"ended with exit status {lost.status} in a process of its own"
+
+
+def read_outcome(answered: dict[str, Any]) -> Outcome:
+    """The outcome in the answer to a task."""
+    rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
+    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])

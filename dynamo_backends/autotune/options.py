@@ -23,8 +23,8 @@ class AutotuneOptions(Options):
             shortest time per call when calls follow each other; "memory": the smallest growth of
             the process's memory (a slower candidate may win).
         budget_s: Seconds that this process may spend on tuning with these options, in all.
-            Candidates that are likely to lose are tried last. For each graph the likeliest one is
-            tried even when the budget is spent.
+            Candidates that are likely to lose are tried last. The likeliest one of the first graph
+            is tried in any case; later graphs for which nothing is left stay in eager.
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
             candidates that compute in bfloat16, if their results are as accurate as eager's under
             autocast, and their error at most a tenth of the size of the results

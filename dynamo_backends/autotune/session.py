@@ -1,12 +1,14 @@
 """Compiles, verifies and measures the candidates for one graph, and chooses."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.cost import CostModel
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.traffic import schedule
@@ -101,17 +103,23 @@ class Subject:
     others: Sequence[Arguments] = ()
     counts: Sequence[int] = ()
 
-    def trials(self) -> list[Trial]:
-        """On the real inputs, on perturbed ones if eager takes them, and on other sizes."""
+    def trials(self, clock: Callable[[], float] = time.perf_counter) -> list[Trial]:
+        """On the real inputs, on perturbed ones if eager takes them, and on other sizes.
+
+        Args:
+            clock: Tells the seconds of first calls.
+        """
         given = self.original, self.precise, self.promised
-        found = [Trial(self.arguments, *given)]
+        found = [Trial(self.arguments, *given, clock=clock)]
         if self.perturb:
             other = self.arguments.perturbed()
             try:
-                found.append(Trial(other, *given, where=" (on perturbed inputs)"))
+                found.append(Trial(other, *given, clock=clock, where=" (on perturbed inputs)"))
             except Exception:
                 log.debug("eager does not take perturbed inputs", exc_info=True)
-        found += [Trial(other, *given, where=" (at other sizes)") for other in self.others]
+        found += [
+            Trial(other, *given, clock=clock, where=" (at other sizes)") for other in self.others
+        ]
         return found
 
     def traffic(self) -> list[list[Any]]:
@@ -136,6 +144,12 @@ class Outcome:
     short_of_s: float = 0.0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether anything was tried, where anything is to be tried."""
+        compiled = (row.compile_s is not None for row in self.rows if row.name != EAGER)
+        return not self.short_of_s or any(compiled)
+
 
 class TuningSession:
     """One session.
@@ -149,6 +163,7 @@ class TuningSession:
         progress: Shows how far it is.
         known: What became of candidates in an earlier session that was lost; those that were
             excluded are not tried again.
+        means: What the budget allows for the graph; by default all that is left.
     """
 
     def __init__(
@@ -160,7 +175,9 @@ class TuningSession:
         budget: Budget,
         progress: Progress,
         known: Sequence[CandidateReport] = (),
+        means: Means | None = None,
     ):
+        self._means = means or Means(budget)
         self._known = {row.name: row for row in known if row.reason}
         self._reference_s = 0.0
         self._subject = subject
@@ -185,13 +202,16 @@ class TuningSession:
         rng = snapshot_rng()
         try:
             start = self._budget.clock()
-            trials = self._subject.trials()
+            trials = self._subject.trials(self._budget.clock)
             self._reference_s = self._budget.clock() - start
+            self._means.referred(self._reference_s)
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            order = self._model.order(list(self._prepared), self._budget.left_s)
+            order = self._model.order(list(self._prepared), self._means.compile_s)
             order.sort(key=lambda name: not self._prepared[name].early)
             self._try(order, trials)
+            if self._cut and len(self._cut) == len(self._prepared):
+                return self._untried()
             measured = self._measure()
             best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
             right = len(self._runs)
@@ -199,10 +219,16 @@ class TuningSession:
                 self._try(again, trials)
             if len(self._runs) > right:
                 measured = self._measure()
-            self._tell_of_the_cut()
             return self._choose(measured)
         finally:
+            self._means.tell(self._cut, self._subject.title.removeprefix("autotune: "))
             restore_rng(rng)
+
+    def _untried(self) -> Outcome:
+        """Eager, for the budget suffices for none: the reference took what there was."""
+        self._rows[EAGER] = replace(self._rows[EAGER], reason="")
+        seconds = {"reference": self._reference_s}
+        return Outcome(EAGER, tuple(self._rows.values()), self._budget.total_s, seconds)
 
     def _try(self, names: Sequence[str], trials: Sequence[Trial]) -> None:
         """Compiles and verifies those for whom there is time, and who are worth it."""
@@ -212,6 +238,8 @@ class TuningSession:
                 self._rows[name] = self._known[name]
             else:
                 self._admit(self._prepared[name], trials)
+            if self._rows[name].compile_s is not None:
+                self._means.finished()
             self._progress.ended(self._rows[name])
         self._progress.begins("", len(names), len(names))
 
@@ -259,32 +287,14 @@ class TuningSession:
 
     def _refusal(self, name: str) -> str:
         """Why a candidate is not tried: it is not worth it, or the budget would not last."""
-        tried = [n for n, row in self._rows.items() if row.compile_s is not None and n != EAGER]
         expected = self._model.predict(name).compile_s
         right = [n for n in self._runs if n != EAGER]
         if refusal := self._worth.refusal(name, right):
             return refusal
-        if not tried or expected <= self._budget.left_s:
+        if self._means.suffice(expected):
             return ""
         self._cut.append(name)
-        total = self._budget.total_s
-        if not self._budget.left_s:
-            return f"not tried: the budget of {total:g} s is spent"
-        return (
-            f"not tried: about {expected:.0f} s of compilation are more than what is left of the "
-            f"budget of {total:g} s"
-        )
-
-    def _tell_of_the_cut(self) -> None:
-        """Once for a budget, since it is the same for all graphs of a process."""
-        if self._cut and self._budget.tell():
-            log.warning(
-                "autotune's budget of %g s, which is for all graphs of this process, does not "
-                "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",
-                self._budget.total_s,
-                ", ".join(self._cut),
-                self._subject.title.removeprefix("autotune: "),
-            )
+        return self._means.refusal(expected)
 
     def _measure(self) -> Measured:
         self._say("measuring")
@@ -300,7 +310,7 @@ class TuningSession:
             inputs,
             sets=sets,
             pauses=self._options.objective == "latency",
-            budget_s=max(self._budget.left_s, 1.0),
+            budget_s=max(self._means.left_s, 1.0),
             least=least,
         )
         rounds = iter(range(1, 1_000_000))

@@ -21,12 +21,13 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.flow import Choice, DecisionFlow
 from dynamo_backends.autotune.isolation import is_isolated
-from dynamo_backends.autotune.listening import Task
+from dynamo_backends.autotune.listening import GaveUp, Task
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import Outcome, failure_of
 from dynamo_backends.autotune.verify import Trial
-from dynamo_backends.graph.random import DrawsError, RefusingDraws
+from dynamo_backends.graph.private_draws import DrawsError
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
 from dynamo_backends.interface.report import CandidateReport, plain
@@ -39,6 +40,8 @@ log = logging.getLogger("dynamo_backends")
 
 _ALONE = "not tried: it is registered in this process alone, and another one tunes"
 
+_SPENT = "what is left of the budget of {:g} s suffices for no candidate"
+
 _COMPARISONS = 3  # while weights change
 
 
@@ -50,8 +53,7 @@ def begin(owner: TunedBeside) -> None:
     """Lets the winner of an earlier decision take over, or has the graph tuned."""
     try:
         with owner.apart() as ensemble:
-            with RefusingDraws():
-                ensemble.mutated()
+            owner.look()
             competing = ensemble.competing()
             flow = DecisionFlow(ensemble.question(), competing, ensemble.options)
             decision = flow.recall()
@@ -69,12 +71,18 @@ def begin(owner: TunedBeside) -> None:
             try:
                 assert owner.ensemble is not None
                 choice = flow.accept(outcome, owner.ensemble.mutated())
+                if not outcome.is_tried:
+                    owner.leave(_SPENT.format(flow.budget.total_s), choice.candidates)
+                    return
                 sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
                 _take_over(owner, flow, competing, choice, sizes)
             except _Excluded as error:
                 owner.leave(f"{outcome.winner} was proven right, and {error}")
 
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
+            if untried := flow.untried(Means(flow.budget)):
+                owner.report.candidates = untried
+                raise GaveUp(_SPENT.format(flow.budget.total_s))
             return _prepare(owner, folder, competing)
 
         tuner.add(
@@ -109,7 +117,10 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
         alone = [c for c in competing if _is_alone(c)]
         return {
             "known": [plain(CandidateReport(c.name, _ALONE)) for c in alone],
-            "candidates": [dataclasses.asdict(c) for c in competing],
+            "candidates": [
+                dataclasses.asdict(dataclasses.replace(c, made=None)) for c in competing
+            ],
+            "training": ensemble.kind == "training",
             "options": dataclasses.asdict(options),
             "static": sorted(static),
             "symbols": dataclasses.asdict(symbols.description) if symbols is not None else {},
@@ -119,6 +130,7 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
                 "environment": environment(),
                 "threads": torch.get_num_threads(),
                 "precision": product_precision(),
+                "autocast": owner.autocast,
                 "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
                 "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -131,8 +143,9 @@ def _is_ready(owner: TunedBeside) -> bool:
 
 
 def _is_alone(candidate: Candidate) -> bool:
-    ours = candidate.owner == "ours"
-    return ours and not is_found_elsewhere(get_backend(candidate.backend))
+    if candidate.made is not None:  # "split", in which backends compete there
+        return False
+    return candidate.owner == "ours" and not is_found_elsewhere(get_backend(candidate.backend))
 
 
 def _take_over(
@@ -179,7 +192,7 @@ def _problem(owner: TunedBeside, candidate: Candidate) -> str:
         COUNTS.add(compiled=1)
         run = _built(owner, ensemble, candidate)
         for values in _inputs(owner):
-            if wrong := _wrong(ensemble, candidate, run, values):
+            if wrong := _wrong(owner, ensemble, candidate, run, values):
                 return f"is wrong here: {wrong}"
         return failure_of(ensemble.reports[candidate.name])
 
@@ -194,13 +207,16 @@ def _built(owner: TunedBeside, ensemble: Ensemble, candidate: Candidate) -> Run:
     # AOT Autograd and Inductor have settings for all threads.
     if symbols is None:
         with private.without_captures(), private.as_if_captured():
-            return ensemble.build(candidate)
+            run = owner.alone(ensemble.build(candidate))
+            if ensemble.kind == "training":  # the backward graph is compiled when it is needed
+                run(_given(ensemble, ensemble.values).fresh())
+            return run
     symbols.traffic.close()
     # What new sizes need is compiled beside the calls as well.
     options = dataclasses.replace(ensemble.options, while_compiling="eager")
     context = symbols.context(ensemble.example_inputs)
     with private.without_captures(), private.as_if_captured(context):
-        run = ensemble.build(candidate, options)
+        run = owner.alone(ensemble.build(candidate, options))
         for values in _inputs(owner):
             run(_given(ensemble, values).fresh())
     if unknown := symbols.assumed.unknown:
@@ -219,18 +235,25 @@ def _inputs(owner: TunedBeside) -> list[list[Any]]:
 
 
 def _given(ensemble: Ensemble, values: Sequence[Any]) -> Arguments:
-    static, mutated = private.captured_static_inputs(ensemble.captured), ensemble.mutated()
+    mutated = ensemble.mutated()
+    if ensemble.kind == "training":  # which writes to weights, and prepares none
+        return Arguments(copies(values), (), mutated, watched=False)
+    static = private.captured_static_inputs(ensemble.captured)
     kept = copies(values, static - mutated)  # calls write to the others
     return Arguments(kept, static, mutated, watched=False)
 
 
-def _wrong(ensemble: Ensemble, candidate: Candidate, run: Run, values: Sequence[Any]) -> str:
+def _wrong(
+    owner: TunedBeside, ensemble: Ensemble, candidate: Candidate, run: Run, values: Sequence[Any]
+) -> str:
     """What is wrong with a candidate's results, if weights do not change meanwhile."""
     for _ in range(_COMPARISONS):
         before = _versions(ensemble)
         given = _given(ensemble, values)
         subject = ensemble.subject("", given)
-        trial = Trial(given, subject.original, subject.precise, subject.promised, draws=False)
+        precise = subject.precise and owner.alone(subject.precise)
+        original, promised = owner.alone(subject.original), subject.promised
+        trial = Trial(given, original, precise, promised, draws=False)
         COUNTS.add(verified=1)
         verdict = trial.judge(run, candidate.reduced)
         if not verdict.wrong or before == _versions(ensemble):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.names import SPLIT
@@ -97,5 +98,6 @@ def _of_training(row: CandidateReport) -> CandidateReport:
 def _tangent(output: Tensor, number: int) -> Tensor:
     """A gradient to start from, the same for every candidate and dtype."""
     generator = torch.Generator().manual_seed(number)
-    numbers = torch.randn(output.shape, generator=generator, dtype=torch.float32)
+    with private.disable_current_modes():  # one may be on that knows of no generators but its own
+        numbers = torch.randn(output.shape, generator=generator, dtype=torch.float32)
     return numbers.to(output.device, output.dtype)

@@ -12,20 +12,19 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dynamo_backends.autotune.listening import Listener, NotWanted, Task
+from dynamo_backends.autotune.listening import GaveUp, Listener, NotWanted, Task, read_outcome
 from dynamo_backends.autotune.session import Outcome
-from dynamo_backends.autotune.tuner_process import read_outcome
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+from dynamo_backends.tuning.queue_thread import Helper, QueueThread
 
 log = logging.getLogger("dynamo_backends")
 
@@ -33,13 +32,7 @@ SPARE = 5
 """So often the process is started again for a graph where no candidate is to blame."""
 
 _START_S = 600.0  # for the imports, on a busy machine
-_IDLE_S = 60.0  # without anything to tune, after which the process is ended
-_LAST_S = 5.0  # that the end of this process waits for the thread
 _LOOK_S = 0.2
-
-
-class _GaveUp(Exception):
-    """A graph cannot be tuned; the message says why."""
 
 
 class _Process(AnsweringProcess):
@@ -47,59 +40,37 @@ class _Process(AnsweringProcess):
     niceness: ClassVar[int] = NICE
 
 
-class Tuner:
-    """The thread, the other process, and what waits for them."""
+class Tuner(QueueThread[Task]):
+    """The thread, the other process, and what waits for them.
+
+    Linux ends the other process with the thread, which starts it.
+    """
+
+    name = "dynamo_backends tuner"
+    last_s = 5.0
 
     def __init__(self) -> None:
+        super().__init__()
         self._process = _Process()
-        self._tasks: deque[Task] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_stopping = False
 
-    def add(self, task: Task) -> None:
-        """Has a graph tuned after those that wait already."""
-        with self._changed:
-            self._tasks.append(task)
-            if self._thread is None:
-                # Linux ends the other process with the thread that started it.
-                self._thread = threading.Thread(
-                    target=self._work, name="dynamo_backends tuner", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Ends the other process, and what is under way."""
-        with self._changed:
-            self._is_stopping = True
-            self._tasks.clear()
-            self._changed.notify_all()
-        self._process.end()
-        if self._thread is not None:
-            self._thread.join(_LAST_S)
+    @property
+    def helper(self) -> Helper:
+        """See `QueueThread.helper`."""
+        return self._process
 
     def disown(self) -> None:
         """In a forked child: leaves all to the parent."""
         self._process.disown()
 
-    def _work(self) -> None:
-        while (task := self._next()) is not None:
-            try:
-                with contextlib.suppress(NotWanted):
-                    self._tune(task)
-            except Exception as error:
-                log.debug("tuning beside the calls failed", exc_info=True)
-                text = str(error) if isinstance(error, _GaveUp) else brief_error(error)
-                task.failed(text)
-            del task
-
-    def _next(self) -> Task | None:
-        with self._changed:
-            while not self._tasks and not self._is_stopping:
-                if not self._changed.wait(_IDLE_S if self._process.running else None):
-                    self._process.end()
-            return None if self._is_stopping else self._tasks.popleft()
+    def do(self, item: Task) -> None:
+        """See `QueueThread.do`: has a graph tuned."""
+        try:
+            with contextlib.suppress(NotWanted):
+                self._tune(item)
+        except Exception as error:
+            log.debug("tuning beside the calls failed", exc_info=True)
+            text = str(error) if isinstance(error, GaveUp) else brief_error(error)
+            item.failed(text)
 
     def _tune(self, task: Task) -> None:
         request: dict[str, Any] = {}
@@ -122,18 +93,20 @@ class Tuner:
         known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
         suspect, losses = "", 0
         while True:
-            if task.owner() is None or self._is_stopping:
+            if task.owner() is None or self.is_stopping:
                 raise NotWanted
             heard = Listener(task)
-            more = {"known": plain(list(known.values())), "spent_s": task.budget.spent_s}
+            budget = task.budget
+            more = {"spent_s": budget.spent_s, "owes": budget.owes}
             try:
                 if not self._process.running:
                     self._process.ask({}, _START_S)
                 with self._ended_without(task.owner()):
-                    answered = self._process.ask({**request, **more}, None, heard)
+                    rows = plain(list(known.values()))
+                    answered = self._process.ask({**request, **more, "known": rows}, None, heard)
                 break
             except (Lost, OSError) as lost:
-                if self._is_stopping:
+                if self.is_stopping:
                     raise NotWanted from lost
                 heard.count()
                 known |= heard.excluded
@@ -145,12 +118,15 @@ class Tuner:
                 log.info("autotune: the process that tunes was lost: %s", lost)
                 if losses > SPARE:
                     text = f"the process that tunes was lost {losses} times, at last: {lost}"
-                    raise _GaveUp(text) from lost
+                    raise GaveUp(text) from lost
         if "problem" in answered:
             heard.count()
-            raise _GaveUp(f"tuning failed: {answered['problem']}")
+            raise GaveUp(f"tuning failed: {answered['problem']}")
         heard.count(answered["spent_s"])
-        return read_outcome(answered)
+        outcome = read_outcome(answered)
+        if outcome.is_tried:
+            task.budget.finished()
+        return outcome
 
     @contextlib.contextmanager
     def _ended_without(self, owner: Any) -> Iterator[None]:
@@ -187,7 +163,7 @@ class Tuner:
             raise raised[0]
 
     def _look(self, task: Task, over: threading.Event) -> None:
-        if not over.wait(_LOOK_S) and (self._is_stopping or task.owner() is None):
+        if not over.wait(_LOOK_S) and (self.is_stopping or task.owner() is None):
             raise NotWanted
 
 
@@ -196,7 +172,7 @@ def _folder() -> Iterator[Path]:
     """A folder for one graph, beside the decisions; those of processes that are gone are removed.
 
     Raises:
-        _GaveUp: There is no place for it.
+        GaveUp: There is no place for it.
     """
     root = cache_folder() / "tuning"
     try:
@@ -206,7 +182,7 @@ def _folder() -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         name = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
     except OSError as error:
-        raise _GaveUp(f"there is no place for a copy of the graph: {error}") from error
+        raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
     try:
         yield Path(name)
     finally:
@@ -230,7 +206,7 @@ _tuner = Tuner()
 
 def add(task: Task) -> None:
     """Has a graph tuned, after those that wait already."""
-    _tuner.add(task)
+    _tuner.put(task)
 
 
 def _after_fork() -> None:

@@ -19,8 +19,11 @@ from torch import fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.autocast import autocast_as
+from dynamo_backends.autotune.backend import Split
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.names import SPLIT
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import read_options, rebuilt
 from dynamo_backends.autotune.session import (
@@ -32,9 +35,10 @@ from dynamo_backends.autotune.session import (
 )
 from dynamo_backends.autotune.symbols import Description, old_places
 from dynamo_backends.autotune.traffic import Assumed
+from dynamo_backends.autotune.training import TrainingEnsemble
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
-from dynamo_backends.tuning.budget import Budget, cpu_s
+from dynamo_backends.tuning.budget import Budget, cpu_s, share
 from dynamo_backends.tuning.children import end_with_parent
 from dynamo_backends.tuning.progress import Progress
 from dynamo_backends.tuning.race import Run
@@ -124,7 +128,7 @@ def tuned(
 
     for i, kinds in symbols.dims.items() if symbols else ():
         private.mark_dims(values[int(i)], kinds)
-    with torch.no_grad():
+    with torch.set_grad_enabled(request["training"]), autocast_as(request["settings"]["autocast"]):
         run = torch.compile(module, backend=choose, dynamic=symbols is not None)
         run(*(value for i, value in enumerate(values) if i not in static and i not in sizes))
     return found[0] if len(found) == 1 else {"problem": "the copy of the graph is not one graph"}
@@ -151,12 +155,17 @@ def _decided(
     request: dict[str, Any],
     say: Say,
 ) -> tuple[Outcome, Budget]:
+    split = Split()
     competing = [Candidate(**given) for given in request["candidates"]]
+    competing = [dataclasses.replace(c, made=split) if c.backend == SPLIT else c for c in competing]
     known = list(map(CandidateReport.from_dict, request["known"]))
     symbols = private.CapturedSymbols(inputs)
     options: AutotuneOptions = read_options(request["options"])
     ensemble = Ensemble(captured, inputs, options, request["number"])
-    budget = Budget(options.budget_s, request["spent_s"], cpu_s)
+    if request["training"]:
+        ensemble = TrainingEnsemble(captured, inputs, options, request["number"], split)
+    budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
+    share(repr(options), budget)  # with forward and backward graphs inside of this one
     with budget.spending(), ensemble.apart():
         static, mutated = private.captured_static_inputs(captured), ensemble.mutated()
         more = [Arguments(values, static, mutated, watched=False) for values in others]
@@ -196,12 +205,6 @@ def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
         "seconds": plain(outcome.seconds),
         "spent_s": budget.spent_s,
     }
-
-
-def read_outcome(answered: dict[str, Any]) -> Outcome:
-    """The outcome in an answer."""
-    rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
-    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"])
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class Trial:
         draws: Whether random numbers may be drawn. If not, torch's generators are let alone, which
             are those of the program's other threads, too.
         where: What of its inputs a verdict is to mention.
+        clock: Tells seconds.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Trial:
         promised: Sequence[Sequence[int] | None] = (),
         draws: bool = True,
         where: str = "",
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.where = where
+        self._clock = clock
         self._arguments = arguments
         self._original = original
         self._rng = snapshot_rng() if draws else None
@@ -160,11 +163,11 @@ class Trial:
             if isinstance(a, Tensor) and i not in self._arguments.uncopied
         }
         watch = Watch(watched)
-        start = time.perf_counter()
+        start = self._clock()
         try:
             results = list(run(list(args)))
         finally:
-            seconds = time.perf_counter() - start
+            seconds = self._clock() - start
             spoilt = self._arguments.weights.changed()
             self._arguments.weights.restore()
         written = set(watch.changed()) - self._touched(args)

@@ -57,7 +57,7 @@ def _row(check: Check) -> Row:
 
 def diagnose() -> list[Check]:
     """Looks at everything that this package needs or can use, in a fixed order."""
-    checks = [_python(), _torch(), _autoload()]
+    checks = [_python(), _torch(), _processor(), _autoload()]
     checks += [*_packages(), _devices(), _cache()]
     checks += _backends()
     checks += _gpu()
@@ -77,6 +77,13 @@ def _torch() -> Check:
     if release < (2, 11):
         return Check("torch", "broken", torch.__version__, "pip install --upgrade 'torch>=2.11'")
     return Check("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _processor() -> Check:
+    from dynamo_backends.runtime.processor import processor_class, processor_name
+
+    level = processor_class().partition(" ")[2]  # as oneDNN names it
+    return Check("processor", "ok", f"{processor_name()}, {level}" if level else processor_name())
 
 
 def _autoload() -> Check:

@@ -4,17 +4,10 @@
 them tests. Names are loaded on first use: pytest imports this package to find its options.
 """
 
-import importlib
-from typing import Any
+from dynamo_backends._lazy import lazy_names
 
 _PUBLIC = {"BackendConformance": "testing"}
 
 __all__ = sorted(_PUBLIC)
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

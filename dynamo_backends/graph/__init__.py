@@ -1,7 +1,6 @@
 """The middle end: every graph is brought into one normal form (see docs/graph.md)."""
 
-import importlib
-from typing import Any
+from dynamo_backends._lazy import lazy_names
 
 _PUBLIC = {
     "NORMAL_FORM": "properties",
@@ -21,10 +20,4 @@ _PUBLIC = {
 
 __all__ = sorted(_PUBLIC)
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(f"dynamo_backends.graph.{_PUBLIC[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'dynamo_backends.graph' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

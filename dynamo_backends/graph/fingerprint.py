@@ -30,6 +30,8 @@ def fingerprint(graph: Graph, ranged: bool = False) -> str:
         digest.update(f"{x.role.value},{x.frozen};".encode())
         if x.updated_by is not None:
             digest.update(f"updated by {x.updated_by};".encode())
+        if x.placed is not None:
+            digest.update(f"placed {x.placed.placement};".encode())
 
     spell = _Spelling()
 

@@ -71,10 +71,10 @@ def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[
         return Role.SYMBOL
     if kind == "backward":
         return Role.TANGENT if private.is_tangent(placeholder) else Role.SAVED
-    index = private.dynamo_input_index(placeholder)
+    index = private.owner_index(placeholder)
     if index is None or index not in static:
         return Role.ACTIVATION
-    if index in private.mutated_input_indices(graph):
+    if index in private.updated_owners(graph):
         return Role.MUTATED
     return Role.PARAMETER if value.is_floating_point() and value.requires_grad else Role.BUFFER
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import FakeTensor, has_side_effect
 from dynamo_backends.graph.calls import argument
@@ -99,30 +98,11 @@ def is_random(node: fx.Node) -> bool:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return not any(argument(node, name) == off for name, off in _SWITCHED_OFF)
-
-
-class DrawsError(Exception):
-    """A call would have drawn from torch's generator; the message names it."""
-
-
-class RefusingDraws(TorchDispatchMode):
-    """Inside: calls that draw from torch's generator raise `DrawsError` before they do."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchDispatchMode`."""
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            names = [a.name for a in func._schema.arguments]
-            given = dict(zip(names, args, strict=False)) | kwargs
-            defaults = {a.name: a.default_value for a in func._schema.arguments}
-            if not any({**defaults, **given}.get(name) == off for name, off in _SWITCHED_OFF):
-                raise DrawsError(f"{func} draws random numbers")
-        return func(*args, **kwargs)
+    return not any(argument(node, name) == off for name, off in SWITCHED_OFF)
 
 
 # Arguments with which a call that could draw random numbers does not.
-_SWITCHED_OFF = (("dropout_p", 0.0), ("train", False), ("training", False))
+SWITCHED_OFF = (("dropout_p", 0.0), ("train", False), ("training", False))
 
 
 # Calls that draw in the shape of their first argument: the method that fills a tensor in the same

@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass
 
+from dynamo_backends.interface.mesh import Placed
+
 
 class Role(enum.Enum):
     """What a graph input is."""
@@ -35,9 +37,11 @@ class Input:
         updated_by: Position of the output that takes its place. In a "step" graph, and in a block
             of an inference graph, the input's memory is donated to it. None: the input stays as it
             is.
+        placed: Where it is on a mesh of devices (see `Backend.placements`); None: nothing is said.
     """
 
     name: str
     role: Role
     frozen: bool = False
     updated_by: int | None = None
+    placed: Placed | None = None

@@ -263,10 +263,15 @@ def without_numbers(graph: Graph) -> Graph:
     return dataclasses.replace(graph, inputs=tuple(left))
 
 
-def ranges_of(graph: Graph) -> list[tuple[int, int | None]]:
-    """The least and the largest value of each size of a graph that may vary, in order."""
+def ranges_of(graph: Graph, exact: bool = True) -> list[tuple[int, int | None]]:
+    """The least and the largest value of each size of a graph that may vary, in order.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+        exact: Else only whether a size may be 0 or 1 (see `Backend.depends_on_ranges`).
+    """
     ranges = {size.expression: (size.lower, size.upper) for size in all_sizes(graph)}
-    return list(ranges.values())
+    return [r if exact else (min(r[0], 2), None) for r in ranges.values()]
 
 
 def cap(graph: Graph) -> None:

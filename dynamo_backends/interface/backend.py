@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.mesh import Mesh, MeshTarget
+    from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
     from dynamo_backends.interface.plan import Plan
     from dynamo_backends.interface.report import GraphReport
 
@@ -160,6 +160,9 @@ class Backend(ABC):
             are handed over with sizes that know where they come from (see `graph.sizes`). Else,
             and where an executable does not (`Executable.serves_range`), the pipeline compiles
             them once per concrete shape.
+        depends_on_ranges: An executable that serves a range depends on how wide it is: on more
+            than whether a size may be 0 or 1. Else it is used for other ranges of the same graph,
+            too: Dynamo captures a function once for each range that its guards tell apart.
         is_verified: It compares what it runs with eager itself.
         packages: The modules that it needs, each with the package on the index that has it.
         optional_packages: Packages that its code depends on where they are installed, such as a
@@ -176,6 +179,7 @@ class Backend(ABC):
     trains: ClassVar[bool] = True
     dynamic_shapes: ClassVar[str] = "one executable per shape"
     serves_ranges: ClassVar[bool] = False
+    depends_on_ranges: ClassVar[bool] = True
     is_verified: ClassVar[bool] = False
     packages: ClassVar[Mapping[str, str]] = {}
     optional_packages: ClassVar[tuple[str, ...]] = ()
@@ -230,6 +234,29 @@ class Backend(ABC):
         Args:
             options: An instance of `Options`.
             home: The name of the device.
+        """
+        return options
+
+    def placements(
+        self, graph: "Graph", names: Sequence[str], options: Any
+    ) -> "Sequence[Placed | None]":
+        """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
+
+        Args:
+            graph: In normal form, perhaps with symbolic shapes.
+            names: Of its inputs, as users write them: "self.fc.weight".
+            options: An instance of `Options`.
+
+        Raises:
+            OptionError: A placement does not fit, or the graph is none for inference.
+        """
+        return ()
+
+    def alone(self, options: Any) -> Any:
+        """The options for what this process compiles or runs without the others of its job.
+
+        Args:
+            options: An instance of `Options`.
         """
         return options
 

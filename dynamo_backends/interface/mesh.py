@@ -55,6 +55,12 @@ class Mesh:
         """Of a tensor of which one device has a part of a shape."""
         return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
 
+    def fits(self, placement: Placement, shape: Sequence[int]) -> bool:
+        """Whether a tensor has the dimensions that are split, and each divides."""
+        dims = len(shape)
+        named = all(d is None or -dims <= d < dims for d in placement)
+        return named and not any(n % self.parts(placement, d) for d, n in enumerate(shape))
+
     def describe(self, placement: Placement) -> str:
         """Such as "Shard(0) over data"; "Replicate" for a tensor that every device has whole."""
         over: dict[int, list[str]] = {}
@@ -67,6 +73,19 @@ class Mesh:
     def __str__(self) -> str:
         """Such as "data=4, model=2"."""
         return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an input of a graph is on a mesh.
+
+    Attributes:
+        name: As users write it.
+        placement: How it is split.
+    """
+
+    name: str
+    placement: Placement
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,12 @@ class EagerEvent:
     reason: str
 
 
+_OF_A_PROGRAM = (
+    *("ops_on_backend", "ops_in_eager", "ops_on_inductor"),
+    *("fallbacks", "blocks", "parts", "reverted", "tuned"),
+)
+
+
 @dataclass
 class GraphReport:
     """What became of one captured graph.
@@ -234,7 +240,7 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
-        mesh: Of a step that is spread over several devices: where everything is.
+        mesh: Of what is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
 
@@ -284,6 +290,11 @@ class GraphReport:
         """What has served the calls of a graph with symbols until now; empty for other graphs."""
         served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
         return served
+
+    def describe_as(self, other: "GraphReport") -> None:
+        """Says of the graph what is said of another one, whose program runs it."""
+        for name in _OF_A_PROGRAM:
+            setattr(self, name, getattr(other, name))
 
     @property
     def runtime_fallbacks(self) -> list[str]:

@@ -56,6 +56,7 @@ class IREE(Backend):
     Options = IreeOptions
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     trains = True
     packages: ClassVar[Mapping[str, str]] = {
         "iree.compiler": "iree-base-compiler",

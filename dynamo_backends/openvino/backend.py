@@ -58,6 +58,7 @@ class OpenVINO(Backend):
     Options = OpenVinoOptions
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     trains = True
     packages: ClassVar[Mapping[str, str]] = {"openvino": "openvino"}
     install = "pip install 'dynamo-backends[openvino]'"

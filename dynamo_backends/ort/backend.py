@@ -70,6 +70,7 @@ class OnnxRuntime(Backend):
     trains = True
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     packages = PACKAGES
     optional_packages = ("onnxruntime-*",)  # builds for devices, which have the same module
     install = "pip install 'dynamo-backends[onnx]'"

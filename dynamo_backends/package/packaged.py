@@ -18,8 +18,8 @@ WIDE = 2
 
 
 _SAME = (
-    *("name", "summary", "Options", "trains", "dynamic_shapes", "serves_ranges", "is_verified"),
-    *("packages", "optional_packages", "install", "same_as"),
+    *("name", "summary", "Options", "trains", "dynamic_shapes", "is_verified", "same_as"),
+    *("serves_ranges", "depends_on_ranges", "packages", "optional_packages", "install"),
 )
 
 

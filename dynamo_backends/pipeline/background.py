@@ -17,16 +17,17 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dynamo_backends._torch_private import is_capturing, tracing_apart
+from dynamo_backends._torch_private import after_backward, is_capturing, tracing_apart
 from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
+from dynamo_backends.tuning.queue_thread import Helper, QueueThread, Stopped
 
 _MOST = 64
 """So many compilations wait at most; what comes then is asked for again by the next call."""
@@ -36,16 +37,6 @@ _PAUSE, _RUN = 0.008, 0.002
 
 _CAPTURE_PAUSE = 0.05
 """Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
-
-_IDLE = 60.0
-"""Seconds without anything to compile after which the other process is ended."""
-
-_LAST = 10.0
-"""Seconds that the end of the process waits for what a vendor is compiling."""
-
-
-class _Stopped(BaseException):
-    """The process ends: no handler of `Exception` is to see it."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +54,21 @@ class _Job:
     run: Callable[..., None]
 
 
-class _Worker:
+class _Worker(QueueThread[_Job]):
     """The thread, and what it has to do."""
 
+    name = "dynamo_backends compiler"
+    last_s = 10.0  # for what a vendor is compiling
+
     def __init__(self) -> None:
+        super().__init__()
         self.calls: dict[int, None] = {}  # threads in which a call runs
-        self.is_stopping = False
         self.marks: set[Hashable] = set()  # waiting or under way
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._resumed = 0.0
+
+    @property
+    def helper(self) -> Helper:
+        return compiler_process.process
 
     def submit(self, mark: Hashable, job: Callable[..., None], owner: Any) -> bool:
         asked = None if owner is None else weakref.ref(owner, self._forget)
@@ -86,76 +81,44 @@ class _Worker:
             with torch.set_grad_enabled(grad), tracing_apart():
                 context.run(job, *owner)
 
-        with self._changed:
+        with self.changed:
             if mark in self.marks or len(self.marks) >= _MOST or self.is_stopping:
                 return mark in self.marks
             self.marks.add(mark)
-            self._jobs.append(_Job(mark, asked, run))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="dynamo_backends compiler", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
+            self.put(_Job(mark, asked, run))
         return True
 
     def _forget(self, owner: "weakref.ref[Any]") -> None:
         """Leaves out what waits for one that is gone."""
-        with self._changed:
-            gone = [job for job in self._jobs if job.owner is owner]
+        with self.changed:
+            gone = [job for job in self.waiting if job.owner is owner]
             for job in gone:
-                self._jobs.remove(job)
+                self.waiting.remove(job)
                 self.marks.discard(job.mark)
-            self._changed.notify_all()
-
-    @property
-    def is_here(self) -> bool:
-        return threading.current_thread() is self._thread
+            self.changed.notify_all()
 
     def wait(self, timeout: float | None) -> bool:
         if self.is_here:
             return True
-        with self._changed:
-            return self._changed.wait_for(lambda: not self.marks, timeout)
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.marks, timeout)
 
-    def stop(self) -> None:
-        with self._changed:
-            self.is_stopping = True
-            self._jobs.clear()
-            self._changed.notify_all()
-        compiler_process.process.end()
-        if self._thread is not None:
-            self._thread.join(_LAST)
-
-    def _work(self) -> None:
+    def do(self, item: _Job) -> None:
+        owner = () if item.owner is None else (item.owner(),)
+        sys.setprofile(self._give_way)  # of this thread alone
         try:
-            while (job := self._next()) is not None:
-                owner = () if job.owner is None else (job.owner(),)
-                sys.setprofile(self._give_way)  # of this thread alone
-                try:
-                    if None not in owner:  # else it left just now
-                        job.run(*owner)
-                finally:
-                    sys.setprofile(None)
-                    del owner
-                    with self._changed:
-                        self.marks.discard(job.mark)
-                        self._changed.notify_all()
-                    del job
-        except _Stopped:
-            return
-
-    def _next(self) -> _Job | None:
-        """What is to be done next, once there is something; None at the end."""
-        with self._changed:
-            while not self._jobs and not self.is_stopping:
-                if not self._changed.wait(_IDLE if compiler_process.process.running else None):
-                    compiler_process.process.end()
-            return None if self.is_stopping else self._jobs.popleft()
+            if None not in owner:  # else it left just now
+                item.run(*owner)
+        finally:
+            sys.setprofile(None)
+            del owner
+            with self.changed:
+                self.marks.discard(item.mark)
+                self.changed.notify_all()
 
     def _give_way(self, *_: Any) -> None:
         if self.is_stopping:
-            raise _Stopped
+            raise Stopped
         now = time.perf_counter()
         if now - self._resumed < _RUN:
             return
@@ -234,3 +197,20 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
             worker.calls.pop(thread, None)
 
     return call
+
+
+def backward_first(outputs: Sequence[Any]) -> None:
+    """Has the thread give way also while gradients of a call's outputs are computed."""
+    worker = _worker
+    if not worker.marks:
+        return
+
+    def begins(_: Tensor) -> None:
+        thread = threading.get_ident()
+        if thread not in worker.calls:
+            worker.calls[thread] = None
+            after_backward(lambda: worker.calls.pop(thread, None))
+
+    for output in outputs:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            output.register_hook(begins)

@@ -36,6 +36,7 @@ from dynamo_backends.interface.errors import (
     FallbackRefusedError,
     LoweringError,
     NotPaddedError,
+    RankError,
 )
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
@@ -230,6 +231,8 @@ class ProgramBuilder:
                 return None
             except NotPaddedError:
                 raise  # its sizes are bounds: the program would be for other ones
+            except RankError:
+                raise  # eager would wait for the lost process, too
             except DynamoBackendsError as error:
                 self._refuse_all(part, str(error))
                 return None
@@ -254,7 +257,7 @@ class ProgramBuilder:
             executable = load_or_compile(
                 self._backend,
                 self._options,
-                f"{kept} {ranges_of(graph)}",
+                f"{kept} {ranges_of(graph, self._backend.depends_on_ranges)}",
                 lambda parts: self._load(graph.copy(), parts),
                 lambda: self._made(graph, came),
                 self._report,

@@ -20,6 +20,7 @@ from dynamo_backends.aot.inputs import (
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.equal_sizes import unite_equal_sizes
+from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.interface.availability import require_available
@@ -188,7 +189,7 @@ class _GraphCompiler:
             report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
         updates = normalized.graph.updates
         rows: tuple[RowWrite, ...] = ()
-        graph = normalized.graph
+        graph = self._placed(normalized.graph, [x.name for x in report.inputs])
         if self.residency is not None:  # rows would be written by torch, on the host
             graph = without_updates(graph)
         elif not backend.donates(graph, options):
@@ -197,6 +198,15 @@ class _GraphCompiler:
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
         run = background.going_first(compiled) if compiled.compiles_beside else compiled
         return writing_rows(run, updates, rows)
+
+    def _placed(self, graph: Graph, names: Sequence[str]) -> Graph:
+        """The graph with what the options say of its inputs' places on a mesh."""
+        placed = self.backend.placements(graph, names, self.options)
+        if not placed:
+            return graph
+        pairs = zip(graph.inputs, placed, strict=True)
+        inputs = tuple(dataclasses.replace(x, placed=found) for x, found in pairs)
+        return dataclasses.replace(graph, inputs=inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:

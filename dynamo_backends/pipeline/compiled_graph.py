@@ -36,7 +36,8 @@ from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
-from dynamo_backends.pipeline.succession import Capture, Successor
+from dynamo_backends.pipeline.succession import Capture, Shared, Successor
+from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
@@ -303,7 +304,7 @@ class CompiledGraph:
         try:
             graph = make()
             PASSES(graph)
-            return self._ranged.find(graph) or self._built(graph)
+            return self._ranged.find(graph) or self._shared(graph) or self._built(graph)
         except Exception as error:
             module, stage = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, stage)
@@ -312,27 +313,51 @@ class CompiledGraph:
     def _with_distinct_sizes(self, graph: Graph) -> Graph | None:
         return with_distinct_sizes(Symbols(self._graph), graph)
 
+    def _shared(self, graph: Graph) -> Compiled | None:
+        """The program of another captured graph of the same function; None: none is right for it.
+
+        Args:
+            graph: After all passes.
+        """
+        if self._is_static or not self._is_ranged or self._backend.depends_on_ranges:
+            return None
+        start = time.perf_counter()
+        found = succession.of_another_range(self, self._capture, graph)
+        if found is None:
+            return None
+        program, report = found
+        self.report.describe_as(report)
+        shapes = describe_shapes(graph, self.report.inputs, ranged=True)
+        made = self._record(shapes, (self.report.executables, self.report.cache_hits), start)
+        shared = Shared(program, Served("ranged", shapes, 0, 0, made.seconds))
+        self._served.append(shared.served)
+        program.also_reports_to(self.report)
+        program.verify_again()
+        self._ranged.add(shared, graph)
+        return shared
+
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
             self._ranged.add(program, graph)
         if self._is_ranged:
             with done_without(self.report, "replacing the program of the first sizes"):
-                find = self._ranged.find if serves_range else None
-                succession.after_compiling(self, self._capture, graph, find)
+                programs = self._ranged if serves_range else None
+                succession.after_compiling(self, self._capture, graph, programs)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:
         """A program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
+        arena.rest()
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         shapes: tuple[str, ...] = ()
         with done_without(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs, builder.serves_range, padded)
         with done_without(self.report, "describing a compilation"):
-            made = self._record(shapes, before, time.perf_counter() - start)
+            made = self._record(shapes, before, start)
             program.served = Served(
                 _served_by(builder.serves_range, padded), shapes, 0, made.executables, made.seconds
             )
@@ -342,9 +367,9 @@ class CompiledGraph:
         return program, builder.serves_range
 
     def _record(
-        self, shapes: tuple[str, ...], before: tuple[int, int], seconds: float
+        self, shapes: tuple[str, ...], before: tuple[int, int], start: float
     ) -> Compilation:
-        report = self.report
+        report, seconds = self.report, time.perf_counter() - start
         executables, hits = report.executables - before[0], report.cache_hits - before[1]
         made = Compilation(shapes, executables, hits, seconds)
         report.note_compilation(made)

@@ -16,7 +16,6 @@ from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sizes import inner_sizes
 from dynamo_backends.interface.report import Served
 from dynamo_backends.runtime.lru import LRU
-from dynamo_backends.runtime.program import Program
 
 
 class Compiled(Protocol):
@@ -30,6 +29,13 @@ class Compiled(Protocol):
     def __call__(self, args: list[Any], /) -> Sequence[Any]:
         """Runs it; clears the list of arguments."""
         ...
+
+
+class Comparable(Compiled, Protocol):
+    """What runs a graph, and is compared with eager."""
+
+    def verify_again(self) -> None:
+        """See `Program.verify_again`."""
 
 
 class Proof:
@@ -92,7 +98,7 @@ class Ranged(Proof):
         graph: After all passes, for the sizes that it was compiled for.
     """
 
-    def __init__(self, program: Program, graph: Graph):
+    def __init__(self, program: Comparable, graph: Graph):
         super().__init__(graph)
         self.program = program
         self.mark = fingerprint(graph, ranged=True)
@@ -114,12 +120,17 @@ class RangedPrograms:
         self._distinct = distinct
         self._candidates: LRU[str, Ranged] = LRU(most)
 
-    def add(self, program: Program, graph: Graph) -> None:
+    def add(self, program: Comparable, graph: Graph) -> None:
         """Notes a program that was compiled for the sizes of a graph."""
         made = Ranged(program, graph)
         self._candidates.put(made.mark, made)
 
-    def find(self, graph: Graph) -> Program | None:
+    def existing(self, mark: str) -> Comparable | None:
+        """The program of a graph with this fingerprint; None: there is none."""
+        found = self._candidates.get(mark)
+        return found.program if found is not None else None
+
+    def find(self, graph: Graph) -> Comparable | None:
         """The program that is right for a graph of other sizes; None: there is none yet.
 
         Its next call is verified as its first one was.

@@ -1,9 +1,12 @@
-"""A program for a range takes the calls of a graph that was captured before, for one set of sizes.
+"""A program for a range serves other graphs that Dynamo captured of the same function, too.
 
 Dynamo captures a function for the sizes of its first call, and with symbols when a size changes. It
 keeps both and asks first for the one that was hit last, so the first one's weights and temporaries
 would stay for nothing. Where a program of the second graph serves the first sizes, too, it is given
 what calls of the first there still are, and the first program goes.
+
+Dynamo captures it again with symbols for sizes that its guards tell apart: torch chooses another
+convolution below a batch of 16. If the passes make the same graph of it, the program is the same.
 """
 
 import logging
@@ -22,7 +25,8 @@ from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import is_ranged, without_numbers
 from dynamo_backends.graph.specialize import complete, specialize
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.report import Served
+from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.pipeline.ranges import Comparable, RangedPrograms
 from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.program import Program
 
@@ -72,7 +76,7 @@ class Successor:
         numbers: One per input of it: None, or the value of a symbol, which the graph is not given.
     """
 
-    def __init__(self, program: Program, numbers: Sequence[int | float | None]):
+    def __init__(self, program: Comparable, numbers: Sequence[int | float | None]):
         self._program = program
         self._is_new = True
         self._inputs: list[Any] = list(numbers)
@@ -95,19 +99,48 @@ class Successor:
         return self._program(values)
 
 
-class HandsOver(Protocol):
-    """Owns the program of a graph for one set of sizes."""
+class Owner(Protocol):
+    """Owns the programs of a graph.
+
+    Attributes:
+        report: Of the graph.
+    """
+
+    report: GraphReport
 
     def hand_over(self, successor: Successor) -> None:
-        """Runs the successor from now on."""
+        """Runs the successor from now on, if the graph is for one set of sizes."""
 
 
-_known: weakref.WeakKeyDictionary[HandsOver, Capture] = weakref.WeakKeyDictionary()
+class Shared:
+    """Runs a graph by the program of another range of the same function.
+
+    Args:
+        program: The program.
+        served: What it serves of this graph.
+    """
+
+    def __init__(self, program: Program, served: Served):
+        self._program = program
+        self.served = served
+
+    def verify_again(self) -> None:
+        """See `Program.verify_again`."""
+        self._program.verify_again()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs it; clears the list of arguments."""
+        return self._program(args)
+
+
+_known: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
+_ranged: weakref.WeakKeyDictionary[Owner, tuple[Capture, RangedPrograms]]
+_ranged = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def after_compiling(
-    owner: HandsOver, capture: Capture, graph: Graph, find: Callable[[Graph], Program | None] | None
+    owner: Owner, capture: Capture, graph: Graph, programs: RangedPrograms | None
 ) -> None:
     """Notes a graph for one set of sizes, or gives the calls of such graphs to one with symbols.
 
@@ -115,18 +148,19 @@ def after_compiling(
         owner: Of the program that was compiled; what is noted of it is forgotten with it.
         capture: What it is of.
         graph: What was compiled, after all passes.
-        find: Finds the program for a graph of certain sizes, after all passes; None: the program
-            is for one set of sizes.
+        programs: Those of the captured graph, of which it is one; None: the program is for one set
+            of sizes.
     """
-    if find is None:
+    if programs is None:
         if not is_ranged(graph.module.graph):
             with _lock:
                 _known[owner] = replace(capture, mark=fingerprint(graph))
         return
     with _lock:
+        _ranged[owner] = capture, programs
         earlier = [pair for pair in _known.items() if pair[1].is_of_same_function(capture)]
     for before, static in earlier:
-        successor = _successor(capture, static, find)
+        successor = _successor(capture, static, programs.find)
         if successor is not None:
             log.info("a program for a range takes the calls of the first sizes")
             before.hand_over(successor)
@@ -134,8 +168,36 @@ def after_compiling(
                 _known.pop(before, None)
 
 
+def of_another_range(
+    owner: Owner, capture: Capture, graph: Graph
+) -> tuple[Program, GraphReport] | None:
+    """A program of the same function for another range of sizes that is right for a graph, too.
+
+    Args:
+        owner: Of the graph, which is given a program.
+        capture: What it is of.
+        graph: From one with symbols, after all passes.
+
+    Returns:
+        The program, and the report of the graph that it was compiled for; None: there is none.
+    """
+    with _lock:
+        others = [
+            (other.report, programs)
+            for other, (earlier, programs) in _ranged.items()
+            if other is not owner and earlier.is_of_same_function(capture)
+        ]
+    mark = fingerprint(graph, ranged=True) if others else ""
+    for report, programs in others:
+        program = programs.existing(mark)
+        if isinstance(program, Program) and not report.events:
+            log.info("a program for a range is shared with sizes that were captured apart")
+            return program, report
+    return None
+
+
 def _successor(
-    capture: Capture, static: Capture, find: Callable[[Graph], Program | None]
+    capture: Capture, static: Capture, find: Callable[[Graph], Comparable | None]
 ) -> Successor | None:
     given = [place.meta["val"] for place in static.graph.placeholders]
     values = complete(capture.graph, given)

@@ -145,6 +145,7 @@ class Reserve:
         self._thread = 0  # each thread may have a heap of its own
         self._runs = 0
         self._patience = _RUNS
+        self._resting: tuple[int, int] | None = None  # size and piece of the block given back
         self._lock = threading.RLock()
 
     def grow(self, size: int, piece: int | None = None) -> None:
@@ -158,7 +159,9 @@ class Reserve:
         if size < LEAST or _glibc() is None:
             return
         with self._lock:
-            if size > self.size or piece > self._piece:
+            if self._resting is not None:  # the larger one is made when it wakes
+                self._resting = max(size, self._resting[0]), max(piece, self._resting[1])
+            elif size > self.size or piece > self._piece:
                 self._piece = max(self._piece, piece)
                 self._move(max(size, self.size))
 
@@ -189,6 +192,20 @@ class Reserve:
             for pointer in self._forget():
                 _glibc().free(pointer)
 
+    def rest(self) -> None:
+        """Gives the block back, until there have been a few runs again."""
+        with self._lock:
+            if self.size:
+                self._resting = self.size, self._piece
+                self._runs = 0
+                self.release()
+
+    def _wake(self) -> None:
+        self._runs += 1
+        if self._resting is not None and self._runs > _RUNS:
+            resting, self._resting = self._resting, None
+            self.grow(*resting)
+
     def _forget(self) -> list[int]:
         margins = [pointer for room in self._rooms for pointer in room.margin]
         pieces = [*self._held, *margins, *([] if self._last is None else [self._last])]
@@ -198,6 +215,8 @@ class Reserve:
     def __enter__(self) -> None:
         """Leaves the block to malloc."""
         with self._lock:
+            if self._resting is not None:
+                self._wake()
             if not self.size or threading.get_ident() != self._thread:
                 return
             self._runs += 1
@@ -327,6 +346,16 @@ def shared_reserve(size: int, piece: int | None = None) -> Reserve:
         _shared = weakref.ref(reserve)
     reserve.grow(size, piece)
     return reserve
+
+
+def rest() -> None:
+    """Gives the shared reserve back until there have been a few runs again.
+
+    To be called before what needs memory of its own, once: compilers, and eager's reference.
+    """
+    reserve = _shared() if _shared is not None else None
+    if reserve is not None:
+        reserve.rest()
 
 
 def memory_for(size: int, wanted: bool = True) -> contextlib.AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from dynamo_backends.interface.containment import is_for_others
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import (
     FallbackRefusedError,
+    RankError,
     StepCaptureError,
     VerificationError,
     brief_error,
@@ -46,7 +47,7 @@ class EagerSwitch:
         on_switch: Callable[[], None] = lambda: None,
     ):
         self.eager = eager
-        self._reports = reports
+        self._reports = list(reports)
         self._region: Region = region
         self._allowed = allowed
         self._failure = failure
@@ -54,6 +55,10 @@ class EagerSwitch:
         self._on_switch = on_switch
         self._lock = threading.Lock()
         self._is_switched = False
+
+    def also_reports_to(self, report: GraphReport) -> None:
+        """Notes in a further report that eager took over; it is of a graph that the code serves."""
+        self._reports.append(report)
 
     def uncompiled(self, error: Exception, stage: str) -> None:
         """Takes over from what could not be compiled; to be called while the error is handled.
@@ -81,10 +86,11 @@ class EagerSwitch:
         Raises:
             MemoryError: There was too little: eager needs as much, and the next call may find more.
             StepCaptureError: Inputs that were to be updated in place are lost.
+            RankError: Another process has ended, and would be waited for in eager, too.
             FallbackRefusedError: Eager may not take over.
             Exception: What eager raises: the inputs are to blame, and nothing is replaced.
         """
-        if isinstance(error, MemoryError | StepCaptureError):
+        if isinstance(error, MemoryError | StepCaptureError | RankError):
             raise error
         reason = brief_error(error)
         self._check_allowed(self._said(reason), error)

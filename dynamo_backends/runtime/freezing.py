@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import has_storage
+from dynamo_backends._torch_private import has_storage, plain_parts
 from dynamo_backends.runtime.device_tensor import contents_of, handle_of
 
 Policy = Literal["probe", "strict", "off"]
@@ -63,8 +63,8 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
     # Of these tensors, not of those that stand in for them while a step is captured.
     with torch._C.DisableTorchFunction():
-        handles = map(handle_of, tensors)
-        return frozenset(t.untyped_storage().data_ptr() for t in handles if has_storage(t))
+        parts = [part for tensor in tensors for part in plain_parts(handle_of(tensor))]
+        return frozenset(t.untyped_storage().data_ptr() for t in parts if has_storage(t))
 
 
 def bits_of(tensor: Tensor) -> Tensor:

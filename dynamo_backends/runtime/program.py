@@ -19,8 +19,10 @@ from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
+from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.profiled import always_named
 from dynamo_backends.runtime.weight_binding import WeightBinding
 from dynamo_backends.verify import bisection
@@ -129,6 +131,8 @@ class Block:
         return self(values)
 
     def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
+        if self._verify == "first":
+            arena.rest()
         try:
             comparison = Comparison(self.graph, self._reduced)
             given = list(values)  # eager is to read what compiled code may write over
@@ -141,6 +145,7 @@ class Block:
         if not outcome.wrong:
             if self._verify == "first":
                 self._instead = None
+                return_free_memory()  # eager's temporaries, and what the compiler left
             return outcome.results
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
@@ -151,6 +156,10 @@ class Block:
         """See `Program.verify_again`."""
         if self._verify == "first" and self._instead is None:
             self._instead = self._verified
+
+    def also_reports_to(self, report: GraphReport) -> None:
+        """See `Program.also_reports_to`."""
+        self._switch.also_reports_to(report)
 
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights before the first call; if that fails, the first call deals with it.
@@ -271,6 +280,11 @@ class Program:
         """Has the next call compared with eager as the first one was: it is of other sizes."""
         for block in self.blocks:
             block.verify_again()
+
+    def also_reports_to(self, report: GraphReport) -> None:
+        """Notes in a further report if eager takes over: that of another graph that it runs."""
+        for block in self.blocks:
+            block.also_reports_to(report)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""

@@ -102,6 +102,7 @@ class TsTrace(TorchScript):
     summary = "TorchScript's executor, weights where they are"
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     keeps_strides = True
 
     def compile(self, graph: Graph, options: Any) -> Executable:
@@ -121,6 +122,7 @@ class Ofi(TorchScript):
     summary = "TorchScript, frozen and optimized for inference"
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""
@@ -136,6 +138,7 @@ class StaticRuntime(TorchScript):
     summary = "TorchScript's Static Runtime: memory planned ahead, no dispatch to a fuser"
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     trains = False
     devices = ("cpu",)
 

@@ -14,6 +14,10 @@ class Budget:
         total_s: Seconds in all.
         spent_s: How many of them are gone.
         clock: Tells seconds; by default those that pass.
+        owes: Whether something is to come of it in any case.
+
+    Attributes:
+        owes: Whether nothing has come of it yet: what is begun is ended, however long it takes.
     """
 
     def __init__(
@@ -21,8 +25,11 @@ class Budget:
         total_s: float,
         spent_s: float = 0.0,
         clock: Callable[[], float] | None = None,
+        owes: bool = True,
     ):
         self.total_s = total_s
+        self.owes = owes
+        self._has_come = False
         self._spent = spent_s
         self.clock = clock or time.perf_counter
         self._since: float | None = None
@@ -45,6 +52,11 @@ class Budget:
         """Counts what was spent elsewhere."""
         self._spent += seconds
 
+    def finished(self) -> None:
+        """Notes that something has come of it; what is being spent on now is ended first."""
+        self._has_come = True
+        self.owes = self.owes and self._depth > 0
+
     def tell(self) -> bool:
         """Whether to tell the user that it does not last: True once."""
         told, self._told = self._told, True
@@ -64,6 +76,7 @@ class Budget:
                 if self._depth == 0 and self._since is not None:
                     self._spent += self.clock() - self._since
                     self._since = None
+                    self.owes = self.owes and not self._has_come
 
 
 def cpu_s() -> float:
@@ -83,6 +96,16 @@ def budget_of(options: str, total_s: float) -> Budget:
         total_s: Seconds in all.
     """
     return _budgets.setdefault((options, total_s), Budget(total_s))
+
+
+def share(options: str, budget: Budget) -> None:
+    """Has a budget be the one of this process for these options.
+
+    Args:
+        options: What tells sets of options apart.
+        budget: Of another process, of which this one uses a part.
+    """
+    _budgets[options, budget.total_s] = budget
 
 
 def renew() -> None:

@@ -43,6 +43,7 @@ class TVM(Backend):
     Options = TvmOptions
     dynamic_shapes = RANGED
     serves_ranges = True
+    depends_on_ranges = False
     trains = True
     packages: ClassVar[Mapping[str, str]] = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
     install = "pip install 'dynamo-backends[tvm]'"

@@ -267,6 +267,17 @@ def split_caller(
     return lambda arrays: execute(arrays).consume_with_handlers(handlers)
 
 
+def parts_caller(executable: Any) -> Callable[[list[Any]], list[Any]]:
+    """Execution on devices of several processes: from a list of arrays to this one's parts."""
+    execute = executable.execute_sharded
+
+    def call(arrays: list[Any]) -> list[Any]:
+        shards = execute(arrays).disassemble_into_single_device_arrays()
+        return [each[0] for each in shards]
+
+    return call
+
+
 def program_text(executable: Any) -> str:
     """The compiled program of one device, in XLA's own words."""
     text: str = executable.hlo_modules()[0].to_string()

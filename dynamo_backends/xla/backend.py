@@ -2,9 +2,9 @@
 
 import functools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import fx
@@ -16,12 +16,16 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.mesh import Mesh, MeshTarget
+from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.packages import is_there
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 from dynamo_backends.xla.padded.named import check_buckets
 from dynamo_backends.xla.platforms import PLATFORMS, parts_of
+
+if TYPE_CHECKING:
+    from dynamo_backends.xla.mesh.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,14 @@ class XlaOptions(Options):
             {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
         exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
             the calls.
+        collectives: Who runs the collectives of a graph of torch's own distributed programs
+            (docs/scaling.md): "xla", where a process group has all processes, or "torch".
+        mesh: For inference: several devices, over which weights and batches are split
+            (docs/scaling.md): a torch `DeviceMesh`, or names and sizes of its dimensions.
+        placements: Of weights on the mesh, by patterns of their names: one `Shard` or `Replicate`
+            of `torch.distributed.tensor` for each dimension of the mesh.
+        batch_placements: Of the other inputs, likewise. By default their first dimension is split
+            over the dimensions of the mesh that split no weight.
     """
 
     device: str = "auto"
@@ -56,12 +68,36 @@ class XlaOptions(Options):
     buckets: tuple | list | dict = ()  # see `check_buckets`
     exact_after: int = 3
     max_executables: int = 24
+    collectives: Literal["xla", "torch"] = "xla"
+    mesh: dict | object | None = None
+    placements: dict | None = None
+    batch_placements: tuple | list | None = None
 
     LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
+
+    def __post_init__(self) -> None:
+        """Says of the mesh in plain numbers what users say in torch's objects."""
+        super().__post_init__()
+        if (spread := self.spread) is not None:
+            object.__setattr__(self, "mesh", spread.mesh)
+            object.__setattr__(self, "placements", spread.placements)
+            object.__setattr__(self, "batch_placements", spread.batch)
+
+    @property
+    def spread(self) -> "Spread | None":
+        """How graphs are spread over a mesh; None: they are compiled for one device."""
+        if self.mesh is None and not self.placements and not self.batch_placements:
+            return None
+        from dynamo_backends.xla.mesh.spread import spread_of
+
+        return spread_of(self.mesh, self.placements or {}, self.batch_placements)
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
+        if isinstance(self.mesh, Mesh):
+            self.refuse_beside("a mesh")
+            _check_mesh(self, self.mesh)
         check_buckets(self.buckets, backend)
         _check_device(self.device, backend)
 
@@ -98,6 +134,8 @@ class OpenXLA(Backend):
         """See `Backend.prepare`."""
         from dynamo_backends.xla.runtime import open_device
 
+        if options.mesh is not None:
+            return  # its devices are looked for when a graph is compiled
         platform_name, index = _target(graph, options)
         if platform_name == "cuda" and not _has_cuda_plugin():
             asked = (
@@ -112,17 +150,20 @@ class OpenXLA(Backend):
 
     def placed(self, options: XlaOptions, home: str) -> XlaOptions:
         """See `Backend.placed`."""
+        if options.mesh is not None:
+            return options  # what is elsewhere comes to the host, and is split from there
         if parts_of(home) is None:
             raise DeviceError(
                 f"tensors are on the {home}, over which compile_step spreads training steps; other "
-                "graphs are compiled for one device. Give compile_step the mesh, run the model in "
-                "eager, or bring it back with dynamo_backends.xla.to_device(model, 'cpu')."
+                "graphs are compiled for one device. Give compile_step the mesh, or torch.compile "
+                "options={'mesh': …}, run the model in eager, or bring it back with "
+                "dynamo_backends.xla.to_device(model, 'cpu')."
             )
         return replace(options, device=home) if options.device == "auto" else options
 
     def home(self, options: XlaOptions) -> str | None:
         """See `Backend.home`."""
-        if options.device in ("auto", "cpu", "cuda"):
+        if options.mesh is not None or options.device in ("auto", "cpu", "cuda"):
             return None
         from dynamo_backends.xla.runtime import open_device
 
@@ -139,6 +180,8 @@ class OpenXLA(Backend):
 
     def supports(self, node: fx.Node, options: XlaOptions) -> Support:
         """See `Backend.supports`."""
+        if _is_distributed(node) and (apart := _kept_apart(options)):
+            return Support(False, apart)
         row = _table().lookup(node.target)
         if row is None:
             return Support(False, "it has no lowering to XLA")
@@ -154,14 +197,34 @@ class OpenXLA(Backend):
             reason = row.when(node)
         return SUPPORTED if reason is None else Support(False, reason)
 
+    def plan(self, graph: Graph, options: XlaOptions) -> Plan:
+        """See `Backend.plan`: on graphs with collectives all processes agree."""
+        plan = super().plan(graph, options)
+        if options.collectives == "torch" or not any(map(_is_distributed, graph.calls)):
+            return plan
+        from dynamo_backends.xla.mesh.agreement import planned_together
+
+        return planned_together(graph, plan)
+
+    def alone(self, options: XlaOptions) -> XlaOptions:
+        """See `Backend.alone`."""
+        return replace(options, collectives="torch")
+
     def buckets(self, options: XlaOptions) -> Buckets | None:
         """See `Backend.buckets`."""
-        if options.bucket_growth == 1 and not options.buckets:
+        if options.mesh is not None or (options.bucket_growth == 1 and not options.buckets):
             return None
         return Buckets(options.bucket_growth, options.exact_after, options.buckets)
 
     def compile(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile`."""
+        if (spread := options.spread) is not None:
+            return self._compile_on_mesh(graph, options, spread)
+        if any(map(_is_distributed, graph.calls)):
+            from dynamo_backends.xla.mesh.local import compile_local, has_collectives
+
+            if has_collectives(graph):
+                return compile_local(graph, lowering_options("cpu", options))
         from dynamo_backends.xla.compiler import compile_graph
         from dynamo_backends.xla.runtime import open_device
 
@@ -174,12 +237,28 @@ class OpenXLA(Backend):
             return compile_padded(graph, device, lowering, options.reserve)
         return compile_graph(graph, device, lowering, options.reserve)
 
+    def placements(
+        self, graph: Graph, names: Sequence[str], options: XlaOptions
+    ) -> Sequence[Placed | None]:
+        """See `Backend.placements`."""
+        spread = options.spread
+        return () if spread is None else spread.of_inputs(graph, names)
+
+    def _compile_on_mesh(self, graph: Graph, options: XlaOptions, spread: "Spread") -> Any:
+        from dynamo_backends.xla.mesh.devices import open_mesh
+        from dynamo_backends.xla.mesh.inference import compile_on_mesh
+
+        device = open_mesh(_platform_of_mesh(options, spread.mesh), spread.mesh)
+        lowering = replace(lowering_options(device.platform, options), partitioned=True)
+        return compile_on_mesh(graph, device, lowering, spread.batch)
+
     def donates(self, graph: Graph, options: XlaOptions) -> bool:
         """See `Backend.donates`: on the CPU."""
-        return _target(graph, options)[0] == "cpu"
+        return options.mesh is None and _target(graph, options)[0] == "cpu"
 
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile_step`: inputs are donated, but for torch's on CUDA."""
+        _refuse_mesh(options)
         from dynamo_backends.xla.runtime import open_device
 
         device = open_device(*_target(graph, options))
@@ -192,6 +271,7 @@ class OpenXLA(Backend):
 
     def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
         """See `Backend.on_mesh`: on CPUs and TPUs."""
+        _refuse_mesh(options)
         from dynamo_backends.xla.mesh.devices import open_mesh
         from dynamo_backends.xla.mesh.target import XlaMesh
 
@@ -205,8 +285,10 @@ class OpenXLA(Backend):
 
         return load_step(parts, graph, open_device(*_target(graph, options)), options.reserve)
 
-    def cache_key(self, options: XlaOptions) -> str:
-        """See `Backend.cache_key`."""
+    def cache_key(self, options: XlaOptions) -> str | None:
+        """See `Backend.cache_key`: programs for meshes are not kept."""
+        if options.mesh is not None:
+            return None
         from dynamo_backends.runtime.processor import processor
 
         precision = _matmul_precision(options), _convolution_precision("cuda", options)
@@ -263,6 +345,39 @@ def _platform_of_mesh(options: XlaOptions, mesh: Mesh) -> str:
             f"openxla spreads steps over a mesh of 'cpu' or 'tpu' devices, not of {platform!r}"
         )
     return platform
+
+
+def _is_distributed(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") == "_c10d_functional"
+
+
+def _kept_apart(options: XlaOptions) -> str:
+    """Why all collectives are left to torch; empty: they are not."""
+    if options.collectives == "torch":
+        return "the option collectives leaves it to torch"
+    if options.is_beside:
+        return "what is compiled beside the calls is ready at another call on each process"
+    if options.mesh is not None or options.device not in ("auto", "cpu"):
+        return "XLA's collectives between processes are of CPUs"
+    return ""
+
+
+def _check_mesh(options: XlaOptions, mesh: Mesh) -> None:
+    """Raises if a mesh of several processes may leave some of them behind."""
+    if mesh.of_ranks and options.fallback != "error":
+        raise OptionError(
+            f"mesh ({mesh}) is one of {mesh.size} processes, all of which compute each call "
+            "together: one that went on in eager would leave the others waiting. Pass "
+            "'fallback': 'error', too."
+        )
+
+
+def _refuse_mesh(options: XlaOptions) -> None:
+    if options.mesh is not None:
+        raise OptionError(
+            "option 'mesh' of openxla is for inference. compile_step has an argument of its own: "
+            "compile_step(..., mesh=…, placements=…)."
+        )
 
 
 def _parts(device: str) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """Compiles whole training steps: the inputs that a step updates are donated to XLA."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -72,13 +72,19 @@ def donated(graph: Graph) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
 
 
-def trace_step(graph: Graph, options: LoweringOptions, is_flat: bool) -> Any:
+def trace_step(
+    graph: Graph,
+    options: LoweringOptions,
+    is_flat: bool,
+    axes: Sequence[tuple[str, int]] | None = None,
+) -> Any:
     """A step's lowering as a jaxpr.
 
     Args:
         graph: Of the kind "step".
         options: Of the lowering.
         is_flat: What is updated has one dimension (see `in_one_dimension`).
+        axes: Names and sizes of what collectives go over.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
@@ -111,7 +117,7 @@ def trace_step(graph: Graph, options: LoweringOptions, is_flat: bool) -> Any:
         shapes = list(map(abstract, values, storages))
         for i in updated if is_flat else ():
             shapes[i] = in_one_dimension(shapes[i])
-        return jax.make_jaxpr(program)(*shapes)
+        return jax.make_jaxpr(program, axis_env=axes)(*shapes)
 
 
 def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:

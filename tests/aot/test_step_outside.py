@@ -170,10 +170,8 @@ def refusal_of(kind: str) -> str:
     model, optimizer = net()
     given: nn.Module = model
     function = steps(model, optimizer)
-    if kind.startswith("ddp"):
-        parallel = nn.parallel.DistributedDataParallel(model)
-        given, function = parallel, steps(parallel, optimizer)
-        given = model if kind == "ddp by closure" else given
+    if kind == "ddp by closure":
+        function = steps(nn.parallel.DistributedDataParallel(model), optimizer)
     elif kind == "fully_shard":
         from torch.distributed.fsdp import fully_shard
 
@@ -195,7 +193,6 @@ def refusal_of(kind: str) -> str:
 
 
 REFUSED = {
-    "ddp": "DistributedDataParallel averages gradients between processes in C++",
     "ddp by closure": "DistributedDataParallel averages gradients between processes in C++",
     "fully_shard": "FSDPModule",
     "all_reduce": "dist.all_reduce(x)",
@@ -217,6 +214,28 @@ def alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_replica_of_one_process_is_its_module() -> None:
+    found = []
+    for compiled in (False, True):
+        model, optimizer = net()
+        parallel = nn.parallel.DistributedDataParallel(model)
+        step: Any = steps(parallel, optimizer)
+        if compiled:
+            step = dynamo_backends.compile_step(
+                step, model=parallel, optimizer=optimizer, backend="aot_eager"
+            )
+        for x, y in nets.rows(3):
+            step(x.double(), y)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert_close("parameters", *found)
+    batch = nets.rows(1)[0][0].double()
+    with torch.no_grad():
+        assert torch.equal(parallel(batch), model(batch))
+    with pytest.raises(StepCaptureError, match="in eager nobody does"):
+        parallel(batch)
 
 
 @pytest.mark.usefixtures("alone")

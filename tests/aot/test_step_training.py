@@ -127,6 +127,41 @@ def test_accumulation_in_one_graph(clear_at: str) -> None:
         step(torch.randn(7, 4, dtype=torch.float64), torch.zeros(7, dtype=torch.int64))
 
 
+def test_accumulation_of_scaled_gradients() -> None:
+    found = []
+    for parts in (0, 3):
+        torch.manual_seed(0)
+        model = nets.mlp().double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+
+        def function(
+            x: Tensor,
+            y: Tensor,
+            model: Any = model,
+            optimizer: Any = optimizer,
+            scaler: Any = scaler,
+        ) -> Tensor:
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step: Any = function
+        if parts:
+            step = dynamo_backends.compile_step(
+                function, model=model, optimizer=optimizer, accumulate=parts, backend="aot_eager"
+            )
+        losses = [step(x.double(), y) for x, y in nets.rows(4, 6)]
+        assert scaler.get_scale() == 64.0
+        found.append(torch.stack([*losses, *(p.detach().sum() for p in model.parameters())]))
+    assert_close("losses and parameters", *found)
+
+
 def test_average_of_weights() -> None:
     def build(dtype: torch.dtype) -> Any:
         model = nets.convnet().to(dtype)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import takeover, tuner
+from dynamo_backends.autotune import flow, takeover, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
@@ -235,6 +235,25 @@ def test_kills_at_random_moments(tuning: tuner.Tuner, plant: ModuleType):
 
 
 @torch.no_grad()
+def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
+    monkeypatch: pytest.MonkeyPatch, tuning: tuner.Tuner
+):
+    spent = Budget(20, spent_s=20, owes=False)
+    monkeypatch.setattr(flow, "budget_of", lambda *_: spent)
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "ts_trace")
+        torch.testing.assert_close(run(x), model(x))
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+    reason = "what is left of the budget of 20 s suffices for no candidate"
+    assert reports[0].tuning == str(only_status()) == f"gave up ({reason})"
+    rows = {row.name: row.reason for row in reports[0].candidates}
+    assert rows == {"eager": "", "ts_trace": "not tried: the budget of 20 s is spent"}
+    assert not tuning._process.running
+    assert Decisions().all() == []
+
+
+@torch.no_grad()
 def test_what_hangs_is_ended(gate: Gate):
     run = compiled(Slow(), "waits", trial_timeout_s=1)
     run(torch.randn(40, 50))
@@ -296,19 +315,36 @@ def test_what_a_graph_writes_is_written_once_a_call():
     assert model.calls.tolist() == [2.0] * 3
 
 
-REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "draws": (lambda x: nn.functional.dropout(x, 0.5) + 1, "draws random numbers"),
-    "training": (lambda x: x * 2, "gradients are computed, for which mode='wait' tunes alone"),
-    "autocast": (lambda x: x @ x.T, "autocast is on, which other threads and processes do not see"),
+@torch.library.custom_op(
+    "dynamo_backends_tests::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def draw(x: Tensor) -> Tensor:
+    return torch.rand_like(x)
+
+
+draw.register_fake(torch.empty_like)
+
+
+def dropped(x: Tensor) -> Tensor:
+    return draw(x) + 1
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any]]] = {
+    "draws": (dropped, "dynamo_backends_tests.draw.default draws random numbers", {}),
+    "training": (doubled, "is found on disk, and cache=False", {"cache": False}),
 }
 
 
 @pytest.mark.parametrize("name", REASONS)
 def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: tuner.Tuner):
-    fn, reason = REASONS[name]
+    fn, reason, options = REASONS[name]
     x = torch.randn(4, 4, requires_grad=name == "training")
-    run = torch.compile(fn, backend="autotune", options=OPTIONS)
-    with dynamo_backends.record() as reports, torch.autocast("cpu", enabled=name == "autocast"):
+    run = compiled(fn, "ts_trace", **options)
+    with dynamo_backends.record() as reports:
         torch.manual_seed(0)
         result, after = run(x), torch.rand(1)
         torch.manual_seed(0)
@@ -350,12 +386,8 @@ def test_explain_shows_where_tuning_stands():
         assert dynamo_backends.wait_for_tuning(LONG_S)
         explanation = call.explanation()
     (report,) = explanation.reports
-    assert report.tuning.startswith("gave up (aten.")
-    assert "tuning beside the calls: gave up (aten." in str(explanation)
-
-
-def dropped(x: Tensor) -> Tensor:
-    return F.dropout(x, 0.5)
+    assert report.tuning.startswith("gave up (dynamo_backends_tests.draw")
+    assert "tuning beside the calls: gave up (dynamo_backends_tests.draw" in str(explanation)
 
 
 def test_what_other_processes_do_not_know_is_not_tried(

@@ -88,7 +88,8 @@ def test_who_is_wrong_at_another_size_does_not_win():
 def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCaptureFixture):
     model = Slow()
     run = compiled(model, "good_below_20", dynamic=True)
-    for size in (5, 6, 30):
+    # Of size 30, on several threads and in eager whoever wins, the time is uncertain: few such.
+    for size in (5, *[6] * 9, 30):
         call(run, model, size)
     (found,) = statuses()
     assert found.winner == "good_below_20"

@@ -23,6 +23,7 @@ PROGRAMS = (
     "generation",
     "scaling",
     "tuning_time",
+    "background",
 )
 
 
@@ -80,6 +81,36 @@ def test_tuning_time_says_which_target_is_missed() -> None:
     assert any("20 s find 47% of the speed of 600 s" in text for text in found)
     wrong = {"classic/a/20": {"error": "its results are wrong"}}
     assert program.problems(models, budgets, wrong) == ["classic/a/20: its results are wrong"]
+
+
+def test_tuning_beside_calls_says_which_target_is_missed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = load("benchmarks/background.py")
+    good = {
+        "alone_ms": [10.0, 12.0], "during_ms": [11.0, 18.0, 19.0, 40.0], "calls": 9, "over": 1,
+        "limit_ms": 18.2, "tuned_s": 30.0, "speedup": 2.0, "speedup_95": [1.9, 2.1],
+        "chosen": ["ov"], "error": "",
+    }  # fmt: skip
+    results = {f"classic/resnet18/{mode}": good for mode in program.MODES}
+
+    def problems(mode: str, **fields: Any) -> list[str]:
+        name = f"classic/resnet18/{mode}"
+        found: list[str] = program.problems("classic/resnet18", results | {name: good | fields})
+        return found
+
+    assert problems("wait") == []
+    (slow,) = problems("background", during_ms=[11.0, 18.3, 19.0, 40.0])
+    assert slow.endswith("95% of the calls during tuning take up to 18.3 ms, not 18.2")
+    (late,) = problems("background", tuned_s=46.0)
+    assert late.endswith("serves after 1.53 times the seconds of 'wait'")
+    (lost,) = problems("background", speedup=1.7, speedup_95=[1.6, 1.75])
+    assert lost.endswith("1.70 times as fast as eager, after 'wait' 2.00")
+    (wrong,) = problems("wait", error="its results are wrong")
+    assert wrong == "classic/resnet18/wait: its results are wrong"
+    monkeypatch.setattr(program, "in_a_process", lambda name, _: results[name])
+    assert program.main(["--scale", "test", "--models", "resnet18"]) == 0
+    assert "11.0, 18.0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_decisions_are_recorded_for_learning(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The training examples learn, by one graph per step."""
 
+from pathlib import Path
+
 import pytest
+import torch
+from rich.progress import Progress
 
 from tests.bench.programs import load
 
@@ -34,3 +38,32 @@ def test_text_is_split_into_passages_and_what_follows() -> None:
     tokens, following = text.batch()
     assert tokens.shape == following.shape == (example.BATCH, example.CONTEXT)
     assert text.read(tokens[0].tolist())[1:] == text.read(following[0].tolist())[:-1]
+
+
+def curve(losses: list[float]) -> torch.Tensor:
+    """Means of every 20 losses."""
+    return torch.tensor(losses[:200]).view(-1, 20).mean(1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["openxla", "inductor"])
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_curves_in_bfloat16_are_those_of_float32(name: str, backend: str) -> None:
+    """Over 200 steps, to 5% of the loss of guessing."""
+    example = load(f"examples/train_{name}.py")
+
+    if name == "text":
+        path = Path(example.__file__).parent / "poems.txt"
+        data, count = example.Text(path.read_text("utf-8")), 200
+    else:
+        data, count = example.load_digits()[0], 10
+
+    def losses(precision: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        with Progress(disable=True) as progress:
+            return curve(example.train(data, count, backend, progress, precision)[2])
+
+    exact, reduced = losses("float32"), losses("bf16")
+    assert exact[-1] < 0.8 * exact[0], "it learns"
+    assert (reduced - exact).abs().max() < 0.05 * exact[0]
+    assert not torch.equal(reduced, exact)

@@ -110,6 +110,30 @@ harness.hand_back(runs=runs, smaller=smaller, freed=grown - harness.rss_bytes())
     assert found["freed"] > 95 << 20
 
 
+def test_it_rests_for_a_few_runs() -> None:
+    """What is compiled meanwhile, and compared with eager, finds the memory free."""
+    found = measured("""
+reserve = Reserve()
+reserve.grow(100 * MiB)
+for _ in range(6):
+    run(reserve)
+before = harness.rss_bytes()
+reserve.rest()
+return_free_memory()
+resting = before - harness.rss_bytes()
+reserve.grow(120 * MiB)  # for a program that was compiled meanwhile
+sizes = []
+for _ in range(8):
+    run(reserve)
+    sizes.append(reserve.size)
+within = [run(reserve)[0] for _ in range(40)]
+harness.hand_back(resting=resting, sizes=sizes, within=within)
+""")
+    assert found["resting"] > 60 << 20
+    assert found["sizes"] == [0] * 4 + [120 << 20] * 4
+    assert faulting(found["within"]) <= 10
+
+
 @pytest.mark.long
 def test_it_is_made_for_larger_pieces() -> None:
     found = measured("""

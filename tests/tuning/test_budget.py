@@ -24,3 +24,18 @@ def test_processors_are_counted():
     while cpu_s() < start + 0.05:
         sum(range(10_000))
     assert cpu_s() - start == pytest.approx(0.05, abs=0.05)
+
+
+def test_what_is_owed_is_what_is_begun_first():
+    budget = Budget(10.0)
+    with budget.spending():
+        assert budget.owes
+    assert budget.owes, "nothing has come of it"
+    with budget.spending():
+        with budget.spending():
+            budget.finished()
+        assert budget.owes, "what it is a part of is not ended"
+    assert not budget.owes
+    elsewhere = Budget(10.0, owes=True)
+    elsewhere.finished()
+    assert not elsewhere.owes

@@ -84,6 +84,14 @@ def test_statistics_survive_a_large_mean():
         assert_close_to_float64(lambda x, fn=fn: [fn(x)], x, tolerance=1e-3)
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_2d", "group_norm"])
+@pytest.mark.parametrize("value", [-6.48, 1000.7])
+def test_equal_values_are_normalised_to_zero(name, value):
+    """1/std is 316 there, which a rounded mean would be seen by."""
+    (result,) = run(lambda x: [NORMALISATIONS[name](x)], torch.full((3, 6, 7, 5), value))
+    assert result.abs().max() < 1e-6
+
+
 def test_softmax_of_masked_and_extreme_rows():
     inf = float("inf")
     x = torch.tensor([[1e30, 1e30, -inf], [-inf, -inf, -inf], [1.0, float("nan"), 2.0]])

@@ -118,6 +118,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "sorted": lambda x: (*x.sort(0), *x.sort(dim=1, descending=True, stable=True), x.argsort(0)),
     "best": lambda x: (*x.topk(2, 0), *x.topk(2, 1, largest=False)),
     "norms": lambda x: (x.norm(dim=0), x.norm(1), x.logsumexp(1)),
+    "exponents of integers": lambda x: (
+        (x > 0).logsumexp(1),
+        (x.int() - 125).to(torch.int8).logsumexp(0),
+        x.abs().to(torch.uint8).logsumexp((0, 1), keepdim=True),
+    ),
     "joined along": lambda x: (torch.cat([x, x * 2, x[1:]]), torch.cat([x, W[:1, :1] + x], 1)),
     "turned": lambda x: (x.flip(0), x.flip(0, 1)),
     "rolled": lambda x: (x.roll(1, 0), x.roll((1, -3), (0, 1)), x.roll(x.shape[1] // 2, 1)),

@@ -1,6 +1,7 @@
 """`compile_step`: a whole training step as one graph."""
 
 import contextlib
+import gc
 import itertools
 import logging
 import time
@@ -16,9 +17,16 @@ from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_l
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of, whole_batch
 from dynamo_backends.aot.step.mesh.parallel import parallel_of
+from dynamo_backends.aot.step.mesh.replicas import (
+    calling_modules,
+    mesh_of_replicas,
+    replicated,
+    take_off,
+)
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect, refuse_outside_effects
+from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
@@ -50,6 +58,7 @@ def compile_step(
     parallel: Literal["ddp", "fsdp"] | None = None,
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
+    precision: Precision = "float32",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -66,7 +75,8 @@ def compile_step(
     Args:
         function: Ordinary PyTorch. It is run once while it is captured, on tensors without data,
             and never again for the same kind of batch.
-        model: Every module whose parameters or buffers it uses.
+        model: Every module whose parameters or buffers it uses. One in `DistributedDataParallel`
+            means a mesh of all processes (docs/scaling.md).
         optimizer: Every optimizer that it steps.
         backend: "openxla", "inductor", "aot_eager", or another backend of this package.
         options: Of the backend.
@@ -82,6 +92,9 @@ def compile_step(
             `torch.distributed.tensor` for each dimension of the mesh.
         batch_placements: Of the tensors of a batch, likewise. By default their first dimension is
             split over the dimensions of the mesh that split no parameter in `placements`.
+        precision: "bf16": the forward pass runs under autocast to bfloat16, the backward pass and
+            the optimizers outside of it; parameters and their state stay in float32. "float32":
+            all is computed in the dtypes that the function has.
 
     Raises:
         OptionError: An argument is not valid.
@@ -92,15 +105,25 @@ def compile_step(
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
     _check_arguments(fallback, accumulate, mesh)
+    check_precision(precision, fallback)
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
+    replicas: list[Any] = []
     if fallback == "error":
         if any(map(_searches, optimizers)):
             raise StepCaptureError(_LBFGS)
+        replicas = replicated(models)
+        mesh = mesh_of_replicas(replicas, mesh, parallel)
+        models = tuple(m.module if m in replicas else m for m in models)
         refuse_outside_effects(models, optimizers)
     spread = parallel_of(mesh, parallel, placements, batch_placements, models)
+    if precision == "bf16":
+        function = in_bfloat16(function, models, optimizers)
     definition = Definition(function, models, optimizers, accumulate, spread)
-    return Step(definition, backend, options, fallback)
+    step = Step(definition, backend, options, fallback)
+    for replica in replicas:
+        take_off(replica)
+    return step
 
 
 def _check_arguments(fallback: str, accumulate: int, mesh: Any) -> None:
@@ -391,9 +414,14 @@ class Step:
                 p for i, p in self._promoted.items() if i not in fixed and is_number(p.get())
             ]
             inventory = Inventory(definition.models, definition.optimizers, others)
+            if others and (definition.parallel is not None or self._backend.home is not None):
+                # A trace refers to all tensors, which cannot be moved then: the next one, and
+                # the last one until it is collected.
+                gc.collect()
+                self._settle(inventory)
             refuse_step((*inventory.tensors, *batch), self._backend.name, self._backend.home)
             try:
-                with TRACING:
+                with TRACING, calling_modules():
                     return Variant(definition, self._backend, inventory, batch, spec, promoted)
             except UndeclaredTensors as found:
                 others += found.places

@@ -10,7 +10,7 @@ from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.recording import Definition, Recording
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
-from dynamo_backends.interface.mesh import MeshLayout, Placement
+from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placement
 
 
 def layout_of(
@@ -41,7 +41,8 @@ def layout_of(
     known += batches.values()
     known += [batches[i] for i in recording.batch_with_gradient]
     values = [p.meta["val"] for p in graph.placeholders]
-    like_batch = _LikeBatch(parallel, [x for x in batch if isinstance(x, Tensor)])
+    tensors = [x for x in batch if isinstance(x, Tensor)]
+    like_batch = LikeBatch(parallel.mesh, parallel.batch, tensors)
     inputs = list(known)
     for value, each in zip(values[len(known) :], graph.inputs[len(known) :], strict=True):
         is_drawn = each.role is Role.ACTIVATION
@@ -60,28 +61,30 @@ def layout_of(
 
 
 def _others(
-    outputs: Sequence[fx.Node], known: Mapping[int, Placement], like_batch: "_LikeBatch"
+    outputs: Sequence[fx.Node], known: Mapping[int, Placement], like_batch: "LikeBatch"
 ) -> list[Placement]:
     return [known.get(k) or like_batch(node.meta["val"]) for k, node in enumerate(outputs)]
 
 
-class _LikeBatch:
+class LikeBatch:
     """The placement of what has the batch in its first dimension, as far as can be seen.
 
     Results do not depend on it: it says where elements are kept.
 
     Args:
-        parallel: What the user asked for.
-        batch: Its tensors.
+        mesh: The mesh.
+        placement: Of the tensors of a batch.
+        batch: These.
     """
 
-    def __init__(self, parallel: Parallel, batch: Sequence[Tensor]):
-        self._mesh = parallel.mesh
-        self._placement = tuple(0 if d == 0 else None for d in parallel.batch)
+    def __init__(self, mesh: Mesh, placement: Placement, batch: Sequence[Tensor]):
+        self._mesh = mesh
+        self._placement = tuple(0 if d == 0 else None for d in placement)
         self._size = next((x.shape[0] for x in batch if x.dim()), 0)
         self._parts = self._mesh.parts(self._placement, 0)
 
     def __call__(self, value: Tensor) -> Placement:
+        """The placement of a value like this one."""
         if not value.dim() or not self._size or value.shape[0] % self._size:
             return self._mesh.replicated
         return self._placement if value.shape[0] % self._parts == 0 else self._mesh.replicated

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import storage_id
+from dynamo_backends._torch_private import scaling, storage_id
+from dynamo_backends.aot.step.replaced import replaced
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -54,6 +55,7 @@ class StepCall:
         self._part = 0
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._losses: list[list[Tensor]] = [[] for _ in range(parts)]
+        self._scaled: list[tuple[Any, Tensor]] = []
         self.cleared: set[int] = set()
         self.cleared_late: set[int] = set()
         self.begun = False
@@ -102,11 +104,17 @@ class StepCall:
 
     def after_backward(self, loss: Tensor) -> None:
         """Remembers the gradients before anybody clips them."""
-        self._losses[self._part].append(loss)
+        plain = next((x for scaled, x in self._scaled if scaled is loss), loss)
+        self._losses[self._part].append(plain)
+        self._scaled.clear()
         if not self._is_last:
             parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
             parameters += [p for m in self._models for p in m.parameters()]
             self._kept = [(p, p.grad.clone()) for p in parameters if p.grad is not None]
+
+    def note_scaled(self, scaled: Any, loss: Tensor) -> None:
+        """Remembers what a `GradScaler` has scaled."""
+        self._scaled.append((scaled, loss))
 
     @property
     def share(self) -> float:
@@ -129,16 +137,19 @@ class StepCall:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
                 parameters = [p for g in optimizer.param_groups for p in g["params"]]
-                stack.enter_context(_method(optimizer, "step", self._step(optimizer)))
-                stack.enter_context(_method(optimizer, "zero_grad", self._clear(parameters)))
+                stack.enter_context(replaced(optimizer, "step", self._step(optimizer)))
+                stack.enter_context(replaced(optimizer, "zero_grad", self._clear(parameters)))
             for model in self._models:
                 clear = self._clear(list(model.parameters()))
-                stack.enter_context(_method(model, "zero_grad", clear))
+                stack.enter_context(replaced(model, "zero_grad", clear))
             yield
 
     def _step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
         def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._is_last:
+                scaler = scaling.scaler_that(scaling.ASKS_FOR_OVERFLOW)
+                if scaler is not None:  # or it would take the next part's gradients for unscaled
+                    scaling.forget_unfinished(scaler)
                 raise _EndOfPart
             self.begun = True
             with self._around_step(optimizer) as formula:
@@ -163,27 +174,6 @@ def _is_same(loss: Tensor, result: Tensor) -> bool:
     return loss is result or (loss.shape == result.shape and storage_id(loss) == storage_id(result))
 
 
-@contextlib.contextmanager
-def _method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Inside: `owner.name(...)` calls `replacement(original, ...)`."""
-    original = getattr(owner, name)
-    had, before = name in vars(owner), vars(owner).get(name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return replacement(original, *args, **kwargs)
-
-    # Learning rate schedulers look for this on the method.
-    vars(call).update(vars(getattr(original, "__func__", original)))
-    vars(owner)[name] = call
-    try:
-        yield
-    finally:
-        if had:
-            vars(owner)[name] = before
-        else:
-            del vars(owner)[name]
-
-
 class _Backward(TorchFunctionMode):
     """Weighs the gradients of each part."""
 
@@ -196,7 +186,10 @@ class _Backward(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is not torch.Tensor.backward:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func is torch.Tensor.mul and scaling.scaler_that(scaling.SCALES) is not None:
+                self._call.note_scaled(result, args[0])
+            return result
         loss, gradient, *rest = (*args, None) if len(args) == 1 else args
         gradient = kwargs.pop("gradient", gradient)
         gradient = torch.ones_like(loss) if gradient is None else gradient

@@ -39,6 +39,10 @@ class _Refused:
     applies: Callable[[Any], bool] = lambda _: True
 
 
+_BY_MESH = (
+    "leave the wrapper out and pass mesh={'data': …}, parallel='fsdp', which splits parameters, "
+    "gradients and state, or "
+)
 _EACH_ITS_OWN = "each process would train a model of its own"
 
 _WRAPPERS = (
@@ -47,7 +51,8 @@ _WRAPPERS = (
         "DistributedDataParallel",
         "averages gradients between processes in C++, where a trace does not see it: "
         + _EACH_ITS_OWN,
-        _SPLIT.format("gradients are averaged")
+        "give compile_step the wrapper itself, model=ddp, or "
+        + _SPLIT.format("gradients are averaged")
         + ". Or compile the model alone, torch.compile(model), before it is wrapped",
     ),
     _Refused(
@@ -60,13 +65,13 @@ _WRAPPERS = (
         "torch.distributed.fsdp.fully_sharded_data_parallel",
         "FullyShardedDataParallel",
         "gathers parameters from other processes while the model runs",
-        _SPLIT.format("parameters are gathered"),
+        _BY_MESH + _SPLIT.format("parameters are gathered"),
     ),
     _Refused(
         "torch.distributed.fsdp._fully_shard._fully_shard",
         "FSDPModule",
         "(fully_shard) gathers parameters from other processes while the model runs",
-        _SPLIT.format("parameters are gathered"),
+        _BY_MESH + _SPLIT.format("parameters are gathered"),
     ),
     _Refused(
         "torch.nn.parallel.data_parallel",
@@ -132,15 +137,16 @@ def _of_module(module: nn.Module) -> str | None:
 
 
 def _text(row: _Refused) -> str:
-    return f"{row.name} {row.why}. Steps on many devices cannot be one graph: {row.way_out}."
+    return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
 
 
 def _of_parameter(name: str, parameter: Tensor) -> str | None:
     tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if tensor is not None and isinstance(parameter, tensor):
         return (
-            f"the parameter {name} is a DTensor, whose parts are in several processes. Steps on "
-            "many devices cannot be one graph: " + _SPLIT.format("processes talk to each other")
+            f"the parameter {name} is a DTensor, whose parts are in several processes. Such steps "
+            "cannot be one graph: make it an ordinary parameter and pass mesh and placements to "
+            "compile_step, or " + _SPLIT.format("processes talk to each other")
         )
     before, _ = hooks_on_gradient(parameter)
     if any(_counts_nodes(hook) for hook in before.values()):

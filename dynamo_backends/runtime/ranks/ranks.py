@@ -148,15 +148,21 @@ class Ranks:
             self._group = self.together("makes a process group", make)
         return self.together(what, lambda: call(self._group), patience)
 
-    def gathered(self, what: str, value: Any) -> list[Any]:
-        """A picklable value of each rank, on all of them."""
+    def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
+        """A picklable value of each rank, on all of them.
+
+        Args:
+            what: See `together`.
+            value: This rank's.
+            patience: So many seconds it waits for ranks that are slow.
+        """
 
         def gather(group: Any) -> list[Any]:
             found: list[Any] = [None] * self.size
             torch.distributed.all_gather_object(found, value, group=group)
             return found
 
-        gathered: list[Any] = self._of_group(what, gather)
+        gathered: list[Any] = self._of_group(what, gather, patience)
         return gathered
 
     def broadcast(self, what: str, tensors: Sequence[Tensor]) -> None:
@@ -317,8 +323,9 @@ def _connected() -> Ranks:
     while missing := [r for r in range(size) if not stores[2].check([f"signs/{r}"])]:
         if time.monotonic() > until:
             raise RankError(
-                f"{listed(missing)} did not call compile_step(mesh=…) within {_ALL_HERE:.0f} "
-                "seconds of this one. A mesh is made of all ranks of torch.distributed.",
+                f"{listed(missing)} did not come to what all ranks do together within "
+                f"{_ALL_HERE:.0f} seconds of this one: compile_step(mesh=…), or a graph with "
+                "collectives.",
                 missing[0],
             )
         time.sleep(0.02)

@@ -6,9 +6,9 @@ Statistics are float32 for bfloat16 and float16, and take two passes.
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from dynamo_backends.xla.lowering.reduction import widen
+from dynamo_backends.xla.lowering.reduction import standardised, widen
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
@@ -52,10 +52,7 @@ def group_norm(
 ) -> tuple[Value, Array, Array]:
     last = isinstance(x, ChannelsLast)
     values, over = _in_groups(x, group, last)
-    mean = jnp.mean(values, over, keepdims=True)
-    centred = values - mean
-    rstd = lax.rsqrt(jnp.mean(jnp.square(centred), over, keepdims=True) + eps)
-    out = centred * rstd
+    out, mean, rstd = standardised(values, over, eps)
     if weight is not None:
         out = out * _spread_in_groups(weight, values, last)
     if bias is not None:

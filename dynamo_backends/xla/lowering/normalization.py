@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.reduction import widen
+from dynamo_backends.xla.lowering.reduction import standardised, widen
 from dynamo_backends.xla.lowering.registry import lowers
 
 
@@ -53,14 +53,6 @@ def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: obje
     return grad - jnp.exp(widen(output)) * _sum_keepdims(grad, dim)
 
 
-def _standardise(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
-    """Normalised values, mean and 1/std over some axes, which are kept with length 1."""
-    mean = jnp.mean(x, over, keepdims=True)
-    centred = x - mean
-    rstd = lax.rsqrt(jnp.mean(jnp.square(centred), over, keepdims=True) + eps)
-    return centred * rstd, mean, rstd
-
-
 def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
         x = x * widen(weight)
@@ -76,7 +68,7 @@ def layer_norm(
     eps: float,
 ) -> tuple[Array, Array, Array]:
     over = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    normalised, mean, rstd = _standardise(widen(x), over, eps)
+    normalised, mean, rstd = standardised(widen(x), over, eps)
     return _affine(normalised, weight, bias), mean, rstd
 
 

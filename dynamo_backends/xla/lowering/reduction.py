@@ -114,6 +114,20 @@ def variance(x: Array, dim: Dims, correction: float, keepdim: bool) -> tuple[Arr
     return total / jnp.asarray(max(count - correction, 0), total.dtype), mean
 
 
+def standardised(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Array, Array]:
+    """Normalised values, mean and 1/std over some axes, which are kept with length 1.
+
+    What the mean was rounded by is taken off, too: where all values are equal, 1/std is large, and
+    eager's differences from the mean are 0. It is found in the pass that sums the squares.
+    """
+    mean = jnp.mean(x, over, keepdims=True)
+    centred = x - mean
+    rest = jnp.mean(centred, over, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), over, keepdims=True) - jnp.square(rest)
+    rstd = lax.rsqrt(jnp.maximum(variance, 0) + eps)
+    return (centred - rest) * rstd, mean + rest, rstd
+
+
 def _statistic(pick: Callable[[Array, Array], Any]) -> Callable[..., Any]:
     def lowering(
         x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False

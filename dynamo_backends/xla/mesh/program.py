@@ -4,19 +4,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-import numpy as np
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.liveness import tensor_bytes
-from dynamo_backends.interface.mesh import MeshLayout, Placement
-from dynamo_backends.interface.mesh_report import MeshReport, PlacedParameter
+from dynamo_backends.interface.mesh import MeshLayout, Placed, Placement
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.runtime.device_values import fills_storage, on_host, value_of
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.mesh.collectives import collectives_of
 from dynamo_backends.xla.mesh.devices import MeshDevice
+from dynamo_backends.xla.mesh.reports import mesh_report
 from dynamo_backends.xla.mesh.splits import Splits
 from dynamo_backends.xla.resident_step import ResidentStep
 
@@ -108,26 +105,12 @@ class MeshStep(ResidentStep):
 
     def report_to(self, report: GraphReport) -> None:
         """See `StepProgram.report_to`."""
-        memory = _jaxlib.memory_of(self.executable)
-        report.mesh = MeshReport(
-            mesh=str(self._mesh.mesh),
-            parameters=tuple(map(self._parameter, self._layout.parameters)),
-            collectives=collectives_of(_jaxlib.program_text(self.executable)),
-            argument_bytes=memory.argument_size_in_bytes,
-            temporary_bytes=memory.temp_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        )
-
-    def _parameter(self, place: int) -> PlacedParameter:
-        value, placement = self._values[place], self._layout.inputs[place]
-        mesh = self._mesh.mesh
-        parts = [mesh.parts(placement, d) for d in range(value.dim())]
-        return PlacedParameter(
-            name=self._layout.parameters[place],
-            value=f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}",
-            placement=mesh.describe(placement),
-            bytes=tensor_bytes(value) // int(np.prod(parts)),
-        )
+        inputs = self._layout.inputs
+        parameters = [
+            (Placed(name, inputs[place]), self._values[place])
+            for place, name in self._layout.parameters.items()
+        ]
+        report.mesh = mesh_report(self._mesh.mesh, self.executable, parameters)
 
     def dump(self) -> None:
         """See `StepProgram.dump`: programs for meshes are not kept on disk."""

@@ -12,14 +12,13 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.mesh import MeshLayout, Placement
 from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
 from dynamo_backends.runtime.device_values import on_device
 from dynamo_backends.runtime.memory import return_free_memory
-from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
 from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.mesh.program import MeshStep
 from dynamo_backends.xla.mesh.splits import Splits
@@ -72,14 +71,11 @@ class XlaMesh:
         splits = Splits(self._device, graph, layout)
         with jax.enable_x64(True):
             program = fold_transposes(trace_step(graph, self._options, is_flat=False))
-            lowered = self._lower(program, splits, donated(graph))
+            lowered = lower_split(program, self._device, splits, "step", donated(graph))
             if calls_of_libraries(lowered):
-                lowered = self._lower(program, splits, ())
+                lowered = lower_split(program, self._device, splits, "step")
             key = self._agreed(graph, layout, lowered)
-            with as_compile_error("XLA cannot compile the step for the mesh"):
-                module = _jaxlib.bytecode(lowered)
-                client, handles = self._device.client, self._device.handles
-                executable = _jaxlib.compile_split(client, handles, module)
+            executable = compile_lowered(lowered, self._device, "step")
         return_free_memory()
         if self._device.ranks is not None:
             self._device.ranks.add_program(key)
@@ -104,18 +100,6 @@ class XlaMesh:
         )
         ranks.agree("compiles a step", key, facts, advice)
         return key
-
-    def _lower(self, program: Any, splits: Splits, given_away: tuple[int, ...]) -> Any:
-        with as_compile_error("jax cannot lower the step for the mesh"):
-            function = jax.jit(
-                prologue.as_function(program),
-                in_shardings=tuple(splits.inputs),
-                out_shardings=splits.outputs,
-                donate_argnums=given_away,
-                keep_unused=True,
-            )
-            traced = function.trace(*prologue.avals(program))
-            return traced.lower(lowering_platforms=(self._device.platform,))
 
 
 def _name(given: Input, parameter: str | None) -> str:

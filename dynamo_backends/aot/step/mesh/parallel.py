@@ -152,13 +152,13 @@ def parallel_of(
     }
     _check_names(placed, models)
     if batch_placements is None:
-        batch = _default_batch(made, placed)
+        batch = default_batch(made, placed)
     else:
         batch = placement_of(batch_placements, made, "batch_placements")
     return Parallel(made, kind, placed, batch)
 
 
-def _default_batch(mesh: Mesh, placements: Mapping[str, Placement]) -> Placement:
+def default_batch(mesh: Mesh, placements: Mapping[str, Placement]) -> Placement:
     """Split over the dimensions of the mesh that split no parameter that the user has placed."""
     columns = zip(*placements.values(), strict=True) if placements else ((),) * len(mesh.sizes)
     return tuple(None if any(d is not None for d in column) else 0 for column in columns)

@@ -76,6 +76,10 @@ class Operand:
         masked = self.masked(dims)
         return self.array if masked is None else masked
 
+    def astype(self, dtype: Any) -> "Operand":
+        """The operand in another dtype."""
+        return Operand(self.extents, lambda: self.array.astype(dtype), self.validity)
+
     def aligned(self, extents: Extents) -> "Operand":
         """The operand with its valid positions where those of other extents are.
 

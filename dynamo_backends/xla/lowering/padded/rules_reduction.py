@@ -42,7 +42,6 @@ _NEUTRAL: dict[str, Neutral] = {
     "all.default": 1,
     "all.dim": 1,
     "all.dims": 1,
-    "logsumexp.default": lowest,
 }
 
 
@@ -58,6 +57,15 @@ def reduce(call: PaddedCall) -> Placed:
         over = ()
     masked = x.masked(over, _NEUTRAL[_name(call)])
     return call.run(self=masked), x.without(over, bool(call.value("keepdim")))
+
+
+@pads("logsumexp.default")
+def logsumexp(call: PaddedCall) -> Placed:
+    """Of integers, too: no integer is low enough, so they become floating-point numbers before."""
+    x, over = call["self"], call.axes("self", "dim")
+    if not jnp.issubdtype(x.array.dtype, jnp.inexact):
+        x = x.astype(to_jax(call.node.meta["val"].dtype))
+    return call.run(self=x.masked(over, lowest)), x.without(over, bool(call.value("keepdim")))
 
 
 @pads("mean.default", "mean.dim")

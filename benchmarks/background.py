@@ -1,0 +1,247 @@
+"""What calls take while another process tunes beside them, and what that finds.
+
+    python benchmarks/background.py --json background.json  # a call with the same file goes on
+    python benchmarks/background.py --models gpt2 --budget 20
+    python benchmarks/background.py --json background.json --minutes 30  # begins none later
+
+Eight models, each in two processes with empty cache folders: one tunes in its first call
+(`mode="wait"`), and one is called every few milliseconds while another process tunes
+(`mode="background"`). Calls in eager before that are what those are compared with; the call that is
+captured does not count. Then eager and the winner are timed in turns, as after "wait".
+
+The exit status is 1 if, for any model, the 95th percentile of calls during tuning exceeds 1.1 times
+that of eager and 5 ms; if the winner serves later than 1.5 times after "wait"; if the speed after
+the switch is less than 95% of that of "wait", beyond doubt; or if a result is wrong.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import dynamo_backends
+import harness
+from dynamo_backends.bench.results_files import ResultError
+from harness.kept import Kept, Results, measure_left
+
+SUITES = ("classic", "transformers")
+MODELS = (
+    "resnet18", "mobilenet_v2", "squeezenet1_1", "bert", "gpt2", "distilbert", "swin", "convnext",
+)  # fmt: skip
+MODES = ("wait", "background")
+ALONE = 60  # calls in eager before
+TIMES_EAGER, PLUS_S = 1.1, 5e-3
+TIMES_WAIT = 1.5
+OF_WAIT = 0.95
+_TOLERANCE = 1e-3  # relative to the largest value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit status."""
+    settings = parse(arguments)
+    if settings.child:
+        return child(settings)
+    console = harness.announce()
+    try:
+        models = chosen(settings)
+        kept = Kept(settings.json, "background", context(settings))
+    except (ValueError, ResultError) as error:
+        console.print(f"[red]{error}[/]", highlight=False)
+        return 2
+    names = [f"{model}/{mode}" for model in models for mode in MODES]
+    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
+    console.print(table(models, kept.results))
+    found = [text for model in models for text in problems(model, kept.results)]
+    for text in found:
+        console.print(f"[red]{text}[/]", highlight=False)
+    if left:
+        console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
+    return 1 if found else 0
+
+
+def chosen(settings: argparse.Namespace) -> list[str]:
+    """Suite and name of each model.
+
+    Raises:
+        ValueError: A model does not exist.
+    """
+    suites = {name: harness.suite(name, settings.scale, settings.batch) for name in SUITES}
+    every = [case for some in suites.values() for case in some]
+    wanted = {case.name for case in harness.find_cases(every, settings.models)}
+    return [f"{suite}/{c.name}" for suite, some in suites.items() for c in some if c.name in wanted]
+
+
+def context(settings: argparse.Namespace) -> dict[str, Any]:
+    """What results depend on."""
+    names = ("scale", "batch", "rounds", "budget", "pause", "candidates")
+    return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
+
+
+def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
+    """Measures a model in one mode in a fresh process with empty caches."""
+    command = [__file__, "--child", name]
+    for option in ("scale", "batch", "rounds", "budget", "pause", "patience"):
+        command += [f"--{option}", str(getattr(settings, option))]
+    command += ["--candidates", *settings.candidates]
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+        }
+        return harness.run_child(command, caches, settings.patience + 600)
+
+
+@torch.no_grad()
+def child(settings: argparse.Namespace) -> int:
+    """Measures one model in one mode and hands the figures back."""
+    suite, name, mode = settings.child.split("/")
+    case = harness.find_case(suite, name, settings.scale, settings.batch)
+    model, inputs = case.make(), case.inputs()
+    eager = bound(model, inputs)
+    alone = [seconds(eager) for _ in range(ALONE)][5:]
+    options = {"budget_s": settings.budget, "mode": mode, "candidates": settings.candidates}
+    run = bound(torch.compile(model, backend="autotune", options=options), inputs)
+    with dynamo_backends.record() as reports:
+        during, tuned_s = until_tuned(run, settings.pause / 1e3, settings.patience)
+    ratio = harness.compare({"eager": eager, "winner": run}, settings.rounds)["winner"].speedup
+    limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
+    harness.hand_back(
+        alone_ms=milliseconds(alone, 50, 95),
+        during_ms=milliseconds(during, 50, 95, 99, 100),
+        calls=len(during),
+        over=sum(t > limit for t in during),
+        limit_ms=limit * 1e3,
+        tuned_s=tuned_s,
+        speedup=ratio.value,
+        speedup_95=[ratio.low, ratio.high],
+        chosen=sorted({r.chosen for r in reports if r.chosen}),
+        status=[str(status) for status in dynamo_backends.tuning_status()],
+        error="" if is_right(run(), eager()) else "its results are wrong",
+    )
+    return 0
+
+
+def bound(model: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
+    """A call without arguments."""
+    if isinstance(inputs, Mapping):
+        return lambda: model(**inputs)
+    return lambda: model(*inputs)
+
+
+def until_tuned(
+    run: Callable[[], Any], pause_s: float, patience_s: float
+) -> tuple[list[float], float]:
+    """Seconds of the calls after the first until tuning has ended, and when that was.
+
+    Raises:
+        SystemExit: It does not end.
+    """
+    start = time.perf_counter()
+    run()
+    times: list[float] = []
+    while not dynamo_backends.wait_for_tuning(pause_s):
+        if time.perf_counter() - start > patience_s:
+            raise SystemExit(f"not tuned after {patience_s:g} s")
+        times.append(seconds(run))
+    return times, time.perf_counter() - start
+
+
+def is_right(result: Any, expected: Any) -> bool:
+    """Whether all tensors are equal but for rounding."""
+    pairs = zip(tensors(result), tensors(expected), strict=True)
+    return all(
+        bool((a.double() - b.double()).abs().max() <= _TOLERANCE * b.double().abs().max())
+        for a, b in pairs
+    )
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """All tensors in a model's output."""
+    found = torch.utils._pytree.tree_leaves(result)
+    return [x for x in found if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def milliseconds(times: Sequence[float], *percentiles: int) -> list[float]:
+    """Percentiles of seconds."""
+    return [float(np.percentile(times or [0.0], p)) * 1e3 for p in percentiles]
+
+
+def table(models: Sequence[str], results: Results) -> Table:
+    """One line per model."""
+    shown = Table(
+        "model", "eager p50, p95 ms", "during p50, p95, p99, max", "calls", "limit ms", "over",
+        "s until it serves", "wait", "speedup", "wait", "chosen", "wait", box=SIMPLE_HEAD,
+    )  # fmt: skip
+    for model in models:
+        wait, beside = (results.get(f"{model}/{mode}", {}) for mode in MODES)
+        shown.add_row(model.partition("/")[2], *cells(beside, wait))
+    return shown
+
+
+def cells(beside: Mapping[str, Any], wait: Mapping[str, Any]) -> list[str]:
+    """What a table shows of a model; "-" for what was not measured."""
+    calls = ["-"] * 5
+    if "alone_ms" in beside:
+        alone, during = (
+            ", ".join(f"{t:.1f}" for t in beside[n]) for n in ("alone_ms", "during_ms")
+        )
+        counts = str(beside["calls"]), f"{beside['limit_ms']:.1f}", str(beside["over"])
+        calls = [alone, during, *counts]
+    both = [row if "speedup" in row else None for row in (beside, wait)]
+    return [
+        *calls,
+        *("-" if row is None else f"{row['tuned_s']:.0f}" for row in both),
+        *("-" if row is None else f"{row['speedup']:.2f}" for row in both),
+        *("-" if row is None else ", ".join(row["chosen"]) for row in both),
+    ]
+
+
+def problems(model: str, results: Results) -> list[str]:
+    """What is not as it should be with a model."""
+    rows = {mode: results[f"{model}/{mode}"] for mode in MODES if f"{model}/{mode}" in results}
+    found = [f"{model}/{mode}: {row['error']}" for mode, row in rows.items() if row.get("error")]
+    beside, wait = rows.get("background", {}), rows.get("wait", {})
+    if beside.get("during_ms", [0, 0])[1] > beside.get("limit_ms", 0):
+        p95, limit = beside["during_ms"][1], beside["limit_ms"]
+        found.append(
+            f"{model}: 95% of the calls during tuning take up to {p95:.1f} ms, not {limit:.1f}"
+        )
+    if "speedup" not in beside or "speedup" not in wait:
+        return found
+    if beside["tuned_s"] > TIMES_WAIT * wait["tuned_s"]:
+        ratio = beside["tuned_s"] / wait["tuned_s"]
+        found.append(f"{model}: the winner serves after {ratio:.2f} times the seconds of 'wait'")
+    if beside["speedup_95"][1] < OF_WAIT * wait["speedup_95"][0]:
+        reached, expected = beside["speedup"], wait["speedup"]
+        found.append(f"{model}: {reached:.2f} times as fast as eager, after 'wait' {expected:.2f}")
+    return found
+
+
+def parse(arguments: Sequence[str] | None) -> Any:
+    """Parses the command line."""
+    parser = harness.model_arguments(__doc__, rounds=20, models=MODELS)
+    parser.add_argument("--budget", type=float, default=60, help="budget_s of autotune")
+    parser.add_argument("--pause", type=float, default=20, help="ms between calls")
+    parser.add_argument("--candidates", nargs="*", default=[], help="of autotune; default: all")
+    parser.add_argument("--patience", type=float, default=600, help="seconds for one model to tune")
+    parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What XLA's partitioner makes of a training step: bytes that each of n devices gets, and holds.
+
+    python benchmarks/collectives.py
+    python benchmarks/collectives.py --devices 2 8 --rows 256 4096
+
+A CPU is divided into devices; what is printed is read off the compiled program, in multiples of the
+bytes of all parameters. The model is two layers of a transformer's MLP, trained by AdamW.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+
+from dynamo_backends import compile_step
+from dynamo_backends.interface.mesh_report import MeshReport
+
+WIDTH, HIDDEN = 512, 2048
+
+
+def settings(kind: str, devices: int) -> dict[str, Any]:
+    """The arguments of `compile_step` for a way of spreading a step."""
+    if kind != "tensor":
+        return {"mesh": {"data": devices}, "parallel": kind}
+    placements = {"0.*": [Replicate(), Shard(0)], "2.weight": [Replicate(), Shard(1)]}
+    return {"mesh": {"data": 1, "model": devices}, "placements": placements}
+
+
+def compiled(kind: str, devices: int, rows: int) -> tuple[MeshReport, int]:
+    """The report of a step, and the bytes of its parameters."""
+    model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    options = {"verify": "off"}
+    spread = settings(kind, devices)
+    step = compile_step(train, model=model, optimizer=optimizer, options=options, **spread)
+    step(torch.randn(rows, WIDTH))
+    report = step.reports[0].mesh
+    assert report is not None
+    return report, sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", type=int, nargs="+", default=[8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[256, 4096], help="of the batch")
+    given = parser.parse_args()
+    table = Table("devices", "rows", "parallel", "exchanged", "held")
+    for devices in given.devices:
+        for rows in given.rows:
+            for kind in ("ddp", "fsdp", "tensor"):
+                report, size = compiled(kind, devices, rows)
+                exchanged = [f"{c.kind} {c.bytes / size:.2f}" for c in report.collectives]
+                held = f"{report.argument_bytes / size:.2f}"
+                table.add_row(str(devices), str(rows), kind, ", ".join(exchanged), held)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

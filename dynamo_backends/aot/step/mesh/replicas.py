@@ -1,0 +1,105 @@
+"""`DistributedDataParallel` in a step: what it means is said by a mesh, and it is taken off.
+
+It averages gradients in C++, where a trace does not see it. A mesh of all processes with
+`parallel="ddp"` does so in the step's program.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.runtime.ranks.ranks import is_shared
+
+_TAKEN = (
+    "this DistributedDataParallel was given to compile_step, which averages gradients in its "
+    "place: in eager nobody does. Train through the step only; for evaluation call it under "
+    "torch.no_grad()."
+)
+
+
+def replicated(models: Sequence[nn.Module]) -> list[Any]:
+    """Those of a step's models that are in `DistributedDataParallel`."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    return [model for model in models if isinstance(model, kind)]
+
+
+def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
+    """The mesh that stands for what replicas mean; None: there is one process, or no replica.
+
+    Args:
+        replicas: See `replicated`.
+        mesh: What the user said of it.
+        parallel: Likewise.
+
+    Raises:
+        StepCaptureError: One does more than to average gradients over all processes.
+        OptionError: The user asked for another thing.
+    """
+    for replica in replicas:
+        if (reason := _more_than_average(replica)) is not None:
+            raise StepCaptureError(
+                f"the model is in DistributedDataParallel, which {reason}. Steps on many devices "
+                "mean what one device would compute with the whole batch: pass "
+                "model=model.module with mesh={'data': …}, and call that in the step."
+            )
+    if replicas and parallel == "fsdp":
+        raise OptionError(
+            "the model is in DistributedDataParallel, which means parallel='ddp'. For 'fsdp' pass "
+            "the module itself."
+        )
+    if mesh is None and replicas and is_shared():
+        return {"data": torch.distributed.get_world_size()}
+    return mesh
+
+
+def _more_than_average(replica: Any) -> str | None:
+    """What a replica does besides, in words; None: nothing."""
+    size = torch.distributed.get_world_size()
+    if torch.distributed.get_process_group_ranks(replica.process_group) != list(range(size)):
+        return "averages over some of the processes"
+    if replica._comm_hooks:
+        return "has a communication hook (register_comm_hook)"
+    if replica.mixed_precision is not None:
+        return "has a precision of its own (mixed_precision)"
+    if replica.parameters_to_ignore:
+        return "leaves out some parameters"
+    norms = [m for m in replica.modules() if isinstance(m, _BatchNorm)]
+    if size > 1 and any(m.training and m.track_running_stats for m in norms):
+        return "has batch norms whose statistics are of each process's part of the batch"
+    return None
+
+
+def take_off(replica: Any) -> None:
+    """Ends a replica's work: it calls its module, and its parameters are free to move."""
+    module = replica.module
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and replica.training and not _thread.captures:
+            raise StepCaptureError(_TAKEN)
+        return module(*args, **kwargs)
+
+    replica.forward = forward
+    replica.reducer = replica.logger = None  # they hold the parameters' places in autograd
+
+
+class _Thread(threading.local):
+    captures = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def calling_modules() -> Iterator[None]:
+    """Inside a step is captured: replicas that were taken off call their modules."""
+    before, _thread.captures = _thread.captures, True
+    try:
+        yield
+    finally:
+        _thread.captures = before

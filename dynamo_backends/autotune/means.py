@@ -1,0 +1,79 @@
+"""Who is tried within the budget, which is one for all graphs of a process."""
+
+import logging
+from collections.abc import Sequence
+
+from dynamo_backends.tuning.budget import Budget
+
+log = logging.getLogger("dynamo_backends")
+
+EARLY = 0.5
+"""Part of the budget until which a graph's most promising candidate is tried, whatever it takes."""
+
+_MEASURING = 2.0  # times as long as the reference: what verifying and measuring a candidate takes
+
+
+class Means:
+    """What the budget allows for one graph; to be made when that is begun with.
+
+    Args:
+        budget: Of the process.
+        part: Of what is left that is for this graph; the rest is for the one that follows from it.
+    """
+
+    def __init__(self, budget: Budget, part: float = 1.0):
+        left = budget.left_s
+        self.budget = budget
+        self._kept_s = left * (1 - part)
+        self._in_any_case = budget.owes or left > (1 - EARLY) * budget.total_s
+        self._measuring_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self.budget.left_s - self._kept_s)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that a candidate may be expected to compile for."""
+        return max(0.0, self.left_s - self._measuring_s)
+
+    def suffice(self, compile_s: float) -> bool:
+        """Whether a candidate is tried that is expected to compile for so many seconds."""
+        return self._in_any_case or compile_s <= self.compile_s
+
+    def referred(self, seconds: float) -> None:
+        """Notes what eager took, also in float64 and on other inputs."""
+        self._measuring_s = _MEASURING * seconds
+
+    def finished(self) -> None:
+        """Notes that a candidate of the graph was compiled; others have to fit in."""
+        self._in_any_case = False
+        self.budget.finished()
+
+    def refusal(self, compile_s: float) -> str:
+        """Why a candidate is not tried for which they do not suffice, in words."""
+        total = self.budget.total_s
+        if not self.budget.left_s:
+            return f"not tried: the budget of {total:g} s is spent"
+        expected = compile_s + self._measuring_s
+        return (
+            f"not tried: about {expected:.0f} s for it are more than what is left of the "
+            f"budget of {total:g} s{' beside that of the backward graph' * bool(self._kept_s)}"
+        )
+
+    def tell(self, cut: Sequence[str], what: str) -> None:
+        """Warns of candidates that are not tried: once, since the budget is the same for all.
+
+        Args:
+            cut: Their names.
+            what: The graph in words.
+        """
+        if cut and self.budget.tell():
+            log.warning(
+                "autotune's budget of %g s, which is for all graphs of this process, does not "
+                "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",
+                self.budget.total_s,
+                ", ".join(cut),
+                what,
+            )

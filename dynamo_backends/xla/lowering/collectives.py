@@ -1,0 +1,117 @@
+"""Collectives of torch's own distributed programs, over all processes (see `mesh.local`)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import fx
+
+from dynamo_backends.runtime.ranks.groups import why_apart
+from dynamo_backends.xla.lowering.context import Context
+from dynamo_backends.xla.lowering.registry import by_name, lookup, lowers
+
+AXIS = "processes"
+"""What the dimension of the mesh is called that has one device of each process."""
+
+NAMESPACE = "_c10d_functional"
+
+_REDUCED = {"sum": jax.lax.psum, "avg": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether a call talks to other processes; waiting for one that does is no such call."""
+    return getattr(node.target, "namespace", "") == NAMESPACE and not is_wait(node)
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Whether a call waits for the result of a collective."""
+    return node.target is torch.ops._c10d_functional.wait_tensor.default
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return dict(zip(names, node.args, strict=False) | node.kwargs.items()).get(name)
+
+
+def _of_group(node: fx.Node) -> str | None:
+    reason = why_apart(_argument(node, "group_name"))
+    if reason is None and node.meta["val"].is_complex():
+        return "complex numbers are exchanged by torch"
+    return reason
+
+
+def _reducing(node: fx.Node) -> str | None:
+    how = _argument(node, "reduce_op")
+    if how not in _REDUCED:
+        return f"the reduction {how!r} is torch's"
+    if how == "avg" and not node.meta["val"].is_floating_point():
+        return "averages of integers are torch's"
+    return _of_group(node)
+
+
+def _summing(node: fx.Node) -> str | None:
+    if (how := _argument(node, "reduce_op")) not in ("sum", "avg"):
+        return f"XLA scatters sums, and not {how!r}"
+    return _reducing(node)
+
+
+def _in_equal_parts(node: fx.Node) -> str | None:
+    for name in ("output_split_sizes", "input_split_sizes"):
+        if len(set(_argument(node, name) or ())) > 1:
+            return "parts of different sizes are exchanged by torch"
+    return _of_group(node)
+
+
+def _awaited(node: fx.Node) -> str | None:
+    awaited: Any = node.args[0]
+    while is_wait(awaited):
+        awaited = awaited.args[0]
+    row = lookup(awaited.target) if isinstance(awaited, fx.Node) else None
+    if row is None or not is_collective(awaited):
+        return "what it waits for is torch's"
+    return row.when(awaited) if row.when is not None else None
+
+
+@lowers("_c10d_functional::wait_tensor.default", when=_awaited)
+def wait_tensor(x: jax.Array) -> jax.Array:
+    return x
+
+
+@lowers("_c10d_functional::all_reduce.default", when=_reducing)
+@by_name
+def all_reduce(ctx: Context, input: jax.Array, reduce_op: str) -> jax.Array:
+    return _REDUCED[reduce_op](input, AXIS)
+
+
+@lowers("_c10d_functional::all_gather_into_tensor.default", when=_of_group)
+@by_name
+def all_gather_into_tensor(ctx: Context, input: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(input, AXIS).reshape(ctx.out.shape)
+
+
+@lowers("_c10d_functional::reduce_scatter_tensor.default", when=_summing)
+@by_name
+def reduce_scatter_tensor(
+    ctx: Context, input: jax.Array, reduce_op: str, group_size: int
+) -> jax.Array:
+    total = jax.lax.psum_scatter(input, AXIS, scatter_dimension=0, tiled=True)
+    return total / group_size if reduce_op == "avg" else total
+
+
+@lowers("_c10d_functional::all_to_all_single.default", when=_in_equal_parts)
+@by_name
+def all_to_all_single(ctx: Context, input: jax.Array) -> jax.Array:
+    return jax.lax.all_to_all(input, AXIS, split_axis=0, concat_axis=0, tiled=True)
+
+
+@lowers("_c10d_functional::broadcast.default", when=_of_group)
+@by_name
+def broadcast(ctx: Context, input: jax.Array, src: int) -> jax.Array:
+    """As a sum of bits: jaxlib has no broadcast through gloo."""
+    is_source = jax.lax.axis_index(AXIS) == src
+    if input.dtype == jnp.bool_:
+        return jax.lax.psum((input & is_source).astype(jnp.uint8), AXIS).astype(jnp.bool_)
+    words = jnp.dtype(f"uint{8 * input.dtype.itemsize}")
+    bits = jnp.where(is_source, jax.lax.bitcast_convert_type(input, words), jnp.zeros((), words))
+    return jax.lax.bitcast_convert_type(jax.lax.psum(bits, AXIS), input.dtype)

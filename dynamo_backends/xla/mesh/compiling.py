@@ -1,0 +1,49 @@
+"""Compiles traced programs for a mesh of devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.xla import _jaxlib, prologue
+from dynamo_backends.xla.mesh.devices import MeshDevice
+from dynamo_backends.xla.mesh.splits import Splits
+
+
+def lower_split(
+    program: Any, device: MeshDevice, splits: Splits, what: str, donated: Sequence[int] = ()
+) -> Any:
+    """StableHLO with shardings.
+
+    Args:
+        program: A jaxpr.
+        device: All devices of the mesh.
+        splits: How its inputs and outputs are split.
+        what: Is lowered, for errors.
+        donated: Inputs whose memory it may have.
+
+    Raises:
+        CompileError: jax refuses it.
+    """
+    with as_compile_error(f"jax cannot lower the {what} for the mesh"):
+        function = jax.jit(
+            prologue.as_function(program),
+            in_shardings=tuple(splits.inputs),
+            out_shardings=splits.outputs,
+            donate_argnums=tuple(donated),
+            keep_unused=True,
+        )
+        traced = function.trace(*prologue.avals(program))
+        return traced.lower(lowering_platforms=(device.platform,))
+
+
+def compile_lowered(lowered: Any, device: MeshDevice, what: str) -> Any:
+    """What runs StableHLO on all devices of a mesh.
+
+    Raises:
+        CompileError: XLA refuses it.
+    """
+    with as_compile_error(f"XLA cannot compile the {what} for the mesh"):
+        module = _jaxlib.bytecode(lowered)
+        return _jaxlib.compile_split(device.client, device.handles, module)

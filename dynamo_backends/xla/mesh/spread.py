@@ -1,0 +1,107 @@
+"""Graphs for inference on a mesh: what users say of weights and batches, in plain numbers."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from dynamo_backends.aot.step.mesh.arguments import fitted, mesh_of, placement_of
+from dynamo_backends.aot.step.mesh.parallel import default_batch
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import OptionError, did_you_mean
+from dynamo_backends.interface.mesh import Mesh, Placed, Placement
+
+log = logging.getLogger("dynamo_backends")
+
+_PLACED = frozenset({Role.PARAMETER, Role.BUFFER})
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How graphs are spread over a mesh.
+
+    Attributes:
+        mesh: The mesh.
+        placements: Of weights, by patterns of their names, the first that matches; all others are
+            on each device.
+        batch: Of all other inputs, where it fits.
+    """
+
+    mesh: Mesh
+    placements: Mapping[str, Placement]
+    batch: Placement
+
+    def of_inputs(self, graph: Graph, names: Sequence[str]) -> list[Placed | None]:
+        """Where the weights of a graph are; None for its other inputs.
+
+        Args:
+            graph: For inference.
+            names: Of its inputs.
+
+        Raises:
+            OptionError: A placement does not fit its weight, or the graph is none for inference.
+        """
+        if graph.kind != "inference":
+            raise OptionError(
+                "options={'mesh': …} spreads inference over a mesh, and this call computes "
+                "gradients. Call the model inside of torch.no_grad(); train it with "
+                "dynamo_backends.compile_step(..., mesh=…)."
+            )
+        values = [p.meta["val"] for p in graph.placeholders]
+        placed: list[Placed | None] = [None] * len(values)
+        for i, given in enumerate(graph.inputs):
+            if given.role in _PLACED:
+                placed[i] = Placed(names[i], self._of_weight(names[i], values[i].shape))
+        self._warn_of_unknown([x.name for x in placed if x is not None])
+        return placed
+
+    def _of_weight(self, name: str, shape: Sequence[int]) -> Placement:
+        for pattern, placement in self.placements.items():
+            if _is_called(name, pattern):
+                advice = f"Give {pattern!r} another placement."
+                return fitted(placement, shape, self.mesh, f"the weight {name}", advice)
+        return self.mesh.replicated
+
+    def _warn_of_unknown(self, names: Collection[str]) -> None:
+        """A model may be compiled as several graphs, so that none of them has all weights."""
+        for pattern in self.placements:
+            if names and not any(_is_called(name, pattern) for name in names):
+                short = [name.partition(".")[2] for name in names]
+                log.warning(
+                    "placements names %r, but no weight of this graph is called so.%s",
+                    pattern, did_you_mean(pattern, [*short, *names]),
+                )  # fmt: skip
+
+
+def _is_called(name: str, pattern: str) -> bool:
+    """Whether a pattern is of a name: as of `named_parameters()`, or with the model's own."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern)
+
+
+def spread_of(mesh: Any, placements: Mapping[Any, Any], batch: Any) -> Spread | None:
+    """What options say; None: no mesh. What is in plain numbers already is taken as it is.
+
+    Raises:
+        OptionError: One is not valid.
+    """
+    if mesh is None:
+        for name, value in {"placements": placements, "batch_placements": batch}.items():
+            if value:
+                raise OptionError(f"option {name!r} needs a mesh: pass 'mesh': {{'model': 4}}")
+        return None
+    made = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
+    placed = {
+        pattern: _plain(given, made, f"placements[{pattern!r}]")
+        for pattern, given in placements.items()
+    }
+    if not batch:
+        return Spread(made, placed, default_batch(made, placed))
+    return Spread(made, placed, _plain(batch, made, "batch_placements"))
+
+
+def _plain(given: Any, mesh: Mesh, what: str) -> Placement:
+    if isinstance(given, tuple) and all(d is None or isinstance(d, int) for d in given):
+        return given
+    return placement_of(given, mesh, what)

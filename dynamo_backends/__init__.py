@@ -39,6 +39,7 @@ _PUBLIC = {
     "run": "capture.quiescence",
     "precompile": "capture.precompile",
     "PackagedModule": "package.module",
+    "export": "package.exporting",
     "load": "package.loading",
     "save": "package.saving",
     "WarmUp": "capture.warming",

@@ -56,6 +56,7 @@ from dynamo_backends._torch_private.dynamo import (
     captured_arguments,
     dynamo_control_flow,
     dynamo_counters,
+    hidden_from_dynamo,
     is_capturing,
     lookup_backend,
     same,

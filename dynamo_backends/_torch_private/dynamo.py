@@ -6,6 +6,7 @@
 | `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
+| `torch._disable_dynamo`, which imports `torch._dynamo` at the first call | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
 | `InstructionTranslator.current_tx`, its `f_code`; `TORCH_DYNAMO_RESUME_IN_PREFIX` | 2.13.0 |
 """
@@ -16,6 +17,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch._compile import _disable_dynamo as hidden_from_dynamo  # noqa: F401
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

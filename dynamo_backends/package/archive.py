@@ -1,7 +1,8 @@
-"""The file: a zip of parts that are stored as they are, each with its SHA-256 in a manifest.
+"""The file: a zip of parts that are stored as they are, with their SHA-256 in a manifest.
 
 Reading one trusts nothing in it. Parts are not compressed, so that a file has no more content than
-it is long; names are looked up and never become paths; nothing is unpickled.
+it is long; names are looked up and never become paths; nothing is unpickled. Large parts have a
+checksum for each 16 MiB, so that several threads read one.
 """
 
 import contextlib
@@ -11,10 +12,15 @@ import os
 import re
 import struct
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from dynamo_backends.interface.errors import PackageError
 
@@ -25,6 +31,9 @@ _DIGEST = "manifest.sha256"
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9]+)?(/[a-z0-9_]+(\.[a-z0-9]+)?)*")
 _MOST = 100_000  # parts
 _LONGEST = 64 << 20  # bytes of the manifest
+_CHUNK = 16 << 20  # bytes with a checksum of their own
+_THREADS = 4
+_HEADER = struct.Struct("<4s22xHH")  # of a part: what it is, lengths of its name and of extras
 _BROKEN = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, struct.error)
 
 Path_ = str | os.PathLike[str]
@@ -38,7 +47,7 @@ def write(path: Path_, manifest: Mapping[str, Any], parts: Mapping[str, bytes]) 
         manifest: What is in it, in types that JSON has; the list of parts is added.
         parts: Contents by name.
     """
-    listed = {name: {"size": len(p), "sha256": sha256(p)} for name, p in parts.items()}
+    listed = {name: {"size": len(p), "sha256": _digests(p)} for name, p in parts.items()}
     text = json.dumps({"format": FORMAT, **manifest, "parts": listed}, indent=1).encode()
     handle, temporary = tempfile.mkstemp(dir=Path(path).parent, suffix=".tmp")
     try:
@@ -70,7 +79,11 @@ class Archive:
     def __init__(self, path: Path_):
         self.path = Path(path)
         with self._explained(), contextlib.ExitStack() as opened:
-            self._zip = opened.enter_context(zipfile.ZipFile(self.path))
+            self._file = opened.enter_context(open(self.path, "rb"))
+            self._reading = threading.Lock()
+            self._ahead = dict[str, Future[Tensor]]()
+            self._beside = opened.enter_context(ThreadPoolExecutor(1))
+            self._zip = opened.enter_context(zipfile.ZipFile(self._file))
             self._entries = self._checked_entries()
             self.manifest: dict[str, Any] = self._checked_manifest()
             self._close = opened.pop_all()
@@ -89,19 +102,64 @@ class Archive:
         return {name: entry["size"] for name, entry in self.manifest["parts"].items()}
 
     def read(self, name: str) -> bytes:
-        """A part, whose checksum is right.
+        """A part, whose checksums are right.
 
         Raises:
             PackageError: It is missing or damaged.
         """
+        return self.read_memory(name).numpy().tobytes()
+
+    def read_ahead(self, name: str) -> None:
+        """Begins to read a part in another thread; `read_memory` returns it."""
+        self._ahead[name] = self._beside.submit(self._read, name)
+
+    def read_memory(self, name: str) -> Tensor:
+        """A part, whose checksums are right, as bytes of a tensor.
+
+        Raises:
+            PackageError: It is missing or damaged.
+        """
+        begun = self._ahead.pop(name, None)
+        return self._read(name) if begun is None else begun.result()
+
+    def _read(self, name: str) -> Tensor:
         with self._explained():
             known = self.manifest["parts"].get(name)
             if known is None or name not in self._entries:
                 raise PackageError(f"{self.path} lacks {name!r}, which its manifest names")
-            content = self._zip.read(self._entries[name])
-            if len(content) != known["size"] or sha256(content) != known["sha256"]:
-                raise PackageError(f"{self.path} is damaged: {name} is not what was saved")
-            return content
+            info, size, digests = self._entries[name], known["size"], known["sha256"]
+            if size != info.file_size or len(digests) != -(-size // _CHUNK):
+                raise self._damaged(name)
+            made = torch.empty(size, dtype=torch.uint8)
+            self._fill(name, made.numpy().data, self._begin(info), digests)
+            return made
+
+    def _fill(self, name: str, memory: memoryview, begin: int, digests: list[str]) -> None:
+        def fill(chunk: int) -> bool:
+            at = chunk * _CHUNK
+            part = memory[at : at + _CHUNK]
+            with self._reading:
+                self._file.seek(begin + at)
+                count = self._file.readinto(part)
+            return count == len(part) and sha256(part) == digests[chunk]
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            run = map if len(digests) < 2 else threads.map
+            if not all(run(fill, range(len(digests)))):
+                raise self._damaged(name)
+
+    def _begin(self, info: zipfile.ZipInfo) -> int:
+        """Where the content of a part begins: behind its own header."""
+        with self._reading:
+            self._file.seek(info.header_offset)
+            header = self._file.read(_HEADER.size)
+        kind, name, extra = _HEADER.unpack(header)
+        if kind != b"PK\3\4":
+            raise self._damaged(info.filename)
+        return info.header_offset + _HEADER.size + int(name) + int(extra)
+
+    def _damaged(self, name: str) -> PackageError:
+        return PackageError(f"{self.path} is damaged: {name} is not what was saved")
 
     def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
@@ -148,6 +206,11 @@ class Archive:
             raise PackageError(f"{self.path} is damaged, or no package: {error}") from error
 
 
-def sha256(content: bytes) -> str:
+def sha256(content: bytes | memoryview) -> str:
     """A checksum as text."""
     return hashlib.sha256(content).hexdigest()
+
+
+def _digests(part: bytes) -> list[str]:
+    content = memoryview(part)
+    return [sha256(content[at : at + _CHUNK]) for at in range(0, len(content), _CHUNK)]

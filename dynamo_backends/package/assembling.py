@@ -14,7 +14,6 @@ from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.structure import decoded
-from dynamo_backends.pipeline.captured import compile_exported
 
 EAGER = "eager"
 """The name of no backend: calls run one by one."""
@@ -67,10 +66,11 @@ def assembled(
         backend: What compiles it, or loads what it has; None: it runs in eager.
         notes: For `explain`.
     """
-    call = Arguments(contents.names, contents.arguments, portable.leaves, portable.given)
     run: Any = portable.in_eager
     reports: list[Any] = []
     if backend is not None:
+        from dynamo_backends.pipeline.captured import compile_exported
+
         static = frozenset(range(len(portable.weights)))
         run, report = compile_exported(
             backend, portable.module, portable.facts, contents.parsed(backend), static
@@ -79,9 +79,9 @@ def assembled(
     return PackagedModule(
         contents.name,
         contents.backend if backend is not None else EAGER,
-        portable,
+        lambda: portable,
         weights,
-        call,
+        Arguments(contents.names, contents.arguments, portable.leaves, portable.given),
         contents.results,
         run,
         reports,

@@ -5,6 +5,7 @@ before, and what no graph of ATen calls has is refused.
 """
 
 import ast
+import functools
 import math
 import operator
 import re
@@ -53,6 +54,7 @@ def check_program(program: Mapping[str, Any]) -> None:
             check_expression(value)
 
 
+@functools.cache
 def check_target(target: str) -> None:
     """Checks the name of what a graph calls.
 
@@ -75,6 +77,15 @@ def check_target(target: str) -> None:
             f"the graph calls {'.'.join(parts[2:])}, which is not registered in this process; "
             "import the package that brings it before you load the file."
         )
+
+
+def named_target(target: Any) -> str | None:
+    """The name that `check_target` knows an operator by; None: it is no operator of torch's."""
+    if target is operator.getitem:
+        return "_operator.getitem"
+    if not isinstance(target, OpOverload):
+        return None
+    return f"torch.ops.{target}"
 
 
 def check_expression(text: str) -> None:

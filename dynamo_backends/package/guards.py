@@ -1,5 +1,6 @@
 """Which assumptions about sizes do not follow from the ranges and equalities of symbols."""
 
+import ast
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -44,10 +45,25 @@ def _expression(size: Any) -> Any:
 
 
 def _follows(guard: str, arguments: Any) -> bool:
-    if "!=" in guard:  # of expressions that are spelled differently it is always true
-        return False
     try:
-        found = eval(guard, {"__builtins__": {}}, {"L": arguments})
+        code = ast.parse(guard, mode="eval").body
+        if "!=" in guard:  # of expressions that are spelled differently `!=` is always true
+            return _differ(code, arguments)
+        found = _value(code, arguments)
     except Exception:  # whatever code of torch's does with expressions
         return False
     return bool(found is True or found is sympy.true)
+
+
+def _differ(code: ast.expr, arguments: Any) -> bool:
+    """Whether the two sides of `!=` differ for all values of the symbols."""
+    if not isinstance(code, ast.Compare) or not isinstance(code.ops[0], ast.NotEq):
+        return False
+    left, right = (_value(side, arguments) for side in (code.left, *code.comparators))
+    return sympy.simplify(left - right).is_nonzero is True
+
+
+def _value(code: ast.expr, arguments: Any) -> Any:
+    """The value of an expression of arguments' sizes, which may be symbols."""
+    compiled = compile(ast.Expression(code), "<guard>", "eval")
+    return eval(compiled, {"__builtins__": {}}, {"L": arguments})

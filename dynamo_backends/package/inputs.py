@@ -1,5 +1,6 @@
 """The arguments of a call: bound to names, flattened and compared with what the graph is for."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,6 +147,8 @@ class _Check:
             fits = lower <= size and (upper is None or size <= upper)
             if not expression.is_Symbol and expression.free_symbols <= sizes.keys():
                 fits = fits and int(expression.xreplace(sizes)) == size
+            elif not expression.is_Symbol:
+                fits = fits and _is_value(expression, size)
             fits = fits and sizes.setdefault(expression, sympy.Integer(size)) == size
         if not fits:
             shown = _given(size if value is None else value)
@@ -160,6 +163,13 @@ class _Check:
         if self._kind is not None and self._kind[1] != "cpu":
             text += f" on {self._kind[1]}"
         return text + (f" with {', '.join(ranges)}" if ranges else "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_value(expression: sympy.Expr, size: int) -> bool:
+    """Whether an expression, such as 2*s0, has a value for some integers."""
+    symbol, *others = expression.free_symbols
+    return bool(others or sympy.solve(expression - size, symbol))
 
 
 def _kind(value: Tensor) -> tuple[torch.dtype, str, int]:

@@ -1,9 +1,11 @@
 """`load`: a callable module from a package."""
 
+import functools
 import json
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from dynamo_backends.interface.errors import (
     PackageError,
     brief_error,
 )
+from dynamo_backends.package import linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
@@ -24,6 +27,9 @@ from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable, from_dict
+from dynamo_backends.package.spec import Spec
+
+log = logging.getLogger("dynamo_backends")
 
 GRAPH, WEIGHTS, EXAMPLES = "graph.json", "weights.safetensors", "examples.safetensors"
 
@@ -69,9 +75,18 @@ def _loaded(
 ) -> PackagedModule:
     manifest = archive.manifest
     contents = Contents.of(manifest)
-    portable = from_dict(json.loads(archive.read(GRAPH)))
-    weights = read_weights(archive, portable, checkpoint)
+    archive.read_ahead(WEIGHTS)
+    graph = archive.read(GRAPH)
+    make = functools.cache(lambda: from_dict(json.loads(graph)))
     backend, reason = _usable(archive, contents, strict)
+    if isinstance(backend, PackageBackend):
+        module = _linked(archive, contents, make, backend, checkpoint)
+        if module is not None:
+            return module
+    portable = make()
+    places = portable.places[: len(portable.weights)]
+    specs = (Spec.of(place.meta["val"]) for place in places)
+    weights = read_weights(archive, zip(portable.weights, specs, strict=True), checkpoint)
     try:
         module = assembled(contents, portable, weights, backend, manifest["notes"])
     except FallbackRefusedError:
@@ -86,6 +101,26 @@ def _loaded(
             raise PackageError(f"{text}. strict=True refuses that; save it on this machine.")
         warnings.warn(text, UserWarning, stacklevel=3)
     return module
+
+
+def _linked(
+    archive: Archive,
+    contents: Contents,
+    portable: Callable[[], Portable],
+    backend: PackageBackend,
+    checkpoint: str | os.PathLike[str] | None,
+) -> PackagedModule | None:
+    """A module without its graph; None: the package has no linked program, or it cannot be used."""
+    record = archive.manifest["linked"]
+    if record is None:
+        return None
+    weights = read_weights(archive, linked.wanted(record), checkpoint)
+    notes = archive.manifest["notes"]
+    try:
+        return linked.linked(record, contents, portable, weights, backend, notes)
+    except Exception:  # the graph tells what is wrong, or does
+        log.debug("a linked program cannot be used", exc_info=True)
+        return None
 
 
 def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend | None, str]:
@@ -119,30 +154,34 @@ def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend
 
 
 def read_weights(
-    archive: Archive, portable: Portable, checkpoint: str | os.PathLike[str] | None = None
+    archive: Archive,
+    wanted: Iterable[tuple[str, Spec]],
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> list[Tensor]:
     """The weights of a package, in order.
+
+    Args:
+        archive: The package.
+        wanted: The name of each in the model, and what it is like.
+        checkpoint: See `load`.
 
     Raises:
         PackageError: Some are missing or of another shape.
     """
     known: Mapping[str, Any] = archive.manifest["weights"]
-    found = stored.loaded(archive.read(WEIGHTS))
+    found = stored.loaded(archive.read_memory(WEIGHTS))
     if known["checkpoint"] is not None:
         taken = stored.Checkpoint(**known["checkpoint"])
         if Path(taken.name).name != taken.name:
             raise PackageError(f"{archive.path} names a checkpoint elsewhere: {taken.name!r}")
         path = archive.path.parent / taken.name if checkpoint is None else Path(checkpoint)
         found |= stored.from_checkpoint(path, taken)
-    names = [known["names"][name] for name in portable.weights]
-    tensors = stored.in_order(names, found)
-    places = portable.places
-    placed: dict[tuple[str, Any], Tensor] = {}
+    pairs = [(known["names"][name], like) for name, like in wanted]
+    tensors = stored.in_order([name for name, _ in pairs], found)
+    placed: dict[tuple[str, Spec], Tensor] = {}
     weights = []
-    for name, tensor, place in zip(names, tensors, places, strict=False):
-        like = place.meta["val"]
-        key = name, like.stride()
-        if key not in placed:
-            placed[key] = stored.placed(tensor, like)
-        weights.append(placed[key])
+    for pair, tensor in zip(pairs, tensors, strict=True):
+        if pair not in placed:
+            placed[pair] = stored.placed(tensor, pair[1])
+        weights.append(placed[pair])
     return weights

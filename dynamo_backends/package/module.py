@@ -1,5 +1,6 @@
 """What `load` returns."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import is_autocast_on, without_autocast
+from dynamo_backends._torch_private import hidden_from_dynamo, is_autocast_on, without_autocast
 from dynamo_backends.graph.sizes import Size
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
@@ -28,7 +29,7 @@ class PackagedModule(nn.Module):
     Args:
         name: Of the model's class.
         backend: Name of the backend that runs it.
-        portable: The graph.
+        portable: Makes the graph, once it is needed.
         weights: Its first inputs.
         arguments: Makes the others of the arguments of a call.
         results: Structure of what a call returns.
@@ -39,7 +40,6 @@ class PackagedModule(nn.Module):
     Attributes:
         backend: The same.
         notes: The same.
-        portable: The same.
         reports: The same.
     """
 
@@ -47,7 +47,7 @@ class PackagedModule(nn.Module):
         self,
         name: str,
         backend: str,
-        portable: Portable,
+        portable: Callable[[], Portable],
         weights: Sequence[Tensor],
         arguments: Arguments,
         results: Mapping[str, Any],
@@ -59,13 +59,17 @@ class PackagedModule(nn.Module):
         self.notes = tuple(notes)
         self.reports = tuple(reports)
         self.backend = backend
-        self.portable = portable
+        self._portable = portable
         self._name = name
         self._weights = tuple(weights)
         self._arguments = arguments
         self._results = pytree.tree_structure(decoded(results))
         self._run = run
-        self._apart = torch.compiler.disable(self._called, reason="it is compiled already")
+
+    @functools.cached_property
+    def portable(self) -> Portable:
+        """The graph."""
+        return self._portable()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model.
@@ -76,7 +80,9 @@ class PackagedModule(nn.Module):
         Raises:
             PackageError: The arguments are others than it was saved for.
         """
-        return self._apart(self._run, args, kwargs)
+        if torch.compiler.is_compiling():  # else torch._dynamo need not be there
+            return _apart(self._called, self._run, args, kwargs)
+        return self._called(self._run, args, kwargs)
 
     def in_eager(self, *args: Any, **kwargs: Any) -> Any:
         """As `forward`, by the portable form, call by call."""
@@ -129,3 +135,9 @@ class PackagedModule(nn.Module):
                 results = run(given)
         plain = [int(x) if isinstance(x, Size) else x for x in results]
         return pytree.tree_unflatten(plain, self._results)
+
+
+@hidden_from_dynamo
+def _apart(call: Callable[..., Any], *args: Any) -> Any:
+    """A call that is compiled already."""
+    return call(*args)

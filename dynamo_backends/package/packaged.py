@@ -70,14 +70,14 @@ class PackageBackend(Backend):
     ):
         for name in _SAME:
             setattr(self, name, getattr(inner, name))
-        self._inner = inner
+        self.inner = inner
         self.kept: Kept = kept
         self.plans = plans
         self._is_sealed = is_sealed
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        return self._inner.availability()
+        return self.inner.availability()
 
     def plan(self, graph: Graph, options: Any) -> Plan:
         """See `Backend.plan`: as it was decided when the package was saved."""
@@ -85,7 +85,7 @@ class PackageBackend(Backend):
         known = self.plans.get(key)
         if known is not None:
             return Plan(dict(known["eager"]), frozenset(known["decomposed"]))
-        made = self._inner.plan(graph, options)
+        made = self.inner.plan(graph, options)
         if not self._is_sealed:
             self.plans[key] = {"eager": dict(made.eager), "decomposed": sorted(made.decomposed)}
         return made
@@ -94,11 +94,11 @@ class PackageBackend(Backend):
         """See `Backend.compile`: what the package does not have."""
         if self._is_sealed:
             raise CompileError("the package has no executable for these sizes")
-        return self._inner.compile(graph, options)
+        return self.inner.compile(graph, options)
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
         """See `Backend.load`."""
-        made = self._inner.load(parts, graph, options)
+        made = self.inner.load(parts, graph, options)
         made.was_compared = self.kept.is_saved(parts)
         return made
 
@@ -107,7 +107,7 @@ class PackageBackend(Backend):
 
         So that the bounds are those that were compiled when the package was saved.
         """
-        rule = self._inner.buckets(options)
+        rule = self.inner.buckets(options)
         if rule is None:
             return None
         growth = rule.growth if rule.growth == 1 else max(rule.growth, WIDE)
@@ -115,27 +115,27 @@ class PackageBackend(Backend):
 
     def placed(self, options: Any, home: str) -> Any:
         """See `Backend.placed`."""
-        return self._inner.placed(options, home)
+        return self.inner.placed(options, home)
 
     def home(self, options: Any) -> str | None:
         """See `Backend.home`."""
-        return self._inner.home(options)
+        return self.inner.home(options)
 
     def donates(self, graph: Graph, options: Any) -> bool:
         """See `Backend.donates`."""
-        return self._inner.donates(graph, options)
+        return self.inner.donates(graph, options)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        return self._inner.keeps(options)
+        return self.inner.keeps(options)
 
     def decomposes(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.decomposes`."""
-        return self._inner.decomposes(options)
+        return self.inner.decomposes(options)
 
     def prepare(self, graph: Graph, options: Any) -> None:
         """See `Backend.prepare`."""
-        self._inner.prepare(graph, options)
+        self.inner.prepare(graph, options)
 
 
 def _mark(graph: Graph) -> str:

@@ -1,8 +1,7 @@
 """`save`: compiles a model and writes it into one file."""
 
 import dataclasses
-import inspect
-import json
+import functools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,22 +11,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.graph import lstm
-from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.interface.availability import require_available
-from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
-from dynamo_backends.package import archive
+from dynamo_backends.package import archive, linked
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.assembling import Contents, assembled, backend_of
+from dynamo_backends.package.assembling import Contents, backend_of
+from dynamo_backends.package.capturing import captured, compiled
 from dynamo_backends.package.choosing import chosen_backend
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.packaged import Kept, PackageBackend
-from dynamo_backends.package.portable import Portable, exported, from_dict, to_dict
-from dynamo_backends.package.sizes import calls_in_range
-from dynamo_backends.package.structure import decoded, encoded, numbered
+from dynamo_backends.package.structure import encoded
 
 _NOTHING = "no executables"
 
@@ -84,14 +79,11 @@ def save(
     if inner is not None:
         require_available(inner)
         inner.Options.parse(given, backend)
-    made = exported(model, *call, dynamic_shapes, _rules(inner, given))
-    contents = _contents(model, call, backend, given, made)
-    graph = json.dumps(to_dict(made)).encode()
-    portable = from_dict(json.loads(graph))  # as it will be read
-    every = {**made.state_dict, **made.constants}
-    known = {name: every[name] for name in portable.weights}
+    model_graph = captured(model, call, dynamic_shapes, backend, inner, given)
+    contents, portable = model_graph.contents, model_graph.portable
     packaged = None if inner is None else PackageBackend(inner, Kept(), {})
-    module = _compiled(contents, portable, known, packaged, call)
+    module = compiled(model_graph, packaged)
+    is_right = functools.partial(linked.agree, module, call)
     notes = _notes(asked, contents, packaged, module)
     for note in notes:
         if note.startswith(_NOTHING):
@@ -102,8 +94,9 @@ def save(
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "notes": notes,
+        "linked": linked.recorded(contents, portable, model_graph.values, packaged, is_right),
     }
-    _write(path, manifest, graph, packaged, known, checkpoint, call)
+    _write(path, manifest, model_graph.graph, packaged, model_graph.known, checkpoint, call)
 
 
 def _write(
@@ -126,66 +119,6 @@ def _write(
     }
     own = {GRAPH: graph, WEIGHTS: content, EXAMPLES: tensors}
     archive.write(path, {**manifest, **rest}, {**own, **parts})
-
-
-def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
-    keep = inner.keeps(inner.Options.parse(given, inner.name)) if inner is not None else ()
-    return {**decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
-
-
-def _contents(
-    model: nn.Module, call: Any, backend: str, given: Mapping[str, Any], made: Any
-) -> Contents:
-    names = _positional(model, len(call[0]))
-    spec = made.call_spec
-    return Contents(
-        type(model).__name__,
-        backend,
-        encoded(given, "options"),
-        names,
-        numbered(spec.in_spec, "arguments"),
-        numbered(spec.out_spec, "a result"),
-    )
-
-
-def _positional(model: nn.Module, count: int) -> list[str]:
-    """The names of the first arguments; "args[0]", ... of those that have none of their own."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in kinds][:count]
-    return names + [f"args[{i}]" for i in range(count - len(names))]
-
-
-def _compiled(
-    contents: Contents,
-    portable: Portable,
-    known: Mapping[str, Tensor],
-    backend: Backend | None,
-    call: tuple[Any, Any],
-) -> PackagedModule:
-    """The module as it will be loaded, after its first calls."""
-    values = [
-        stored.placed(tensor.detach(), place.meta["val"])
-        for tensor, place in zip(known.values(), portable.places, strict=False)
-    ]
-    asked = decoded(contents.options)
-    if asked.get("verify") in ("off", False):  # later processes rely on what is found here
-        verified = encoded({**asked, "verify": "first"}, "options")
-        contents = dataclasses.replace(contents, options=verified)
-    module = assembled(contents, portable, values, backend)
-    rule, most = None, 1
-    if backend is not None:
-        options = contents.parsed(backend)
-        rule, most = backend.buckets(options) if options.ranges else None, options.max_executables
-    for args, kwargs in calls_in_range(call, portable, rule, most):
-        module(*args, **kwargs)
-    for report in module.reports:
-        for event in report.events:
-            raise SaveError(
-                f"the compiled model is not right, and not saved: {event.reason}. Take another "
-                "backend, or leave the operators to eager by the option keep_in_eager."
-            )
-    return module
 
 
 def _notes(

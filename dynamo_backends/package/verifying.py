@@ -79,7 +79,7 @@ def compared(
 def _examples(path: str | os.PathLike[str], known: Sequence[Any]) -> Any:
     """The arguments that the model was saved with."""
     with Archive(path) as archive:
-        tensors = stored.loaded(archive.read(EXAMPLES))
+        tensors = stored.loaded(archive.read_memory(EXAMPLES))
         leaves: dict[str, Any] = {n: x.to(known[int(n)].device) for n, x in tensors.items()}
         leaves |= {number: decoded(node) for number, node in archive.manifest["constants"].items()}
         call = decoded(archive.manifest["arguments"])

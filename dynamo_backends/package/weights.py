@@ -1,6 +1,7 @@
 """Weights in the safetensors format, or by name in a checkpoint beside the package."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.interface.errors import PackageError, SaveError
+from dynamo_backends.graph.layouts import ALIGNMENT
+from dynamo_backends.interface.errors import PackageError, SaveError, brief_error
+from dynamo_backends.package.spec import Spec
 
 _CHUNK = 1 << 24  # bytes
+_LENGTH = 8  # bytes that tell the length of a safetensors file's header
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
+    "I32": torch.int32, "I64": torch.int64, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "C64": torch.complex64,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -37,56 +50,81 @@ def dumped(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str]]:
     Raises:
         SaveError: One has a dtype or layout that the format does not have.
     """
-    from safetensors.torch import save
-
     names: dict[str, str] = {}
     stored: dict[str, Tensor] = {}
     first: dict[Any, str] = {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise SaveError(f"the weight {name} is {tensor.layout}; packages have strided tensors.")
+        if tensor.dtype not in _NAMES:
+            raise SaveError(f"the weight {name} is {tensor.dtype}, which safetensors does not have")
         place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         names[name] = first.setdefault(place, name) if tensor.numel() else name
         if names[name] == name:
-            stored[name] = tensor.detach().cpu().contiguous()
-    try:
-        return save({n: t.clone() if _is_part(t) else t for n, t in stored.items()}), names
-    except Exception as error:
-        raise SaveError(f"the weights cannot be stored as safetensors: {error}") from error
+            stored[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return _joined(stored), names
 
 
-def _is_part(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
+def _joined(tensors: Mapping[str, Tensor]) -> bytes:
+    """A safetensors file in which nearly all tensors begin where vector instructions read."""
+    # The format has no gaps, so those come first that leave none.
+    order = sorted(tensors.items(), key=lambda x: (x[1].nbytes % ALIGNMENT > 0, -x[1].itemsize))
+    header, end = dict[str, Any](), 0
+    for name, tensor in order:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [begin, end]}  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-(_LENGTH + len(text)) % ALIGNMENT)
+    contents = (tensor.reshape(-1).view(torch.uint8).numpy().data for _, tensor in order)
+    return b"".join([len(text).to_bytes(_LENGTH, "little"), text, *contents])
 
 
-def loaded(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+def loaded(content: Tensor) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in its memory.
+
+    safetensors' own reader copies what is not a file of its own.
+
+    Args:
+        content: The bytes of the file.
 
     Raises:
         PackageError: It is none.
     """
-    from safetensors.torch import load
-
     try:
-        return load(content) if content else {}
-    except Exception as error:
-        raise PackageError(f"weights cannot be read: {error}") from error
+        length = int.from_bytes(content[:_LENGTH].numpy().tobytes(), "little")
+        header = json.loads(content[_LENGTH : _LENGTH + length].numpy().tobytes())
+        header.pop("__metadata__", None)
+        data = content[_LENGTH + length :]
+        return {name: _tensor(data, **entry) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise PackageError(f"weights cannot be read: {brief_error(error)}") from error
 
 
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor in memory of torch's, with the strides and on the device of another one.
+def _tensor(data: Tensor, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    begin, end = data_offsets
+    if not 0 <= begin <= end <= len(data):
+        raise ValueError("a tensor is outside of the file")
+    if begin == end:
+        return torch.empty(shape, dtype=_DTYPES[dtype])
+    return data[begin:end].view(_DTYPES[dtype]).view(shape)
+
+
+def placed(tensor: Tensor, like: Spec) -> Tensor:
+    """The tensor, or a copy with the strides and on the device that are asked for.
 
     Raises:
         PackageError: Shape or dtype differ, or there is no such device.
     """
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+    if tuple(tensor.shape) != like.shape or tensor.dtype != like.dtype:
         raise PackageError(
             f"a weight is {tensor.dtype}{list(tensor.shape)}, and the graph reads "
             f"{like.dtype}{list(like.shape)}"
         )
+    if (tensor.stride(), str(tensor.device)) == (like.strides, like.device):
+        return tensor
     try:
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        return made.copy_(tensor)
+        return like.empty().copy_(tensor)
     except RuntimeError as error:
         raise PackageError(f"weights cannot be placed on {like.device}: {error}") from error
 

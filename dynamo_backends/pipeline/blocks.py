@@ -52,7 +52,7 @@ from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.pipeline.registers import Registers, dead_after
 from dynamo_backends.runtime.load_or_compile import load_or_compile
 from dynamo_backends.runtime.profiled import graph_name, part_names
-from dynamo_backends.runtime.program import Block, Instruction, Literal, Program, pick
+from dynamo_backends.runtime.program import Block, EagerPart, Instruction, Literal, Program, pick
 
 log = logging.getLogger("dynamo_backends")
 
@@ -349,8 +349,7 @@ class ProgramBuilder:
         self, part: Part, graph: Graph, executable: Executable | None
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
         if executable is None:
-            module = graph.module
-            return lambda values: module(*values)
+            return EagerPart(graph)
         compile_part = functools.partial(_compile, self._backend, self._options, self._plan)
         return Block(
             graph,

@@ -179,6 +179,11 @@ class CompiledGraph:
         """
         return None if isinstance(self._static, Successor) else self._static
 
+    @property
+    def only_program(self) -> Any:
+        """The program for all sizes that the graph may have; None: there is none, or not yet."""
+        return self.static_program if self._is_static else self._ranged.proven
+
     def hand_over(self, successor: Successor) -> None:
         """Has another program run a graph with static shapes, if one of its own does so far."""
         if isinstance(self._static, Program):

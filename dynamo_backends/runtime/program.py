@@ -56,6 +56,10 @@ class Block:
         verify: Which calls are compared with eager: "first", "always" or "off".
         reduced: Whether the user admits bfloat16.
         compile_part: Compiles a part of the block, to find out what is wrong.
+
+    Attributes:
+        graph: The same.
+        executable: The same.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Block:
         given = [i for i in graph.activations if graph.inputs[i].role is not Role.SYMBOL]
         self._pick_activations = pick(given)
         self._unbound: Bound | None = None
-        self._graph = graph
+        self.graph = graph
         self._verify = verify
         self._reduced = reduced
         self._compile_part = compile_part
@@ -132,7 +136,7 @@ class Block:
         if self._verify == "first":
             arena.rest()
         try:
-            comparison = Comparison(self._graph, self._reduced)
+            comparison = Comparison(self.graph, self._reduced)
             given = list(values)  # eager is to read what compiled code may write over
             for i in self._updated:
                 given[i] = given[i].clone()
@@ -146,7 +150,7 @@ class Block:
                 return_free_memory()  # eager's temporaries, and what the compiler left
             return outcome.results
         text = outcome.wrong + self._region(values)
-        self._switch.wrong(f"{text} (a block of {described_region(self._graph)})")
+        self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
         eager = self._instead = self._switch.eager
         return eager(values) if outcome.expected is None else outcome.expected
 
@@ -179,7 +183,7 @@ class Block:
             return ""
         try:
             region = bisection.smallest_wrong_region(
-                self._graph, self._compile_part, values, self._reduced
+                self.graph, self._compile_part, values, self._reduced
             )
         except Exception as error:
             return f"; which part is wrong cannot be told ({brief_error(error)})"
@@ -195,6 +199,22 @@ class Block:
         """Eager's results in place of those of compiled code that raised."""
         results: Sequence[Any] = self._switch.instead(error, values)
         self._instead = self._switch.eager
+        return results
+
+
+@dataclass(frozen=True)
+class EagerPart:
+    """A part of the graph that runs call by call.
+
+    Attributes:
+        graph: The part.
+    """
+
+    graph: Graph
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs it on one value per graph input."""
+        results: Sequence[Any] = self.graph.module(*values)
         return results
 
 
@@ -223,6 +243,11 @@ class Program:
         outputs: For each output a register, or a `Literal` for a value known at compile time.
 
     Attributes:
+        steps: The same.
+        constants: The same.
+        registers: The same.
+        outputs: The same.
+        blocks: Those among the steps.
         served: How often it served a graph with symbols; its owner counts.
     """
 
@@ -234,13 +259,13 @@ class Program:
         outputs: Sequence["int | Literal"],
     ):
         self.served = Served("exact", ())
-        self._steps = tuple(steps)
+        self.steps = tuple(steps)
         self._named = tuple(replace(s, run=always_named(s.name, s.run)) for s in steps)
-        self._constants = list(constants)
-        self._registers = registers
-        self._outputs = tuple(outputs)
-        self.blocks = [step.run for step in self._steps if isinstance(step.run, Block)]
-        self._is_single = [step.writes for step in self._steps] == [self._outputs]
+        self.constants = list(constants)
+        self.registers = registers
+        self.outputs = tuple(outputs)
+        self.blocks = [step.run for step in self.steps if isinstance(step.run, Block)]
+        self._is_single = [step.writes for step in self.steps] == [self.outputs]
 
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights of all blocks before the first call.
@@ -248,8 +273,8 @@ class Program:
         Args:
             values: One per placeholder of the graph; only weights are read.
         """
-        registers = [*values, *[None] * (self._registers - len(values))]
-        for step in self._steps:
+        registers = [*values, *[None] * (self.registers - len(values))]
+        for step in self.steps:
             if isinstance(step.run, Block):
                 step.run.prepare(step.read(registers))
 
@@ -265,20 +290,20 @@ class Program:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        values = args + self._constants
+        values = args + self.constants
         args.clear()
-        steps = self._named if is_profiled() else self._steps
+        steps = self._named if is_profiled() else self.steps
         if self._is_single:
             step = steps[0]
             return step.run(step.read(values))
-        values.extend([None] * (self._registers - len(values)))
+        values.extend([None] * (self.registers - len(values)))
         for step in steps:
             results = step.run(step.read(values))
             for register, result in zip(step.writes, results, strict=True):
                 values[register] = result
             for register in step.dead:
                 values[register] = None
-        return [x.value if isinstance(x, Literal) else values[x] for x in self._outputs]
+        return [x.value if isinstance(x, Literal) else values[x] for x in self.outputs]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax.core import ShapedArray
+from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.passmanager import PassManager
 
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
@@ -129,6 +131,16 @@ def bytecode(lowered: "jax.stages.Lowered") -> bytes:
     """The StableHLO of a lowered function as MLIR bytecode."""
     module: Any = lowered.compiler_ir("stablehlo")
     return mlir.module_to_bytecode(module)
+
+
+def portable(lowered: "jax.stages.Lowered") -> bytes:
+    """The StableHLO of a lowered function as an artifact that later versions read."""
+    weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    version = stablehlo.get_version_from_compatibility_requirement(weeks)
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:  # where the lines of programs are is nobody's concern
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    return _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(module), version)
 
 
 def caller(executable: Any, device: Any) -> Callable[[list[Any]], list[Any]]:

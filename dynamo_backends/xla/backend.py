@@ -224,13 +224,13 @@ class OpenXLA(Backend):
             from dynamo_backends.xla.mesh.local import compile_local, has_collectives
 
             if has_collectives(graph):
-                return compile_local(graph, _lowering_options("cpu", options))
+                return compile_local(graph, lowering_options("cpu", options))
         from dynamo_backends.xla.compiler import compile_graph
         from dynamo_backends.xla.runtime import open_device
 
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
-        lowering = _lowering_options(device.platform, options)
+        lowering = lowering_options(device.platform, options)
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import compile_padded
 
@@ -249,7 +249,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.mesh.inference import compile_on_mesh
 
         device = open_mesh(_platform_of_mesh(options, spread.mesh), spread.mesh)
-        lowering = replace(_lowering_options(device.platform, options), partitioned=True)
+        lowering = replace(lowering_options(device.platform, options), partitioned=True)
         return compile_on_mesh(graph, device, lowering, spread.batch)
 
     def donates(self, graph: Graph, options: XlaOptions) -> bool:
@@ -266,7 +266,7 @@ class OpenXLA(Backend):
             return super().compile_step(graph, options)
         from dynamo_backends.xla.steps import compile_step
 
-        lowering = _lowering_options(device.platform, options)
+        lowering = lowering_options(device.platform, options)
         return compile_step(graph, device, lowering, options.reserve)
 
     def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
@@ -276,7 +276,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.mesh.target import XlaMesh
 
         device = open_mesh(_platform_of_mesh(options, mesh), mesh)
-        return XlaMesh(device, _lowering_options(device.platform, options))
+        return XlaMesh(device, lowering_options(device.platform, options))
 
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.load_step`."""
@@ -395,7 +395,13 @@ def _check_device(device: str, backend: str) -> None:
         )
 
 
-def _lowering_options(platform_name: str, options: XlaOptions) -> Any:
+def lowering_options(platform_name: str, options: XlaOptions) -> Any:
+    """How graphs are lowered for a platform.
+
+    Args:
+        platform_name: "cpu", "cuda" or "tpu"; it need not be here.
+        options: Of the backend.
+    """
     from dynamo_backends.xla.lowering.context import LoweringOptions
 
     return LoweringOptions(

@@ -233,6 +233,24 @@ def test_what_cannot_be_saved_says_why(model: Any, shapes: Any, text: str, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+class Pairs(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return (y + 1).relu().view(-1, 2, 8).sum(1)
+
+
+def test_a_multiple_of_a_size_that_no_argument_has_runs_in_eager(tmp_path: Path):
+    y, path = torch.rand(6, 8), tmp_path / "m.dbp"
+    shapes = ({0: 2 * torch.export.Dim("batch", min=2, max=8)},)
+    dynamo_backends.save(path, Pairs(), (y,), dynamic_shapes=shapes, backend="eager")
+    module = dynamo_backends.load(path)
+    for n in (4, 10, 16):
+        y = torch.rand(n, 8)
+        torch.testing.assert_close(module(y), Pairs()(y))
+    for n in (2, 7, 18):
+        with pytest.raises(PackageError, match=rf"y is float32\[{n}, 8\]"):
+            module(torch.rand(n, 8))
+
+
 class Scaled(nn.Module):
     def forward(self, x: Tensor, times: int = 2, mode: str = "sum") -> Any:
         y = (x + 1).relu() * times

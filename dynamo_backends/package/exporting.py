@@ -1,0 +1,108 @@
+"""`export`: a model as a file that other runtimes read, ONNX or StableHLO."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynamo_backends.interface.availability import require_available
+from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.package.capturing import Captured, calls_of, captured
+from dynamo_backends.package.inputs import Arguments
+from dynamo_backends.package.whole import Whole, whole
+from dynamo_backends.package.written import Run, written_onnx, written_stablehlo
+from dynamo_backends.verify.precise import in_float64, widen
+from dynamo_backends.verify.rule import difference
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+_BACKENDS = {".onnx": "onnxrt", ".stablehlo": "openxla"}
+
+
+def export(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+    platforms: Sequence[str] = PLATFORMS,
+) -> None:
+    """Writes a model for other runtimes: ONNX (".onnx") or StableHLO (".stablehlo").
+
+    The file is run here, at the example's sizes and a few others, and compared with eager.
+
+    Example:
+        >>> batch = torch.export.Dim("batch", min=2, max=64)
+        >>> dynamo_backends.export("model.onnx", model, (x,), dynamic_shapes={"x": {0: batch}})
+        >>> dynamo_backends.export("model.stablehlo", model, (x,))
+
+    Args:
+        path: Of the file; it is replaced if it exists. Its suffix says which form is written. An
+            ONNX model with more than 1 GiB of weights has these in `<path>.data`.
+        model: For inference; it is exported with `torch.export.export`, as it is.
+        args: Arguments of one call.
+        kwargs: Keyword arguments of it.
+        dynamic_shapes: As for `torch.export.export`; of ONNX alone.
+        options: Of the backend that lowers the model, `onnxrt` or `openxla`.
+        platforms: What StableHLO is lowered for: "cpu", "cuda", "tpu". None of them need be here.
+
+    Raises:
+        SaveError: The model is no one graph for all sizes, or the file computes something else.
+        FallbackRefusedError: There is no form for a call.
+        BackendUnavailableError: What lowers the model is not installed.
+    """
+    name = _BACKENDS.get(Path(path).suffix)
+    if name is None:
+        raise SaveError(f"export writes {' and '.join(_BACKENDS)} files, and not {Path(path).name}")
+    if not Path(path).parent.is_dir():
+        raise SaveError(f"there is no folder {Path(path).parent} to write {Path(path).name} in.")
+    if name == "openxla":
+        _check_asked(dynamic_shapes, platforms)
+    inner = get_backend(name)
+    require_available(inner)
+    given = {**(options or {}), "fallback": "error"}
+    call = (tuple(args), dict(kwargs or {}))
+    found = captured(model, call, dynamic_shapes, name, inner, given)
+    made = whole(found, inner)
+    run = (
+        written_onnx(path, made)
+        if name == "onnxrt"
+        else written_stablehlo(path, made, platforms, found.contents.parsed(inner))
+    )
+    wrong = None if run is None else _difference(found, made, run)
+    if wrong is not None:
+        Path(path).unlink()
+        raise SaveError(f"the file computes something else than eager, and is removed: {wrong}")
+
+
+def _check_asked(dynamic_shapes: Any, platforms: Sequence[str]) -> None:
+    if dynamic_shapes is not None:
+        raise SaveError("StableHLO is written for the example's sizes: leave dynamic_shapes out.")
+    unknown = [p for p in platforms if p not in PLATFORMS]
+    if unknown or not platforms:
+        raise SaveError(f"platforms are some of {', '.join(PLATFORMS)}, and not {list(platforms)}.")
+
+
+def _difference(found: Captured, made: Whole, run: Run) -> str | None:
+    """What distinguishes results of the file from eager's, in words; None: nothing that matters."""
+    contents, portable = found.contents, found.portable
+    bound = Arguments(contents.names, contents.arguments, portable.leaves, portable.given)
+    precise = in_float64(portable.module)
+    with torch.no_grad():
+        for args, kwargs in calls_of(found, None):
+            values = [*found.values, *bound(args, kwargs)]
+            results = run(made.activations(values))
+            wide = _there(precise(*map(widen, values)))
+            wrong = difference(_there(portable.in_eager(list(values))), results, wide)
+            if wrong is not None:
+                return wrong
+    return None
+
+
+def _there(results: Sequence[Any]) -> list[Any]:
+    return [x for x in results if x is not None]

@@ -1,0 +1,209 @@
+"""A module of a linked program (see `linking`), and what the manifest has of it."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.report import (
+    Compilation,
+    Fallback,
+    GraphReport,
+    InputReport,
+    PartReport,
+    apart,
+    plain,
+)
+from dynamo_backends.package import linking
+from dynamo_backends.package.assembling import Contents, assembled
+from dynamo_backends.package.inputs import Arguments
+from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.packaged import Kept, PackageBackend
+from dynamo_backends.package.portable import Portable
+from dynamo_backends.package.spec import Spec
+from dynamo_backends.package.structure import decoded, encoded
+from dynamo_backends.verify.rng import restore_rng, snapshot_rng
+
+_COUNTS = ("ops_on_backend", "ops_in_eager", "blocks")
+_LISTS = {"inputs": InputReport, "parts": PartReport, "fallbacks": Fallback}
+
+
+def recorded(
+    contents: Contents,
+    portable: Portable,
+    weights: Sequence[Tensor],
+    backend: PackageBackend | None,
+    is_right: Callable[[PackagedModule], bool],
+) -> dict[str, Any] | None:
+    """What the manifest has of a program; it was loaded and called once.
+
+    Args:
+        contents: What the package says.
+        portable: The graph.
+        weights: Its first inputs.
+        backend: Has the executables.
+        is_right: Calls a module, and says whether results are right.
+
+    Returns:
+        None: its sizes vary, or it has something that has no form there.
+    """
+    if backend is None or not backend.kept.parts or None in map(_leaf, portable.leaves):
+        return None
+    kept = _Noting(backend.inner, Kept(backend.kept.parts), backend.plans, is_sealed=True)
+    with apart():
+        module = assembled(contents, portable, weights, kept)
+        found = described(module, kept, str(contents.parsed(kept).verify))
+        if found is None:
+            return None
+        trial = linked(found, contents, lambda: portable, weights, kept, ())
+        return found if is_right(trial) and not trial.reports[0].events else None
+
+
+class _Noting(PackageBackend):
+    """A package's backend that notes which parts executables are loaded from."""
+
+    def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
+        """See `Backend.load`."""
+        made = super().load(parts, graph, options)
+        for mark, saved in self.kept.parts.items():
+            if saved is parts:
+                self._loaded.append((made, mark))
+        return made
+
+    @functools.cached_property
+    def _loaded(self) -> list[tuple[Executable, str]]:
+        return []
+
+    def mark_of(self, executable: Executable) -> str | None:
+        """The key of the parts that an executable was loaded from; None: of none."""
+        return next((mark for made, mark in self._loaded if made is executable), None)
+
+
+def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str, Any] | None:
+    """What the manifest has of a module's program.
+
+    Args:
+        module: As `load` makes it of the package's executables.
+        backend: What has loaded them.
+        verify: The option; with "always" every call needs the graph.
+
+    Returns:
+        None: its sizes vary, or it has something that has no form there.
+    """
+    (report,), portable = module.reports, module.portable
+    leaves = [_leaf(leaf) for leaf in portable.leaves]
+    program = getattr(report.executable, "static_program", None)
+    if program is None or None in leaves or verify == "always" or report.reverted:
+        return None
+    made = linking.to_dict(program, backend.mark_of)
+    if made is None:
+        return None
+    places = portable.places[: len(portable.weights)]
+    weights = [[n, Spec.of(p.meta["val"]).to_dict()]
+               for n, p in zip(portable.weights, places, strict=True)]  # fmt: skip
+    said = {name: plain(getattr(report, name)) for name in (*_COUNTS, *_LISTS)}
+    shapes = report.compilations[0].shapes
+    return {
+        "program": made, "weights": weights, "leaves": leaves, "given": portable.given,
+        "report": {**said, "shapes": shapes},
+    }  # fmt: skip
+
+
+def wanted(record: Mapping[str, Any]) -> list[tuple[str, Spec]]:
+    """The names of the weights in order, and what each is like."""
+    return [(name, Spec.from_dict(spec)) for name, spec in record["weights"]]
+
+
+def linked(
+    record: Mapping[str, Any],
+    contents: Contents,
+    portable: Callable[[], Portable],
+    weights: Sequence[Tensor],
+    backend: PackageBackend,
+    notes: Sequence[str],
+) -> PackagedModule:
+    """A module that runs a linked program.
+
+    Args:
+        record: From `described`.
+        contents: What the package says.
+        portable: Makes the graph, which runs where compiled code fails.
+        weights: Its first inputs.
+        backend: Has the executables.
+        notes: For `explain`.
+    """
+    start = time.perf_counter()
+    report = _reported(record["report"], backend)
+    options = contents.parsed(backend)
+    run = linking.linked(
+        record["program"],
+        weights,
+        lambda mark, graph: backend.load(backend.kept.parts[mark], graph, options),
+        options,
+        report,
+        lambda values: portable().in_eager(values),
+    )
+    made = len({part["mark"] for part in record["program"]["parts"] if "mark" in part})
+    seconds = time.perf_counter() - start
+    report.note_compilation(Compilation(tuple(record["report"]["shapes"]), made, made, seconds))
+    report.executables = report.cache_hits = made
+    report.log_fallbacks()
+    with done_without(report, "publishing a report"):  # not in torch's logs: it was not compiled
+        reporting.publish(report)
+    leaves = [_placed(leaf) for leaf in record["leaves"]]
+    call = Arguments(contents.names, contents.arguments, leaves, record["given"])
+    return PackagedModule(
+        contents.name, backend.name, portable, weights, call, contents.results, run, [report], notes
+    )
+
+
+def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:
+    """Whether two modules return the same of a call."""
+    args, kwargs = call
+    state = snapshot_rng()
+    theirs = pytree.tree_leaves(module(*args, **kwargs))
+    restore_rng(state)
+    ours = pytree.tree_leaves(linked(*args, **kwargs))
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True)
+        if isinstance(x, Tensor)
+        else x == y
+        for x, y in zip(ours, theirs, strict=True)
+    )
+
+
+def _reported(said: Mapping[str, Any], backend: Backend) -> GraphReport:
+    report = GraphReport(backend.name, "inference")
+    for name in _COUNTS:
+        setattr(report, name, said[name])
+    for name, kind in _LISTS.items():
+        made: Any = kind
+        entries = [{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
+                   for each in said[name]]  # fmt: skip
+        setattr(report, name, tuple(made(**entry) for entry in entries))
+    return report
+
+
+def _leaf(leaf: Any) -> dict[str, Any] | None:
+    if isinstance(leaf, Tensor):
+        is_static = all(type(n) is int for n in (*leaf.shape, *leaf.stride()))
+        return {"tensor": Spec.of(leaf).to_dict()} if is_static else None
+    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return None
+    return {"constant": encoded(leaf, "arguments")}
+
+
+def _placed(leaf: Mapping[str, Any]) -> Any:
+    if "tensor" in leaf:
+        return Spec.from_dict(leaf["tensor"]).empty()
+    return decoded(leaf["constant"])

@@ -1,0 +1,68 @@
+"""StableHLO of a graph for other machines: a versioned program, lowered for a platform by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import aligned, in_row_major, row_major
+from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.compiler import abstract
+from dynamo_backends.xla.late_scales import scale_late
+from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.lowering.interpreter import GraphLowering
+from dynamo_backends.xla.lowering.values import logical
+from dynamo_backends.xla.runtime import open_device
+from dynamo_backends.xla.shared_heads import share_heads
+
+
+def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
+    """A graph as a portable artifact of StableHLO, which XLA reads for years.
+
+    It takes the weights, then the activations, and returns the outputs, as row-major arrays in the
+    tensors' own order of dimensions.
+
+    Args:
+        graph: With static shapes; it is not changed.
+        options: Of the lowering; the platform need not be here.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+        CompileError: jax cannot lower it.
+    """
+    graph = graph.copy()
+    if options.platform == "cpu":
+        scale_late(graph)
+    share_heads(graph)
+    lowering = GraphLowering(graph.module.graph, options)
+    order = [*graph.weights, *graph.activations]
+    values = [p.meta["val"] for p in graph.placeholders]
+
+    def program(*arrays: jax.Array) -> list[jax.Array]:
+        inputs: list[Any] = [None] * len(order)
+        for place, array in zip(order, arrays, strict=True):
+            inputs[place] = array
+        return [logical(value) for value in lowering(inputs)]
+
+    with jax.enable_x64(True), as_compile_error("jax cannot lower the graph"):
+        shapes = [abstract(values[i], row_major(values[i].ndim)) for i in order]
+        traced = jax.jit(program, keep_unused=True).trace(*shapes)
+        return _jaxlib.portable(traced.lower(lowering_platforms=(options.platform,)))
+
+
+def run_here(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Runs a program that was lowered for CPUs.
+
+    Args:
+        program: From `portable_program`.
+        inputs: Of it, in order.
+    """
+    device = open_device("cpu")
+    loaded = _jaxlib.compile_program(device.client, device.handle, program)
+    tensors = [aligned(in_row_major(t)) for t in inputs]
+    results = _jaxlib.caller(loaded, device.handle)(device.import_tensors(tensors))
+    return [device.export_buffer(r, torch.device("cpu")).clone() for r in results]

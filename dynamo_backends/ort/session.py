@@ -111,7 +111,9 @@ def make_session(
 def import_tensor(tensor: Tensor) -> Any:
     """A row-major CPU tensor as an OrtValue that shares its memory and keeps it alive."""
     # A tensor of its own, so that the value does not keep the caller's Parameter alive.
-    return C.OrtValue.from_dlpack(to_dlpack(tensor.detach()), tensor.dtype == torch.bool)
+    own, is_bool = tensor.detach(), tensor.dtype == torch.bool
+    # ONNX Runtime reads no bool of DLPack; told so, it takes bytes for it.
+    return C.OrtValue.from_dlpack(to_dlpack(own.view(torch.uint8) if is_bool else own), is_bool)
 
 
 def run_options(settings: SessionSettings) -> onnxruntime.RunOptions:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import Bound, OptionError
@@ -130,3 +131,28 @@ def test_a_wrong_session_entry_is_reported_and_the_graph_runs_in_eager():
         result = torch.compile(model, backend="onnxrt", options=options)(x)
         torch.testing.assert_close(result, model(x))
     assert reports[0].ops_on_backend > 0 or reports[0].fallbacks
+
+
+class Masked(nn.Module):
+    """With buffers of bools, also one without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 300)
+        self.register_buffer("mask", torch.rand(300) > 0.5)
+        self.register_buffer("whole", torch.tensor(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(self.mask, self.linear(x).relu(), -1.0) * self.whole
+
+
+@pytest.mark.parametrize("freezing", ["probe", "off"])
+def test_weights_of_bools_are_read(freezing: str) -> None:
+    model, x = Masked().eval(), torch.randn(4, 8)
+    options = {"cache": False, "min_block_size": 1, "freezing": freezing}
+    with dynamo_backends.record() as reports, torch.no_grad():
+        run = torch.compile(model, backend="onnxrt", options=options)
+        torch.testing.assert_close(run(x), model(x))
+        model.mask.logical_not_()
+        torch.testing.assert_close(run(x), model(x))
+    assert [(r.events, r.ops_in_eager) for r in reports] == [([], 0)]

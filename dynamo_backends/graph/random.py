@@ -56,12 +56,12 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
     Args:
         state: From `generator_state`.
         draws: The operator; its arguments follow.
-        args: Positional ones; the first is a tensor on the generator's device.
+        args: Positional ones; one is a tensor on the generator's device, or that device.
         kwargs: The others.
     """
     if isinstance(state, FakeTensor):
         return draws(*args, **kwargs)
-    on_cuda = args[0].device.type == "cuda"
+    on_cuda = any(_is_on_cuda(x) for x in args)
     read, write = (
         (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
         if on_cuda
@@ -73,6 +73,12 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
         return draws(*args, **kwargs)
     finally:
         write(before)
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    if isinstance(argument, Tensor):
+        argument = argument.device
+    return isinstance(argument, torch.device) and argument.type == "cuda"
 
 
 def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -146,27 +152,30 @@ def separate_random_draws(graph: Graph) -> bool:
     """
     bound = [node for node in graph.calls if is_random(node) and is_bound_to_data(node)]
     for node in bound:
+        method, arguments, value = filled_by(node)
         with graph.module.graph.inserting_before(node):
-            if _is_mask(node):
-                _replace_mask(graph.module.graph, node)
-            else:
-                method, arguments = _METHODS[node.target]
-                made = _draw(
-                    graph.module.graph, method, node.meta, node.meta["val"], arguments(node)
-                )
-                node.replace_all_uses_with(made)
-        graph.module.graph.erase_node(node)
+            made = _draw(graph.module.graph, method, node.meta, value, arguments)
+        for read in list(node.users) if _is_mask(node) else [node]:
+            read.replace_all_uses_with(made)
+            graph.module.graph.erase_node(read)
+        if _is_mask(node):
+            graph.module.graph.erase_node(node)
     if bound:
         drop_dead(graph.module.graph)
     return bool(bound)
 
 
-def _replace_mask(graph: fx.Graph, node: fx.Node) -> None:
-    keep = 1.0 - node.args[1]  # type: ignore[operator]
-    mask = _draw(graph, "bernoulli_", node.meta, node.meta["val"][1], (keep,))
-    for user in list(node.users):
-        user.replace_all_uses_with(mask)
-        graph.erase_node(user)
+def filled_by(node: fx.Node) -> tuple[str, tuple[Any, ...], Tensor]:
+    """The method that draws what a call draws, its arguments, and the result's fake value.
+
+    Args:
+        node: For which `is_bound_to_data`.
+    """
+    value = node.meta["val"]
+    if _is_mask(node):
+        return "bernoulli_", (1.0 - node.args[1],), value[1]  # type: ignore[operator]
+    method, arguments = _METHODS[node.target]
+    return method, arguments(node), value
 
 
 def _draw(

@@ -1,9 +1,9 @@
 """Random numbers of a device: a function of a seed and of an element's place, the same everywhere.
 
-Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The key is
-a seed of 64 bits, the counter the place of an element in row-major order, so numbers depend neither
-on strides nor on who computes which part. `SEEDED_DRAW` is the operator; this is its kernel on the
-host, and the definition of what devices compute.
+Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+The key is a seed of 64 bits, the counter the place of an element in row-major order, so numbers
+depend neither on strides nor on who computes which part. `SEEDED_DRAW` is the operator; this is its
+kernel on the host, and the definition of what devices compute.
 """
 
 import math
@@ -146,8 +146,8 @@ SEEDED_DRAW = define(
 )
 """A tensor of random numbers.
 
-Args: seeds, int64 [n]; which of them; the method of `Tensor` that draws from the same distribution; the
-result's sizes, strides and dtype; the method's arguments.
+Args: seeds, int64 [n]; which of them; the method of `Tensor` that draws from the same distribution;
+the result's sizes, strides and dtype; the method's arguments.
 """
 
 

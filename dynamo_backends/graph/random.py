@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensor, has_side_effect
 from dynamo_backends.graph.calls import argument
+from dynamo_backends.graph.counter_generator import SEEDED_DRAW
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
@@ -39,6 +40,42 @@ def draw(
     """
     empty = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     result: Tensor = getattr(empty, method)(*args)
+    return result
+
+
+def seeds_of(count: int) -> tuple[Any, ...]:
+    """What `draw` is called with to draw seeds; n at once are those of n calls.
+
+    Args:
+        count: How many.
+    """
+    return "random_", [count], [1], torch.int64, torch.device("cpu")
+
+
+@has_side_effect
+def counter_draw(
+    method: str,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *args: Any,
+) -> Tensor:
+    """As `draw`, but what a device would draw: torch's generator gives one seed (`seeded_draws`).
+
+    Args:
+        method: One that `counter_generator` knows.
+        shape: Its sizes.
+        strides: Its strides.
+        dtype: Its dtype.
+        device: The CPU.
+        args: All arguments of the method.
+    """
+    empty = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if isinstance(empty, FakeTensor):
+        return empty
+    seeds = draw(*seeds_of(1))
+    result: Tensor = SEEDED_DRAW(seeds, 0, method, shape, strides, dtype, [*map(float, args)])
     return result
 
 
@@ -75,6 +112,37 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
         write(before)
 
 
+def redraw_seeds(state: Tensor, count: int) -> Tensor:
+    """Seeds, drawn with the generator as it was; it is left as it is.
+
+    Args:
+        state: From `generator_state`.
+        count: How many.
+    """
+    result: Tensor = redraw(state, draw, *seeds_of(count))
+    return result
+
+
+def counter_redraw(state: Tensor, x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
+    """`counter_draw` with the generator as it was, in the layout of `torch.empty_like(x)`.
+
+    Args:
+        state: From `generator_state`.
+        x: Its data are not read.
+        method: As for `counter_draw`.
+        dtype: Likewise.
+        args: Likewise.
+    """
+    like = torch.empty_like(x, dtype=dtype)
+    where = like.shape, like.stride(), dtype, like.device
+    result: Tensor = redraw(state, counter_draw, method, *where, *args)
+    return result
+
+
+DRAWS = (draw, counter_draw, generator_state, redraw, redraw_seeds, counter_redraw)
+"""Functions that draw, or say what was drawn."""
+
+
 def _is_on_cuda(argument: Any) -> bool:
     if isinstance(argument, Tensor):
         argument = argument.device
@@ -100,7 +168,7 @@ def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws from torch's generator, with the arguments that it has."""
-    if node.target in (draw, redraw, generator_state):
+    if node.target in DRAWS:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False

@@ -14,13 +14,17 @@ from torch import Tensor, fx
 from dynamo_backends.graph.counter_generator import DEFAULTS, SEEDED_DRAW, can_draw
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.random import (
+    counter_draw,
+    counter_redraw,
     draw,
     filled_by,
     is_bound_to_data,
     is_random,
     redraw,
+    redraw_seeds,
+    seeds_of,
 )
-from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.graph.sizes import SIZES, sizes_in
 
 aten = torch.ops.aten
 
@@ -37,38 +41,26 @@ _FREE: dict[object, Callable[[fx.Node], Request]] = {
 }
 
 
-def seeds_of(count: int) -> tuple[Any, ...]:
-    """What `draw` is called with to draw seeds; n at once are those of n calls.
-
-    Args:
-        count: How many.
-    """
-    return "random_", [count], [1], torch.int64, torch.device("cpu")
-
-
 def seed_draws(graph: Graph) -> bool:
     """Replaces calls that draw by functions of seeds, in place.
 
     Requires: normal form, draws apart from data. Ensures: normal form.
 
-    Of graphs for several sizes nothing is replaced: a program for larger sizes would number
-    elements in another way.
+    What has sizes that may vary is drawn by the host, before the block, in the same way: a program
+    for larger sizes would number elements in another way.
 
     Returns:
         Whether the graph was changed.
     """
-    if next(all_sizes(graph), None) is not None:
-        return False
     groups = list(_groups(graph))
     for group in groups:
         _replace(graph.module.graph, group)
-    changed = bool(groups)
-    for node in graph.calls:
-        changed |= _replace_redrawn(graph.module.graph, node)
-    if changed:
+    again = [node for node in graph.calls if node.target is redraw]
+    changed = [_replace_redrawn(graph.module.graph, node) for node in again]
+    if groups or any(changed):
         drop_dead(graph.module.graph)
         graph.module.recompile()
-    return changed
+    return bool(groups) or any(changed)
 
 
 def _groups(graph: Graph) -> Iterator[list[fx.Node]]:
@@ -77,13 +69,22 @@ def _groups(graph: Graph) -> Iterator[list[fx.Node]]:
     for node in graph.calls:
         if not is_random(node) or node.target is redraw:
             continue  # which leaves the generator as it was
+        if _request(node) is None or _varies(node):
+            if group:
+                yield group
+            group = []
         if _request(node) is not None:
             group.append(node)
-        elif group:
+        if _varies(node) and group:
             yield group
             group = []
     if group:
         yield group
+
+
+def _varies(node: fx.Node) -> bool:
+    """Whether what is drawn has sizes that may vary."""
+    return bool(sizes_in((node.args, node.kwargs, node.meta.get(SIZES))))
 
 
 def _request(node: fx.Node) -> Request | None:
@@ -113,12 +114,29 @@ def complete(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> Reque
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node]) -> None:
+    """Replaces draws in a row, or one whose sizes vary."""
+    if _varies(group[0]):
+        _draw_apart(group[0])
+        return
     with graph.inserting_before(group[0]):
         seeds = _call(graph, draw, seeds_of(len(group)), group[0].meta)
     for place, node in enumerate(group):
         request = _request(node)
         assert request is not None
         _seeded(graph, node, seeds, place, request)
+
+
+def _draw_apart(node: fx.Node) -> None:
+    """Has the host draw what a device would."""
+    request = _request(node)
+    assert request is not None
+    method, arguments = request
+    value = node.meta["val"]
+    where = node.args[1:5]
+    if node.target is not draw:
+        shape = node.args[-1] if node.target not in (aten.randint.default,) else node.args[1]
+        where = shape, list(value.stride()), value.dtype, value.device
+    node.target, node.args, node.kwargs = counter_draw, (method, *where, *arguments), {}
 
 
 def _seeded(graph: fx.Graph, node: fx.Node, seeds: fx.Node, place: int, request: Request) -> None:
@@ -148,12 +166,21 @@ def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
             plain.replace_all_uses_with(node)
             graph.erase_node(plain)
             return False
-        seeds = _call(graph, redraw, (state, draw, *seeds_of(1)), node.meta)
+        if _varies(plain):
+            dtype = filled_by(plain)[2].dtype
+            drawn = state, args[0], request[0], dtype, *request[1]
+            made = _call(graph, counter_redraw, drawn, node.meta)
+        else:
+            made = _call(graph, redraw_seeds, (state, 1), node.meta)
     graph.erase_node(node)
     is_mask = isinstance(plain.meta["val"], tuple | list)
     for read in list(plain.users) if is_mask else [plain]:
         read.meta = {**plain.meta, "val": filled_by(plain)[2]}
-        _seeded(graph, read, seeds, 0, request)
+        if _varies(plain):
+            read.replace_all_uses_with(made)
+            graph.erase_node(read)
+        else:
+            _seeded(graph, read, made, 0, request)
     if is_mask:
         graph.erase_node(plain)
     return True

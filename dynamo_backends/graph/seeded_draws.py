@@ -159,27 +159,28 @@ def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
     state, target, *args = node.args
     with graph.inserting_before(node):
         plain = graph.call_function(target, tuple(args), node.kwargs)  # type: ignore[arg-type]
-        plain.meta = dict(node.meta)
-        node.replace_all_uses_with(plain)
-        request = _bound_request(plain)
-        if request is None:
-            plain.replace_all_uses_with(node)
-            graph.erase_node(plain)
-            return False
-        if _varies(plain):
-            dtype = filled_by(plain)[2].dtype
-            drawn = state, args[0], request[0], dtype, *request[1]
-            made = _call(graph, counter_redraw, drawn, node.meta)
-        else:
-            made = _call(graph, redraw_seeds, (state, 1), node.meta)
+    plain.meta = dict(node.meta)
+    node.replace_all_uses_with(plain)
+    request = _bound_request(plain)
+    if request is None:
+        plain.replace_all_uses_with(node)
+        graph.erase_node(plain)
+        return False
     graph.erase_node(node)
+    value, varies = filled_by(plain)[2], _varies(plain)
+    with graph.inserting_before(plain):
+        if varies:
+            drawn = state, args[0], request[0], value.dtype, *request[1]
+            made = _call(graph, counter_redraw, drawn, plain.meta)
+        else:
+            made = _call(graph, redraw_seeds, (state, 1), plain.meta)
     is_mask = isinstance(plain.meta["val"], tuple | list)
     for read in list(plain.users) if is_mask else [plain]:
-        read.meta = {**plain.meta, "val": filled_by(plain)[2]}
-        if _varies(plain):
+        if varies:
             read.replace_all_uses_with(made)
             graph.erase_node(read)
         else:
+            read.meta = {**plain.meta, "val": value}
             _seeded(graph, read, made, 0, request)
     if is_mask:
         graph.erase_node(plain)

@@ -80,6 +80,20 @@ def counter_draw(
 
 
 @has_side_effect
+def counter_draw_like(x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
+    """`counter_draw` in the layout of `torch.empty_like(x)`.
+
+    Args:
+        x: Its data are not read.
+        method: As for `counter_draw`.
+        dtype: Likewise.
+        args: Likewise.
+    """
+    like = torch.empty_like(x, dtype=dtype)
+    return counter_draw(method, like.shape, like.stride(), dtype, torch.device("cpu"), *args)
+
+
+@has_side_effect
 def generator_state(device: torch.device) -> Tensor:
     """The state of torch's generator at this moment, for `redraw`."""
     if device.type == "cuda":
@@ -133,13 +147,14 @@ def counter_redraw(state: Tensor, x: Tensor, method: str, dtype: torch.dtype, *a
         dtype: Likewise.
         args: Likewise.
     """
-    like = torch.empty_like(x, dtype=dtype)
-    where = like.shape, like.stride(), dtype, like.device
-    result: Tensor = redraw(state, counter_draw, method, *where, *args)
+    result: Tensor = redraw(state, counter_draw_like, x, method, dtype, *args)
     return result
 
 
-DRAWS = (draw, counter_draw, generator_state, redraw, redraw_seeds, counter_redraw)
+DRAWS = (
+    *(draw, counter_draw, counter_draw_like),
+    *(generator_state, redraw, redraw_seeds, counter_redraw),
+)
 """Functions that draw, or say what was drawn."""
 
 

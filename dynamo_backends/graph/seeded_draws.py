@@ -15,9 +15,11 @@ from dynamo_backends.graph.counter_generator import DEFAULTS, SEEDED_DRAW, can_d
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.random import (
     counter_draw,
+    counter_draw_like,
     counter_redraw,
     draw,
     filled_by,
+    generator_state,
     is_bound_to_data,
     is_random,
     redraw,
@@ -55,7 +57,7 @@ def seed_draws(graph: Graph) -> bool:
     groups = list(_groups(graph))
     for group in groups:
         _replace(graph.module.graph, group)
-    again = [node for node in graph.calls if node.target is redraw]
+    again = [node for node in graph.calls if node.target is counter_redraw]
     changed = [_replace_redrawn(graph.module.graph, node) for node in again]
     if groups or any(changed):
         drop_dead(graph.module.graph)
@@ -67,7 +69,7 @@ def _groups(graph: Graph) -> Iterator[list[fx.Node]]:
     """Draws in a row; others, which torch makes, stay in their places between them."""
     group: list[fx.Node] = []
     for node in graph.calls:
-        if not is_random(node) or node.target is redraw:
+        if not is_random(node) or node.target in (redraw, counter_redraw):
             continue  # which leaves the generator as it was
         if _request(node) is None or _varies(node):
             if group:
@@ -92,7 +94,9 @@ def _request(node: fx.Node) -> Request | None:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.device.type != "cpu":
         return None
-    if node.target is draw:
+    if node.target is counter_draw_like:
+        method, arguments = str(node.args[1]), tuple(node.args[3:])
+    elif node.target is draw:
         method, arguments = str(node.args[0]), tuple(node.args[5:])
     elif node.target in _FREE and not node.kwargs.get("generator"):
         method, arguments = _FREE[node.target](node)
@@ -116,7 +120,8 @@ def complete(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> Reque
 def _replace(graph: fx.Graph, group: Sequence[fx.Node]) -> None:
     """Replaces draws in a row, or one whose sizes vary."""
     if _varies(group[0]):
-        _draw_apart(group[0])
+        if group[0].target is not counter_draw_like:
+            _draw_apart(group[0])
         return
     with graph.inserting_before(group[0]):
         seeds = _call(graph, draw, seeds_of(len(group)), group[0].meta)
@@ -152,38 +157,70 @@ def _seeded(graph: fx.Graph, node: fx.Node, seeds: fx.Node, place: int, request:
     graph.erase_node(node)
 
 
-def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
-    """Replaces what a checkpoint draws again: its seed is drawn again, from the same state."""
-    if node.target is not redraw:
-        return False
-    state, target, *args = node.args
-    with graph.inserting_before(node):
-        plain = graph.call_function(target, tuple(args), node.kwargs)  # type: ignore[arg-type]
-    plain.meta = dict(node.meta)
-    node.replace_all_uses_with(plain)
+def draw_checkpoints_alike(graph: Graph) -> bool:
+    """What a checkpoint draws twice is drawn by the rule of devices, whatever runs the graph.
+
+    Forward and backward may be run by different programs, or one of them in eager. The graph is
+    changed in place.
+
+    Requires: normal form, sizes of any kind. Ensures: normal form.
+
+    Returns:
+        Whether the graph was changed.
+    """
+    changed, follows_state = False, False
+    for node in graph.calls:
+        if node.target is redraw:
+            changed |= _draw_alike(graph.module.graph, node, node.args[0])
+        elif is_random(node):
+            changed |= follows_state and _draw_alike(graph.module.graph, node, None)
+            follows_state = node.target is generator_state
+    if changed:
+        drop_dead(graph.module.graph)
+        graph.module.recompile()
+    return changed
+
+
+def _draw_alike(graph: fx.Graph, node: fx.Node, state: Any) -> bool:
+    """Replaces a draw, or with a state what is drawn again."""
+    plain = node
+    if state is not None:
+        _, target, *args = node.args
+        with graph.inserting_before(node):
+            plain = graph.call_function(target, tuple(args), node.kwargs)  # type: ignore[arg-type]
+        plain.meta = dict(node.meta)
+        node.replace_all_uses_with(plain)
     request = _bound_request(plain)
     if request is None:
-        plain.replace_all_uses_with(node)
-        graph.erase_node(plain)
+        if plain is not node:
+            plain.replace_all_uses_with(node)
+            graph.erase_node(plain)
         return False
-    graph.erase_node(node)
-    value, varies = filled_by(plain)[2], _varies(plain)
+    value = filled_by(plain)[2]
+    drawn = plain.args[0], request[0], value.dtype, *request[1]
     with graph.inserting_before(plain):
-        if varies:
-            drawn = state, args[0], request[0], value.dtype, *request[1]
-            made = _call(graph, counter_redraw, drawn, plain.meta)
+        if state is None:
+            made = graph.call_function(counter_draw_like, drawn)
         else:
-            made = _call(graph, redraw_seeds, (state, 1), plain.meta)
+            made = graph.call_function(counter_redraw, (state, *drawn))
+    made.meta = {**node.meta, "val": value}
     is_mask = isinstance(plain.meta["val"], tuple | list)
     for read in list(plain.users) if is_mask else [plain]:
-        if varies:
-            read.replace_all_uses_with(made)
-            graph.erase_node(read)
-        else:
-            read.meta = {**plain.meta, "val": value}
-            _seeded(graph, read, made, 0, request)
-    if is_mask:
-        graph.erase_node(plain)
+        read.replace_all_uses_with(made)
+        graph.erase_node(read)
+    for done in {plain, node} - ({plain} if not is_mask else set()):
+        graph.erase_node(done)
+    return True
+
+
+def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
+    """Replaces what a checkpoint draws again: its seed is drawn again, from the same state."""
+    if node.target is not counter_redraw or _varies(node):
+        return False
+    state, _, method, _, *arguments = node.args
+    with graph.inserting_before(node):
+        seeds = _call(graph, redraw_seeds, (state, 1), node.meta)
+    _seeded(graph, node, seeds, 0, (str(method), tuple(arguments)))
     return True
 
 

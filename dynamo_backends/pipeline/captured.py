@@ -22,6 +22,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
+from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -180,6 +181,8 @@ class _GraphCompiler:
     ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
         normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        if backend.home(options) is not None:
+            draw_checkpoints_alike(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):

@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import compile_step
 from dynamo_backends.graph.counter_generator import SEEDED_DRAW, can_draw, threefry
+from dynamo_backends.graph.seeded_draws import seed_draws
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.pipeline import compiled_graph
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
 from dynamo_backends.xla.lowering import random as on_device
@@ -213,6 +216,41 @@ def test_checkpoints_draw_the_same_again(device: RemoteDouble, dynamic: bool):
             found.append((result.host().detach(), x.grad.host()))
         for mine in found[:2]:
             torch.testing.assert_close(mine, found[2])
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_checkpoints_draw_the_same_when_one_half_runs_in_eager(
+    device: RemoteDouble, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    failed = []
+
+    def seed(graph: Any) -> bool:
+        if graph.kind == kind:
+            failed.append(graph)
+            raise CompileError("out of coffee")
+        return seed_draws(graph)
+
+    monkeypatch.delenv("DYNAMO_BACKENDS_CHECK")  # under which failures are raised
+    monkeypatch.setattr(compiled_graph, "seed_draws", seed)
+    run = torch.compile(_checkpointed, backend="openxla")
+    found = []
+    for function in (run, _checkpointed):
+        x = to_device(torch.ones(5, 4), "remote").requires_grad_()
+        result = seeded(9, function, x)
+        result.backward(to_device(torch.ones(5, 5), "remote"))
+        found.append((result.host().detach(), x.grad.host()))
+    assert failed
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_masks_of_checkpoints_stay_on_the_device(device: RemoteDouble):
+    run = compiled(_checkpointed)
+    for _ in range(2):
+        x = to_device(torch.ones(5, 4), "remote").requires_grad_()
+        gradient = to_device(torch.ones(5, 5), "remote")
+        with device.traffic.counted() as traffic:
+            run(x).backward(gradient)
+    assert set(traffic.uploads) == {(1,)}
 
 
 def test_sizes_that_vary_draw_what_others_draw(device: RemoteDouble):

@@ -80,7 +80,7 @@ class Variant:
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
             inputs = len(step.graph.inputs)
-            self.graph, self._draw = hoist(step.graph)
+            self.graph, self._draw = hoist(step.graph, backend.draws_seeds)
             self._draws = len(self.graph.inputs) > inputs
             self._constants = step.constants
             captured = time.perf_counter()

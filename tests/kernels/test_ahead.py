@@ -44,7 +44,7 @@ ROWS = skinny_gemm._library, ()
         ((10, 20), None),
         ((64,), None),
     ],
-    ids=str,
+    ids=lambda given: "x".join(map(str, given)) if given and isinstance(given[0], int) else "",
 )
 def test_what_a_weight_needs(shape: tuple[int, ...], library: Any):
     assert list(ahead._needed(weights(shape))) == ([library] if library else [])

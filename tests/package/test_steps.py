@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -132,6 +133,7 @@ def test_training_goes_on_in_pytorch_and_comes_back(path: Path):
     model = Net()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     state = loaded.state_dict()
+    before = copy.deepcopy(state)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     step = compile_step(
@@ -146,7 +148,7 @@ def test_training_goes_on_in_pytorch_and_comes_back(path: Path):
     torch.manual_seed(1)
     found = [other(*batch)["loss"] for batch in batches(2)]
     torch.testing.assert_close(found, expected)
-    is_same(load_step(path).state_dict(), state)  # a copy: nothing has changed it
+    is_same(loaded.state_dict(), before)  # it has given away a copy
 
 
 def _loss(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
@@ -189,7 +191,7 @@ def test_a_new_process_without_the_class(tmp_path: Path):
     ran = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**__import__("os").environ, "PYTHONPATH": str(ROOT),
+        env={**os.environ, "PYTHONPATH": str(ROOT),
              "OMP_NUM_THREADS": str(torch.get_num_threads()),
              "DYNAMO_BACKENDS_CACHE": str(tmp_path / "none")},
     )  # fmt: skip
@@ -271,11 +273,11 @@ def test_what_no_file_has_is_refused(path: Path, tmp_path: Path):
 
 
 def test_models_and_steps_are_not_taken_for_each_other(path: Path, tmp_path: Path):
-    with pytest.raises(PackageError, match="use dynamo_backends.load_step"):
+    with pytest.raises(PackageError, match=r"use dynamo_backends\.load_step"):
         dynamo_backends.load(path)
     model = tmp_path / "model.dbp"
     dynamo_backends.save(model, nn.Linear(2, 2), (torch.rand(1, 2),), backend="eager")
-    with pytest.raises(PackageError, match="load it by dynamo_backends.load"):
+    with pytest.raises(PackageError, match=r"load it by dynamo_backends\.load"):
         load_step(model)
 
 
@@ -374,24 +376,20 @@ def test_what_a_file_cannot_hold_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_backends_and_places_are_refused(tmp_path: Path):
+def test_shared_memory_and_missing_folders_are_refused(tmp_path: Path):
     def plain(model: Any, optimizer: Any, x: Tensor) -> Tensor:
         return update(model, optimizer, model(x).sum())
 
     shared = nn.Linear(3, 2)
     shared.bias = nn.Parameter(torch.zeros(2))
     shared.register_buffer("same", shared.weight.data.view(-1))
-    for step, text in (
-        (simple(plain, fallback="split"), None),
-        (simple(plain, model=shared), "share memory"),
-    ):
-        step(torch.rand(2, 3))
-        if text is not None:
-            with pytest.raises(SaveError, match=text):
-                step.save(tmp_path / "step.dbp")
+    step = simple(plain, model=shared)
+    step(torch.rand(2, 3))
+    with pytest.raises(SaveError, match="share memory"):
+        step.save(tmp_path / "step.dbp")
+    step = simple(plain)
+    step(torch.rand(2, 3))
     with pytest.raises(SaveError, match="there is no folder"):
-        step = simple(plain)
-        step(torch.rand(2, 3))
         step.save(tmp_path / "nowhere" / "step.dbp")
 
 
@@ -410,7 +408,6 @@ def test_closures_numbers_and_names_are_kept(tmp_path: Path):
     theirs = step({"x": torch.ones(2, 3)}, 0.25)
     assert ours[1:3] == theirs[1:3] == (0.25, "done")
     is_same([ours[0], ours[3]], [theirs[0], theirs[3].detach()])
-    assert "batch" not in repr(loaded)
     assert "{'x': float32[2, 3]}, float" in repr(loaded)
-    assert "aten" in loaded.explain().text if hasattr(loaded.explain(), "text") else True
+    assert loaded.explain().graphs[0].reports == loaded.reports
     assert isinstance(loaded, LoadedStep)

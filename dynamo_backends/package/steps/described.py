@@ -128,10 +128,9 @@ class Described:
 
         module = graphs.module_of(self.graph)
         graph = Graph(module, "step", self.inputs)
-        with FakeTensorMode():
+        with FakeTensorMode(), torch.no_grad():
             for place, spec in zip(graph.placeholders, self.values, strict=False):
                 place.meta["val"] = spec.empty()
-        with torch.no_grad():
             propagate(graph)
         inputs = tuple(
             Input(place.name, x.role, updated_by=x.updated_by)

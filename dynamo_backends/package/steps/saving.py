@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.aot.step.cached import parts_of_step
 from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
 from dynamo_backends.aot.step.questions import asked, numbers_of
 from dynamo_backends.aot.step.recording import Result
@@ -19,6 +20,7 @@ from dynamo_backends.aot.step.snapshot import Snapshot
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import PackageError, SaveError
 from dynamo_backends.package import archive, calls
 from dynamo_backends.package import weights as stored
@@ -46,7 +48,7 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
     name = step.backend.name
     options = encoded(step.options, "options")
     inner = inner_of(name)
-    executable = step.program.dump() or {}
+    executable = _executable(step, inner, options)
     if inner is not None and not executable:
         warnings.warn(
             f"the file has no executable: those of {name} cannot be saved; loading it compiles "
@@ -69,6 +71,15 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
     graph = json.dumps(_graph(step.graph)).encode()
     parts = {names[part]: executable[part] for part in executable}
     archive.write(path, manifest, {GRAPH: graph, WEIGHTS: content, **parts})
+
+
+def _executable(
+    step: Snapshot, inner: Backend | None, options: Mapping[str, Any]
+) -> dict[str, bytes]:
+    if inner is None or not step.program.from_disk:
+        return step.program.dump() or {}
+    given = parsed(inner, options)
+    return parts_of_step(inner, given, inner.plan(step.graph, given), step.graph)
 
 
 def _graph(graph: Graph) -> dict[str, Any]:

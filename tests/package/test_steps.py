@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import LoadedStep, PackageError, SaveError, Step, compile_step, load_step
+from dynamo_backends.cli.main import main
 from dynamo_backends.interface.backend import Availability
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.package import archive
@@ -128,6 +130,26 @@ def test_a_loaded_step_goes_on_to_the_bit(saved: tuple[Training, Path]):
     assert loaded.reports[0].cache_hits == (loaded.backend == "openxla")
 
 
+def test_a_step_that_came_from_the_disk_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", str(tmp_path / "cache"))
+    first, training = Training("openxla"), Training("openxla")
+    assert [t.step.reports[0].cache_hits for t in (first, training)] == [0, 1]
+    training.step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp", strict=True)
+    is_same(go_on(loaded, [{}]), go_on(training.step, [{}]))
+    is_same(loaded.state_dict(), training.state())
+
+
+def test_what_commands_say_of_a_step(path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"training step +Training\.function\n", said)
+    assert re.search(r"called with +float32\[4, 3, 6, 6\], int64\[4\]\n", said)
+    assert re.search(r"executables +1, ", said)
+    assert main(["verify", str(path)]) == 0
+    assert "the training step can be used on openxla, 1 executable" in capsys.readouterr().out
+
+
 def test_training_goes_on_in_pytorch_and_comes_back(path: Path):
     loaded = load_step(path)
     model = Net()
@@ -171,7 +193,6 @@ kind = type(get_backend("openxla"))
 kind.compile = kind.compile_step = refuse
 path = sys.argv[1]
 step = dynamo_backends.load_step(path, strict=True)
-assert "torch._dynamo" not in sys.modules  # which takes a second
 given = load_file(path + ".batch")
 torch.manual_seed(7)
 losses = torch.stack([step(given["x"], given["y"])["loss"] for _ in range(3)])
@@ -264,12 +285,34 @@ def test_what_no_file_has_is_refused(path: Path, tmp_path: Path):
     def draws_otherwise(manifest: Any, _: Any) -> None:
         manifest["step"]["draws"][0]["args"][0] = {"value": "set_"}
 
-    for change, text in ((calls_python, "system"), (lacks_an_input, "differ")):
+    for change, text in (
+        (calls_python, "system"), (lacks_an_input, "differ"), (draws_otherwise, "draws by 'set_'"),
+    ):  # fmt: skip
         with pytest.raises(PackageError, match=text):
             load_step(changed(aot, tmp_path / "changed.dbp", change))
-    step = load_step(changed(aot, tmp_path / "changed.dbp", draws_otherwise))
-    with pytest.raises(PackageError, match="draws by 'set_'"):
-        step(*next(batches(1)))
+
+
+def test_every_step_is_compared_where_that_was_asked(tmp_path: Path):
+    def plain(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+        return update(model, optimizer, model(x).sum())
+
+    step = simple(plain, "openxla", options={"verify": "always"})
+    step(torch.rand(2, 3))
+    step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp", strict=True)
+    for count in (1, 2):
+        loaded(torch.rand(2, 3))
+        assert loaded.reports[0].verified == count
+
+
+def test_what_the_next_step_would_be_is_saved_or_nothing(tmp_path: Path):
+    training = Training("aot_eager", "sgd")
+    training.optimizer.param_groups[0]["nesterov"] = True
+    with pytest.raises(SaveError, match="the next step would be another one: a setting"):
+        training.step.save(tmp_path / "step.dbp")
+    training.step(*next(batches(1)))
+    training.step.save(tmp_path / "step.dbp")
+    assert load_step(tmp_path / "step.dbp").param_groups[0]["nesterov"]
 
 
 def test_models_and_steps_are_not_taken_for_each_other(path: Path, tmp_path: Path):

@@ -313,6 +313,14 @@ class Step:
             variant.recording, variant.slots, found, variant.constants, variant.draws, spec, leaves,
         )  # fmt: skip
         made.check()
+        first = tuple(numbers_of(self._definition, ()))
+        last = len(first) + sum(leaf is float for leaf in leaves)
+        numbers = (*first, *variant.guards.numbers[len(first) : last])
+        reason = variant.guards.why_not(found, numbers)
+        if reason is not None:
+            raise SaveError(
+                f"the next step would be another one: {reason}. Take it, and save then."
+            )
         return made
 
     def _synchronize(self) -> None:

@@ -1,5 +1,6 @@
 """What a file says of a step besides its weights and executables."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,9 @@ class Described:
         batch: Template of `(args, kwargs)`.
         results: Template of what a call returns.
         states: Templates of the state_dicts of "model" and "optimizer".
+        batch_count: How many tensors are in it.
         answers: What the step was told of its numbers.
-        drawn: How random numbers are drawn.
+        drawers: Each draws one tensor of random numbers.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Described:
     results: Mapping[str, Any]
     states: Mapping[str, Sequence[Mapping[str, Any]]]
     answers: Mapping[str, Any] | None
-    drawn: Sequence[Mapping[str, Any]]
+    drawers: Sequence[Callable[[], Tensor]]
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], graph: Mapping[str, Any]) -> "Described":
@@ -65,21 +67,21 @@ class Described:
         """
         step = manifest["step"]
         made = cls(
-            manifest["name"], step["calls"],
+            manifest["name"], manifest["calls"],
             tuple(Input(name, Role(role), updated_by=by) for name, role, by in step["inputs"]),
             tuple(map(Spec.from_dict, step["values"])), graph, tuple(step["slots"]),
             step["constants"], tuple(value for _, value in step["numbers"]),
             tuple(name for name, _ in step["numbers"]), step["batch"]["template"],
             step["batch"]["tensors"], step["results"],
             {"model": step["models"], "optimizer": step["optimizers"]}, step["answers"],
-            step["draws"],
+            tuple(map(_drawer, step["draws"])),
         )  # fmt: skip
         made._check_counts()
         return made
 
     def _check_counts(self) -> None:
         inputs, results = len(self.graph["inputs"]), len(self.graph["results"])
-        parts = 1 + len(self.slots) + self.batch_count + self.constants + len(self.drawn)
+        parts = 1 + len(self.slots) + self.batch_count + self.constants + len(self.drawers)
         updates = [x.updated_by for x in self.inputs if x.updated_by is not None]
         right = parts == inputs == len(self.inputs) and inputs + results == len(self.values)
         if not right or updates != list(range(len(updates))) or len(updates) > results:
@@ -88,7 +90,7 @@ class Described:
     @property
     def living(self) -> list[Spec]:
         """What the tensors are like that live from step to step, then the constants."""
-        first, last = 1 + len(self.slots), len(self.inputs) - len(self.drawn)
+        first, last = 1 + len(self.slots), len(self.inputs) - len(self.drawers)
         return [*self.values[1:first], *self.values[last - self.constants : last]]
 
     @property
@@ -108,8 +110,10 @@ class Described:
 
     @property
     def targets(self) -> list[str]:
-        """What the graph calls."""
-        return [call["target"].removeprefix("torch.ops.") for call in self.graph["calls"]]
+        """The operators that the graph calls."""
+        prefix = "torch.ops."
+        names = (call["target"] for call in self.graph["calls"])
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def without_calls(self) -> Graph:
         """A graph with inputs and outputs alone."""
@@ -144,7 +148,7 @@ class Described:
         Raises:
             PackageError: They are others than the graph reads, as under another default dtype.
         """
-        drawn = [_drawer(each)() for each in self.drawn]
+        drawn = [draws() for draws in self.drawers]
         specs = self.values[len(self.inputs) - len(drawn) : len(self.inputs)]
         for tensor, spec in zip(drawn, specs, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
@@ -154,6 +158,11 @@ class Described:
                 )
         return drawn
 
+    @functools.cached_property
+    def _terms(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        assert self.answers is not None
+        return graphs.from_dict(self.answers["calls"])
+
     def check(self, numbers: Sequence[float]) -> None:
         """Checks that the step computes with these numbers what the function would.
 
@@ -162,8 +171,7 @@ class Described:
         """
         if self.answers is None:
             return
-        run = graphs.from_dict(self.answers["calls"])
-        terms = run([torch.tensor(numbers, dtype=torch.float64)])
+        terms = self._terms([torch.tensor(numbers, dtype=torch.float64)])
         for term, (convert, value, about) in zip(terms, self.answers["checks"], strict=True):
             if CONVERSIONS[convert](term) != value:
                 given = ", ".join(f"{self._number_name(i)} = {numbers[i]}" for i in about)

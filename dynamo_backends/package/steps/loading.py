@@ -1,5 +1,6 @@
 """`load_step`: a callable training step from a file."""
 
+import functools
 import json
 import os
 import time
@@ -15,7 +16,12 @@ from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
-from dynamo_backends.interface.errors import DynamoBackendsError, PackageError, brief_error
+from dynamo_backends.interface.errors import (
+    CompileError,
+    DynamoBackendsError,
+    PackageError,
+    brief_error,
+)
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.package.archive import Archive
@@ -111,15 +117,18 @@ class _Making:
             return
         reason = self._reason(inner)
         if not reason:
-            step.program = self._from_file(inner)
-        elif self._strict:
+            try:
+                step.program = self._from_file(inner)
+            except CompileError as error:
+                reason = brief_error(error)
+        if reason and self._strict:
             raise PackageError(
                 f"{self._archive.path} cannot be used as it is: {reason}. strict=True refuses to "
                 "compile it; save the step on this machine."
             )
-        else:
+        if reason:
             try:
-                self._compile(step, report)
+                step.program = self._backend.compile(self._described.whole())
                 self._tell("was compiled from its portable form", reason)
             except DynamoBackendsError as error:
                 step.program = _call_by_call(self._described.whole())
@@ -127,6 +136,8 @@ class _Making:
                 self._tell("runs call by call", f"{reason}; {brief_error(error)}")
         keep_count_of(step.program)
         step.program.report_to(report)
+        if step.backend == self.backend:
+            self._compare(step, report)
 
     def _reason(self, inner: Backend) -> str:
         """Why the executables of the file cannot be used; empty: they can."""
@@ -147,16 +158,19 @@ class _Making:
         made.from_disk = True
         return made
 
-    def _compile(self, step: LoadedStep, report: GraphReport) -> None:
-        backend: StepBackend = step_backend(self.backend, decoded(self._options))
-        graph = self._described.whole()
-        step.program = backend.compile(graph)
-        if backend.verify != "off":
+    def _compare(self, step: LoadedStep, report: GraphReport) -> None:
+        """Steps are compared with eager: what was compiled here once, and all if that was asked."""
+        backend = self._backend
+        if backend.verify == "always" or (backend.verify == "first" and not step.program.from_disk):
             step.program = VerifiedStep(
-                step.program, graph, report,
+                step.program, self._described.whole(), report,
                 lambda settled: setattr(step, "program", settled),
                 always=backend.verify == "always", strict=backend.strict, reduced=backend.reduced,
             )  # fmt: skip
+
+    @functools.cached_property
+    def _backend(self) -> StepBackend:
+        return step_backend(self.backend, decoded(self._options))
 
     def _tell(self, what: str, reason: str) -> None:
         warnings.warn(f"{self._archive.path} {what}: {reason}", UserWarning, stacklevel=5)

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.cached import parts_of_step
 from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
+from dynamo_backends.aot.step.python_state.places import is_simple
 from dynamo_backends.aot.step.questions import asked, numbers_of
 from dynamo_backends.aot.step.recording import Result
 from dynamo_backends.aot.step.scalars import CONVERSIONS
@@ -66,6 +67,7 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
         "executables": [{"parts": names}] if names else [],
         "weights": {"names": weights, "checkpoint": None},
         "notes": [],
+        "calls": _called(step),
         "step": _contents(step),
     }
     graph = json.dumps(_graph(step.graph)).encode()
@@ -110,7 +112,6 @@ def _contents(step: Snapshot) -> dict[str, Any]:
         "models": [_state_of(step, model.state_dict(keep_vars=True), "the state of a model")
                    for model in step.definition.models],
         "optimizers": _optimizers(step),
-        "calls": _called(step),
     }  # fmt: skip
 
 
@@ -168,8 +169,10 @@ def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:
         elif isinstance(leaf[0], torch.Size):
             leaves.append(_Place({TENSOR: tensors}))
             tensors += 1
-        else:
+        elif is_simple(leaf[1]):
             leaves.append(leaf[1])
+        else:
+            raise SaveError(f"the step takes a {leaf[0].__qualname__}, which a file cannot hold.")
     call = pytree.tree_unflatten(leaves, step.batch.outer)
     return {"template": made(call, _place, "arguments"), "tensors": tensors}
 
@@ -202,10 +205,16 @@ def _place(value: Any) -> dict[str, int] | None:
 
 def _state_of(step: Snapshot, state: Any, what: str) -> dict[str, Any]:
     slots = {id(t): i for i, t in enumerate(step.tensors)}
-    place_of: Callable[[Any], Any] = lambda value: (  # noqa: E731
-        {TENSOR: slots[id(value)]} if isinstance(value, Tensor) and id(value) in slots
-        else _place(value)
-    )  # fmt: skip
+
+    def place_of(value: Any) -> dict[str, int] | None:
+        if not isinstance(value, Tensor):
+            return _place(value)
+        if id(value) not in slots:
+            raise SaveError(
+                f"{what} has a tensor that is no parameter, buffer or state of its own."
+            )
+        return {TENSOR: slots[id(value)]}
+
     return made(state, place_of, what)
 
 

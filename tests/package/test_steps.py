@@ -312,7 +312,10 @@ def test_what_the_next_step_would_be_is_saved_or_nothing(tmp_path: Path):
         training.step.save(tmp_path / "step.dbp")
     training.step(*next(batches(1)))
     training.step.save(tmp_path / "step.dbp")
-    assert load_step(tmp_path / "step.dbp").param_groups[0]["nesterov"]
+    loaded = load_step(tmp_path / "step.dbp")  # was captured where there were gradients
+    assert loaded.param_groups[0]["nesterov"]
+    is_same(go_on(loaded, [{}]), go_on(training.step, [{}]))
+    is_same(loaded.state_dict(), training.state())
 
 
 def test_models_and_steps_are_not_taken_for_each_other(path: Path, tmp_path: Path):

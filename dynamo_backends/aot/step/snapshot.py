@@ -26,8 +26,8 @@ class Snapshot:
         definition: What was captured.
         backend: What has compiled it.
         options: Of the backend, as they were given.
-        graph: What was compiled. Its inputs are the numbers, then `tensors`, the tensors of the
-            batch, `constants` and what `draws` draws.
+        graph: What was compiled. Its inputs are the numbers, then `tensors`, gradients that it does
+            not read, the tensors of the batch, `constants` and what `draws` draws.
         program: Compiled from it.
         recording: Of the function.
         slots: What lives from step to step; those that live in Python come last.
@@ -97,11 +97,14 @@ class Snapshot:
 
     def _reasons_of_gradients(self) -> Iterator[str]:
         recording = self.recording
-        names = [self.slots[i].name for i in recording.gradient_slots]
-        names += [self.slots[i].name for _, i in recording.gradients if i not in recording.free]
-        for name in names:
+        entering = recording.gradient_slots
+        places = self.graph.placeholders[1 + len(self.slots) :]
+        found = [i for i, place in zip(entering, places, strict=False) if place.users]
+        known = recording.free.union(entering)  # these are there again before the next step
+        found += [i for _, i in recording.gradients if i not in known]
+        for i in found:
             yield (
-                f"it adds to the gradient of {name} that the step before has left. Call "
+                f"it adds to the gradient of {self.slots[i].name} that the step before has left. Call "
                 "optimizer.zero_grad() in the function"
             )
         if recording.batch_gradients or recording.batch_with_gradient:

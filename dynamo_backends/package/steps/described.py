@@ -31,6 +31,7 @@ class Described:
         values: What its inputs are like, then its outputs.
         graph: Its calls, see `calls.to_dict`.
         slots: What lives from step to step, by names for people.
+        gradients: How many inputs after these stand for gradients, which it does not read.
         constants: How many tensors the graph owns.
         numbers: Of the optimizers, as they were.
         number_names: What they are called.
@@ -48,6 +49,7 @@ class Described:
     values: tuple[Spec, ...]
     graph: Mapping[str, Any]
     slots: tuple[str, ...]
+    gradients: int
     constants: int
     numbers: tuple[float, ...]
     number_names: tuple[str, ...]
@@ -70,6 +72,7 @@ class Described:
             manifest["name"], manifest["calls"],
             tuple(Input(name, Role(role), updated_by=by) for name, role, by in step["inputs"]),
             tuple(map(Spec.from_dict, step["values"])), graph, tuple(step["slots"]),
+            step["gradients"],
             step["constants"], tuple(value for _, value in step["numbers"]),
             tuple(name for name, _ in step["numbers"]), step["batch"]["template"],
             step["batch"]["tensors"], step["results"],
@@ -81,7 +84,7 @@ class Described:
 
     def _check_counts(self) -> None:
         inputs, results = len(self.graph["inputs"]), len(self.graph["results"])
-        parts = 1 + len(self.slots) + self.batch_count + self.constants + len(self.drawers)
+        parts = self._first_of_batch + self.batch_count + self.constants + len(self.drawers)
         updates = [x.updated_by for x in self.inputs if x.updated_by is not None]
         right = parts == inputs == len(self.inputs) and inputs + results == len(self.values)
         if not right or updates != list(range(len(updates))) or len(updates) > results:
@@ -96,8 +99,17 @@ class Described:
     @property
     def batch_specs(self) -> Sequence[Spec]:
         """What the tensors of the batch are like."""
-        first = 1 + len(self.slots)
+        first = self._first_of_batch
         return self.values[first : first + self.batch_count]
+
+    @property
+    def unread(self) -> Sequence[Spec]:
+        """What the gradients are like that the graph does not read."""
+        return self.values[1 + len(self.slots) : self._first_of_batch]
+
+    @property
+    def _first_of_batch(self) -> int:
+        return 1 + len(self.slots) + self.gradients
 
     @property
     def groups(self) -> list[Mapping[str, Any]]:

@@ -53,6 +53,7 @@ class LoadedStep:
         self._described = described
         count = len(described.slots)
         self._tensors, self._constants = list(tensors[:count]), list(tensors[count:])
+        self._unread = [spec.empty().zero_() for spec in described.unread]
         self._numbers = list(described.numbers)
         self._holding: list[float] | None = None
         self._lock = threading.Lock()
@@ -80,7 +81,7 @@ class LoadedStep:
         if numbers != self._holding:
             described.check(numbers)
             self._holding = numbers
-        inputs = [torch.tensor(numbers, dtype=torch.float64), *self._tensors, *batch]
+        inputs = [torch.tensor(numbers, dtype=torch.float64), *self._tensors, *self._unread, *batch]
         inputs += [*self._constants, *described.draws()]
         taken: list[Any] = []
         self.program(inputs, taken)

@@ -103,6 +103,7 @@ def _contents(step: Snapshot) -> dict[str, Any]:
         "inputs": [[x.name, x.role.value, x.updated_by] for x in graph.inputs],
         "values": [spec.to_dict() for spec in values],
         "slots": [slot.name for slot in step.slots],
+        "gradients": len(step.recording.gradient_slots),
         "constants": len(step.constants),
         "numbers": [[name, value] for name, value in zip(names, numbers, strict=True)],
         "draws": [_draw(*call) for call in step.draws.calls],

@@ -104,8 +104,8 @@ class Snapshot:
         found += [i for _, i in recording.gradients if i not in known]
         for i in found:
             yield (
-                f"it adds to the gradient of {self.slots[i].name} that the step before has left. Call "
-                "optimizer.zero_grad() in the function"
+                f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
+                "Call optimizer.zero_grad() in the function"
             )
         if recording.batch_gradients or recording.batch_with_gradient:
             yield "it leaves gradients of its arguments; pass them detached"

@@ -9,6 +9,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -402,9 +403,38 @@ def draws_by_data(model: Any, optimizer: Any, x: Tensor) -> Tensor:
     return update(model, optimizer, (model(x) * torch.bernoulli(x.sigmoid())[:, :2]).sum())
 
 
+def scales(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    scaler = SCALER
+    loss: Tensor = model(x).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss
+
+
+SCALER = torch.amp.GradScaler("cpu")
+AVERAGE = torch.zeros(2)
+COUNTS = [0.5]
+
+
+def averages(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    loss = update(model, optimizer, model(x).sum())
+    AVERAGE.mul_(0.9).add_(model.bias.detach())
+    return loss
+
+
+def counts(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    COUNTS[0] *= 0.5
+    return update(model, optimizer, model(x).sum() * COUNTS[0])
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
+        (scales, "uses a GradScaler"),
+        (averages, "writes to .*AVERAGE"),
+        (counts, "does something in Python"),
         (prints, "does something in Python"),
         (accumulates, "adds to the gradient of model.weight"),
         (draws_by_data, "depend on what the step computes"),
@@ -420,6 +450,76 @@ def test_what_a_file_cannot_hold_is_refused(
     with pytest.raises(SaveError, match=text):
         step.save(tmp_path / "step.dbp")
     assert list(tmp_path.iterdir()) == []
+
+
+def squared(model: Any, optimizer: Any, x: Tensor) -> Any:
+    noise = torch.randn_like(x) + torch.rand(3)
+    loss = update(model, optimizer, model(x + noise).square().mean())
+    return loss, optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False, amsgrad=True),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.Adafactor(p),
+        lambda p: torch.optim.AdamW(
+            [{"params": [q], "lr": 0.1 / (i + 1)} for i, q in enumerate(p)]
+        ),
+    ],
+)
+def test_optimizers_and_noise_go_on(make: Any, tmp_path: Path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = make(model.parameters())
+    step = compile_step(
+        lambda x: squared(model, optimizer, x),
+        model=model, optimizer=optimizer, backend="aot_eager", accumulate=2,
+    )  # fmt: skip
+    for size in (2, 4):  # the file has the last kind of batch
+        step(torch.ones(size, 3))
+    step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp")
+    results = []
+    for taken, groups in ((loaded, loaded.param_groups), (step, optimizer.param_groups)):
+        torch.manual_seed(4)
+        groups[-1]["lr"] = groups[-1]["lr"] * 0.5
+        results.append([copy.deepcopy(taken(torch.ones(4, 3))) for _ in range(3)])
+    is_same(*results)
+    is_same(
+        loaded.state_dict(),
+        {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()},
+    )
+    with pytest.raises(PackageError, match=r"float32\[2, 3\]"):
+        loaded(torch.ones(2, 3))
+
+
+def test_several_models_and_threads(tmp_path: Path):
+    models = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+
+    def function(x: Tensor) -> Tensor:
+        losses = [m(x).square().mean() for m in models]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            update(None, optimizer, loss)
+        return torch.stack(losses)
+
+    step = compile_step(function, model=models, optimizer=optimizers, backend="aot_eager")
+    x = torch.ones(2, 3)
+    step(x)
+    step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(loaded, [x] * 8))
+    expected = [step(x) for _ in range(8)]
+    by_size = [sorted(map(torch.Tensor.tolist, each)) for each in (found, expected)]
+    assert by_size[0] == by_size[1]
+    state = loaded.state_dict()
+    is_same(state["model"], [dict(m.state_dict()) for m in models])
+    is_same(state["optimizer"], [o.state_dict() for o in optimizers])
+    loaded.load_state_dict({"optimizer": state["optimizer"]})
+    assert [group["momentum"] for group in loaded.param_groups] == [0.9, 0.9]
 
 
 def test_shared_memory_and_missing_folders_are_refused(tmp_path: Path):

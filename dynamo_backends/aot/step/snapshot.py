@@ -105,7 +105,7 @@ class Snapshot:
         for i in found:
             yield (
                 f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
-                "Call optimizer.zero_grad() in the function"
+                "Call optimizer.zero_grad(), which sets it to None, in the function"
             )
         if recording.batch_gradients or recording.batch_with_gradient:
             yield "it leaves gradients of its arguments; pass them detached"

@@ -19,11 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends import LoadedStep, PackageError, SaveError, Step, compile_step, load_step
+from dynamo_backends import (
+    FallbackRefusedError,
+    LoadedStep,
+    PackageError,
+    SaveError,
+    Step,
+    compile_step,
+    load_step,
+)
 from dynamo_backends.cli.main import main
 from dynamo_backends.interface.backend import Availability
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.package import archive
+from dynamo_backends.package.steps.inner import inner_of
 from tests.bench.programs import ROOT
 
 
@@ -251,6 +260,31 @@ def test_without_the_backend_it_runs_call_by_call(path: Path, monkeypatch: pytes
     torch.testing.assert_close(go_on(loaded, [{}]), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_fallback_may_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    step = simple(plain, "openxla", options={"fallback": "error"})
+    step(torch.rand(2, 3))
+    step.save(tmp_path / "step.dbp")
+    gone = Availability(False, "there is no jax")
+    monkeypatch.setattr(type(get_backend("openxla")), "availability", lambda self: gone)
+    with pytest.raises(FallbackRefusedError, match="openxla cannot run here"):
+        load_step(tmp_path / "step.dbp")
+
+
+def test_backends_without_executables_of_steps(tmp_path: Path):
+    step = simple(lambda m, o, x: update(m, o, m(x).square().mean()), "onnxrt")
+    x = torch.rand(2, 3)
+    step(x)
+    with pytest.warns(UserWarning, match="the file has no executable"):
+        step.save(tmp_path / "step.dbp")
+    with pytest.warns(UserWarning, match="it has no executable of onnxrt"):
+        loaded = load_step(tmp_path / "step.dbp")
+    torch.testing.assert_close([loaded(x) for _ in range(3)], [step(x) for _ in range(3)])
+    assert loaded.reports[0].verified == 1
+    for name in ("inductor", "autotune"):
+        with pytest.raises(SaveError, match="more than one program"):
+            inner_of(name)
+
+
 def test_a_flipped_byte_is_noticed(path: Path, tmp_path: Path):
     with zipfile.ZipFile(path) as file:
         places = {info.filename: info.header_offset for info in file.infolist()}
@@ -294,9 +328,6 @@ def test_what_no_file_has_is_refused(path: Path, tmp_path: Path):
 
 
 def test_every_step_is_compared_where_that_was_asked(tmp_path: Path):
-    def plain(model: Any, optimizer: Any, x: Tensor) -> Tensor:
-        return update(model, optimizer, model(x).sum())
-
     step = simple(plain, "openxla", options={"verify": "always"})
     step(torch.rand(2, 3))
     step.save(tmp_path / "step.dbp")
@@ -385,6 +416,10 @@ def update(model: Any, optimizer: Any, loss: Tensor) -> Tensor:
     optimizer.step()
     optimizer.zero_grad()
     return loss
+
+
+def plain(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    return update(model, optimizer, model(x).sum())
 
 
 def prints(model: Any, optimizer: Any, x: Tensor) -> Tensor:
@@ -523,9 +558,6 @@ def test_several_models_and_threads(tmp_path: Path):
 
 
 def test_shared_memory_and_missing_folders_are_refused(tmp_path: Path):
-    def plain(model: Any, optimizer: Any, x: Tensor) -> Tensor:
-        return update(model, optimizer, model(x).sum())
-
     shared = nn.Linear(3, 2)
     shared.bias = nn.Parameter(torch.zeros(2))
     shared.register_buffer("same", shared.weight.data.view(-1))

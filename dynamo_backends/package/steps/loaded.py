@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import is_autocast_on, without_autocast
 from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.variant import TRACING
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.spec import Spec
@@ -29,11 +30,11 @@ class LoadedStep:
     Args:
         described: What the file says.
         tensors: What lives from step to step, and the graph's constants.
-        program: Takes the steps; it gets a report of its own where that is needed.
         report: What became of the graph.
         notes: What else one should know of it, in sentences.
 
     Attributes:
+        program: Takes the steps.
         backend: Name of the backend that runs it.
         notes: The same.
         reports: That report.
@@ -66,7 +67,8 @@ class LoadedStep:
 
         Raises:
             PackageError: The arguments are others than the step was saved for, or a number has a
-                value for which the step would have to be captured anew.
+                value for which the step would have to be captured anew. Nothing has changed then.
+            StepCaptureError: XLA has failed in the middle of a step; load the last state.
         """
         with self._lock:
             if is_autocast_on():
@@ -82,7 +84,9 @@ class LoadedStep:
             described.check(numbers)
             self._holding = numbers
         inputs = [torch.tensor(numbers, dtype=torch.float64), *self._tensors, *self._unread, *batch]
-        inputs += [*self._constants, *described.draws()]
+        with TRACING:  # which moves torch's generator, and puts it back
+            draws = described.draws()
+        inputs += [*self._constants, *draws]
         taken: list[Any] = []
         self.program(inputs, taken)
         outputs = self.program.outputs(taken)

@@ -19,6 +19,7 @@ from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
+    FallbackRefusedError,
     PackageError,
     brief_error,
 )
@@ -59,6 +60,7 @@ def load_step(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedSt
     Raises:
         PackageError: The file is damaged, has a model, this torch cannot read it, or `strict`
             forbids what would have to be done.
+        FallbackRefusedError: It would run call by call, and it was saved with `fallback="error"`.
     """
     with Archive(path) as archive:
         try:
@@ -131,6 +133,11 @@ class _Making:
                 step.program = self._backend.compile(self._described.whole())
                 self._tell("was compiled from its portable form", reason)
             except DynamoBackendsError as error:
+                if parsed(inner, self._options).fallback == "error":
+                    raise FallbackRefusedError(
+                        f"{self._archive.path} was saved with fallback='error', and {self.backend} "
+                        f"does not take it here: {reason}; {brief_error(error)}"
+                    ) from error
                 step.program = _call_by_call(self._described.whole())
                 step.backend = report.backend = "aot_eager"
                 self._tell("runs call by call", f"{reason}; {brief_error(error)}")

@@ -7,8 +7,7 @@
 - Questions for the sizes of results that depend on data (`aten.sym_size.int` and the like).
 - `operator.getitem` on the result of a call with several results.
 - Arithmetic on symbolic sizes: functions of the modules `operator` and `math`, and `torch.sym_*`.
-- `graph.random.draw`: random numbers that torch draws; `generator_state` and `redraw`: those that
-  a checkpoint draws twice.
+- `graph.random.DRAWS`: random numbers that torch draws, and those that a checkpoint draws twice.
 - Higher-order operators (such as `torch.cond`), which run in eager with their graphs.
 """
 
@@ -23,7 +22,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import HigherOrderOperator, OpOverload, is_composite
 from dynamo_backends.graph.decompositions import decompositions
-from dynamo_backends.graph.random import draw, generator_state, redraw
+from dynamo_backends.graph.random import DRAWS
 
 
 @functools.cache
@@ -31,7 +30,7 @@ def _functions() -> frozenset[Callable[..., Any]]:
     """Python functions of the dialect."""
     symbolic = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
     arithmetic = [f for m in (operator, math) for f in vars(m).values() if callable(f)]
-    return frozenset((draw, generator_state, redraw, *symbolic, *arithmetic))
+    return frozenset((*DRAWS, *symbolic, *arithmetic))
 
 
 def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:

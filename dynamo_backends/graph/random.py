@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensor, has_side_effect
 from dynamo_backends.graph.calls import argument
+from dynamo_backends.graph.counter_generator import SEEDED_DRAW
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
@@ -42,6 +43,56 @@ def draw(
     return result
 
 
+def seeds_of(count: int) -> tuple[Any, ...]:
+    """What `draw` is called with to draw seeds; n at once are those of n calls.
+
+    Args:
+        count: How many.
+    """
+    return "random_", [count], [1], torch.int64, torch.device("cpu")
+
+
+@has_side_effect
+def counter_draw(
+    method: str,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *args: Any,
+) -> Tensor:
+    """As `draw`, but what a device would draw: torch's generator gives one seed (`seeded_draws`).
+
+    Args:
+        method: One that `counter_generator` knows.
+        shape: Its sizes.
+        strides: Its strides.
+        dtype: Its dtype.
+        device: The CPU.
+        args: All arguments of the method.
+    """
+    empty = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if isinstance(empty, FakeTensor):
+        return empty
+    seeds = draw(*seeds_of(1))
+    result: Tensor = SEEDED_DRAW(seeds, 0, method, shape, strides, dtype, [*map(float, args)])
+    return result
+
+
+@has_side_effect
+def counter_draw_like(x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
+    """`counter_draw` in the layout of `torch.empty_like(x)`.
+
+    Args:
+        x: Its data are not read.
+        method: As for `counter_draw`.
+        dtype: Likewise.
+        args: Likewise.
+    """
+    like = torch.empty_like(x, dtype=dtype)
+    return counter_draw(method, like.shape, like.stride(), dtype, torch.device("cpu"), *args)
+
+
 @has_side_effect
 def generator_state(device: torch.device) -> Tensor:
     """The state of torch's generator at this moment, for `redraw`."""
@@ -56,12 +107,12 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
     Args:
         state: From `generator_state`.
         draws: The operator; its arguments follow.
-        args: Positional ones; the first is a tensor on the generator's device.
+        args: Positional ones; one is a tensor on the generator's device, or that device.
         kwargs: The others.
     """
     if isinstance(state, FakeTensor):
         return draws(*args, **kwargs)
-    on_cuda = args[0].device.type == "cuda"
+    on_cuda = any(_is_on_cuda(x) for x in args)
     read, write = (
         (torch.cuda.get_rng_state, torch.cuda.set_rng_state)
         if on_cuda
@@ -73,6 +124,44 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
         return draws(*args, **kwargs)
     finally:
         write(before)
+
+
+def redraw_seeds(state: Tensor, count: int) -> Tensor:
+    """Seeds, drawn with the generator as it was; it is left as it is.
+
+    Args:
+        state: From `generator_state`.
+        count: How many.
+    """
+    result: Tensor = redraw(state, draw, *seeds_of(count))
+    return result
+
+
+def counter_redraw(state: Tensor, x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
+    """`counter_draw` with the generator as it was, in the layout of `torch.empty_like(x)`.
+
+    Args:
+        state: From `generator_state`.
+        x: Its data are not read.
+        method: As for `counter_draw`.
+        dtype: Likewise.
+        args: Likewise.
+    """
+    result: Tensor = redraw(state, counter_draw_like, x, method, dtype, *args)
+    return result
+
+
+DRAWS = (
+    *(draw, counter_draw, counter_draw_like),
+    *(generator_state, redraw, redraw_seeds, counter_redraw),
+)
+"""Functions that draw, or say what was drawn."""
+
+
+def _is_on_cuda(argument: Any) -> bool:
+    if isinstance(argument, Tensor):
+        argument = argument.device
+    return isinstance(argument, torch.device) and argument.type == "cuda"
 
 
 def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -94,7 +183,7 @@ def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a call draws from torch's generator, with the arguments that it has."""
-    if node.target in (draw, redraw, generator_state):
+    if node.target in DRAWS:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
@@ -146,27 +235,30 @@ def separate_random_draws(graph: Graph) -> bool:
     """
     bound = [node for node in graph.calls if is_random(node) and is_bound_to_data(node)]
     for node in bound:
+        method, arguments, value = filled_by(node)
         with graph.module.graph.inserting_before(node):
-            if _is_mask(node):
-                _replace_mask(graph.module.graph, node)
-            else:
-                method, arguments = _METHODS[node.target]
-                made = _draw(
-                    graph.module.graph, method, node.meta, node.meta["val"], arguments(node)
-                )
-                node.replace_all_uses_with(made)
-        graph.module.graph.erase_node(node)
+            made = _draw(graph.module.graph, method, node.meta, value, arguments)
+        for read in list(node.users) if _is_mask(node) else [node]:
+            read.replace_all_uses_with(made)
+            graph.module.graph.erase_node(read)
+        if _is_mask(node):
+            graph.module.graph.erase_node(node)
     if bound:
         drop_dead(graph.module.graph)
     return bool(bound)
 
 
-def _replace_mask(graph: fx.Graph, node: fx.Node) -> None:
-    keep = 1.0 - node.args[1]  # type: ignore[operator]
-    mask = _draw(graph, "bernoulli_", node.meta, node.meta["val"][1], (keep,))
-    for user in list(node.users):
-        user.replace_all_uses_with(mask)
-        graph.erase_node(user)
+def filled_by(node: fx.Node) -> tuple[str, tuple[Any, ...], Tensor]:
+    """The method that draws what a call draws, its arguments, and the result's fake value.
+
+    Args:
+        node: For which `is_bound_to_data`.
+    """
+    value = node.meta["val"]
+    if _is_mask(node):
+        return "bernoulli_", (1.0 - node.args[1],), value[1]  # type: ignore[operator]
+    method, arguments = _METHODS[node.target]
+    return method, arguments(node), value
 
 
 def _draw(

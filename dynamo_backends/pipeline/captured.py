@@ -24,6 +24,7 @@ from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
+from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.int8.capture import proving
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
@@ -228,6 +229,8 @@ class _GraphCompiler:
         backend, options = self.backend, self.options
         with stage(NORMAL_FORM):
             normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        if backend.home(options) is not None:
+            draw_checkpoints_alike(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
         with done_without(report, "describing the inputs"):

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
+from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import (
     Symbols,
@@ -354,6 +355,9 @@ class CompiledGraph:
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         arena.rest()
+        if self._backend.home(self._options) is not None:  # masks would have to go there
+            graph = graph.copy()
+            seed_draws(graph)
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         shapes: tuple[str, ...] = ()

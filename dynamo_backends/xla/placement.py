@@ -8,7 +8,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.runtime.device_tensor import move_in_place, moved
+from dynamo_backends.runtime.device_moves import move_together
+from dynamo_backends.runtime.device_tensor import moved
 from dynamo_backends.runtime.device_values import (
     Home,
     computer_of,
@@ -34,8 +35,9 @@ def to_device(values: T, device: str) -> T:
         >>> loss = torch.compile(model, backend="openxla")(batch)
 
     Args:
-        values: A model is changed in place, its parameters stay the same objects. Of tensors a copy
-            is returned, of a tensor with `requires_grad` a leaf.
+        values: A model is changed in place, its parameters stay the same objects, and those that
+            share memory still do. Of each tensor a copy with memory of its own is returned, of a
+            tensor with `requires_grad` a leaf.
         device: "tpu", or one of several, "tpu:1". "cpu" brings values back.
 
     Raises:
@@ -43,8 +45,7 @@ def to_device(values: T, device: str) -> T:
     """
     home = _home(device)
     if isinstance(values, nn.Module):
-        for tensor in _tensors_of(values):
-            move_in_place(tensor, home)
+        move_together(_tensors_of(values), home)
         return values
     result: T = pytree.tree_map_only(Tensor, lambda t: moved(t, home), values)
     return result

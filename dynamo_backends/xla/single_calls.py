@@ -17,11 +17,12 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import FakeTensorMode, OpOverload, make_fx
+from dynamo_backends.graph.counter_generator import SEEDED_DRAW
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.normalize import lift_constants
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.runtime.device_tensor import DeviceTensor, handle_of
-from dynamo_backends.runtime.device_values import value_of
+from dynamo_backends.runtime.device_values import fills_storage, value_of
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.xla import _jaxlib, residents
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
@@ -29,18 +30,20 @@ from dynamo_backends.xla.dtypes import is_supported
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.single_draws import single_draw
+
+aten = torch.ops.aten
 
 log = logging.getLogger("dynamo_backends")
 
 _KINDS = 4096  # of calls whose programs are kept
 _NUMBERS = 1024  # that are kept on the device
 
-# Results, or their shapes, depend on contents that the host has to see, or on its generator.
+# Results, or their shapes, depend on contents that the host has to see.
 _HOST_ONLY = frozenset(
     (
         torch.Tag.data_dependent_output,
         torch.Tag.dynamic_output_shape,
-        torch.Tag.nondeterministic_seeded,
     )
 )
 
@@ -77,9 +80,40 @@ class SingleCalls:
         Returns:
             Handles; NotImplemented: it cannot be run here.
         """
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._drawn(func, args, kwargs)
         pure = _pure(func)
         if pure is None or not _HOST_ONLY.isdisjoint(pure.tags):
             return NotImplemented
+        return self._run(pure, func, args, kwargs)
+
+    def _drawn(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that draws."""
+        found = single_draw(func, args, kwargs)
+        if found is None:
+            return NotImplemented
+        made = self._run(SEEDED_DRAW, SEEDED_DRAW, found.given, {})
+        if found.target is None:
+            return made
+        target, value, source = found.target, value_of(found.target), value_of(made)
+        assert value is not None
+        assert source is not None
+        if fills_storage(target) and target.stride() == made.stride():
+            value.replace(target, source.array, str(func))
+            return target
+        return self._run(aten.copy.default, aten.copy_.default, (target, made), {})
+
+    def _run(
+        self, pure: OpOverload, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs an operator by a program.
+
+        Args:
+            pure: Returns what the operator does.
+            func: The operator.
+            args: See `__call__`.
+            kwargs: Likewise.
+        """
         leaves, spec = pytree.tree_flatten((args, kwargs))
         for numbers in (True, False):
             kinds = [_kind(leaf, numbers) for leaf in leaves]

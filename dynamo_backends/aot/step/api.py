@@ -37,7 +37,7 @@ from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.interface.errors import OptionError, SaveError, StepCaptureError
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.device_tensor import move_in_place
+from dynamo_backends.runtime.device_moves import move_together
 from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
 from dynamo_backends.runtime.residency import home_of
@@ -365,9 +365,8 @@ class Step:
         home = self._backend.home
         if home is None:
             return
-        for slot, tensor in zip(inventory.slots, inventory.tensors, strict=True):
-            if not slot.is_setting:
-                move_in_place(tensor, home_named(home))
+        pairs = zip(inventory.slots, inventory.tensors, strict=True)
+        move_together((t for slot, t in pairs if not slot.is_setting), home_named(home))
 
     def _in_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         definition = self._definition

@@ -53,6 +53,11 @@ class StepBackend:
     target: MeshTarget | None = None
     compile_on_mesh: Callable[[Graph, MeshLayout], StepProgram] | None = None
 
+    @property
+    def draws_seeds(self) -> bool:
+        """Whether steps draw by themselves, from seeds that torch draws (see `seed_draws`)."""
+        return self.home is not None and self.target is None
+
 
 def step_backend(
     name: str,

@@ -10,6 +10,7 @@ from dynamo_backends._torch_private import state_of_generator
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -64,11 +65,12 @@ def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
     return left
 
 
-def hoist(graph: Graph) -> tuple[Graph, Draws]:
+def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Draws]:
     """Makes what a step draws an input of its graph, if no draw depends on data.
 
     Args:
         graph: Changed in place.
+        seeded: The graph draws by itself what it can, from seeds that are drawn in its place.
 
     Returns:
         The graph with an input for each draw, after the others, and what draws them. If a draw
@@ -78,6 +80,8 @@ def hoist(graph: Graph) -> tuple[Graph, Draws]:
         StepCaptureError: A checkpoint draws again in a way that depends on data.
     """
     draws = _share_redrawn([node for node in graph.calls if is_random(node)])
+    if seeded and seed_draws(graph):
+        draws = [node for node in graph.calls if is_random(node)]
     if any(node.all_input_nodes for node in draws) or not all(map(_is_one_tensor, draws)):
         return graph, Draws()
     calls = tuple((node.target, node.args, dict(node.kwargs)) for node in draws)

@@ -91,7 +91,7 @@ class Variant:
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
-            self.graph, self.draws = hoist(step.graph)
+            self.graph, self.draws = hoist(step.graph, backend.draws_seeds)
             self.constants = step.constants
             captured = time.perf_counter()
             self._ranks = ranks_of(definition.parallel)

@@ -1,0 +1,59 @@
+"""Moves tensors that others refer to, such that those that share memory share it afterwards."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.runtime.device_tensor import (
+    DeviceTensor,
+    exchange,
+    handle_of,
+    move_in_place,
+    wrapped,
+)
+from dynamo_backends.runtime.device_values import Home, on_host
+
+
+def move_together(tensors: Iterable[Tensor], home: Home | None) -> None:
+    """Moves tensors in place; of several on one storage that storage moves, all of it.
+
+    Args:
+        tensors: Leaves; each may occur several times.
+        home: The device; None: the host.
+
+    Raises:
+        DeviceError: torch cannot exchange one, or its contents are not what its memory has.
+    """
+    groups: dict[int, list[Tensor]] = {}
+    for tensor in {id(t): t for t in tensors}.values():
+        address = handle_of(tensor).untyped_storage().data_ptr()
+        groups.setdefault(address or -id(tensor), []).append(tensor)
+    for group in groups.values():
+        if len(group) == 1:
+            move_in_place(group[0], home)
+        elif _home_of(group[0]) != (None if home is None else home.name):
+            _move_storage(group, home)
+
+
+def _home_of(tensor: Tensor) -> str | None:
+    return tensor.home if isinstance(tensor, DeviceTensor) else None
+
+
+def _move_storage(tensors: Sequence[Tensor], home: Home | None) -> None:
+    handles = [on_host(handle_of(tensor)).detach() for tensor in tensors]
+    lazy = next((h for h in handles if h.is_conj() or h.is_neg()), None)
+    if lazy is not None:
+        raise DeviceError(
+            f"a tensor of shape {list(lazy.shape)} shares memory with another one and is its "
+            "conjugate or negative, which cannot be moved together. Make it a tensor of its own "
+            "with resolve_conj().resolve_neg()."
+        )
+    storage = torch.UntypedStorage(handles[0].untyped_storage().nbytes())
+    storage.copy_(handles[0].untyped_storage())
+    for tensor, handle in zip(tensors, handles, strict=True):
+        plain = torch.empty(0, dtype=handle.dtype).set_(
+            storage, handle.storage_offset(), handle.shape, handle.stride()
+        )
+        exchange(tensor, plain if home is None else wrapped(plain, home.name))

@@ -42,6 +42,8 @@ _PUBLIC = {
     "export": "package.exporting",
     "load": "package.loading",
     "save": "package.saving",
+    "LoadedStep": "package.steps.loaded",
+    "load_step": "package.steps.loading",
     "WarmUp": "capture.warming",
     "warm_up": "capture.warming",
     "BackendUnavailableError": "interface.errors",

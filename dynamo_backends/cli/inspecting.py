@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-SUMMARY = "what is in a package: model, backend, versions, parts"
+SUMMARY = "what is in a package: model or step, backend, versions, parts"
 
 EXAMPLES = """\
 Reads the manifest alone: nothing is loaded, compiled or run.
@@ -53,7 +53,7 @@ def described(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator
 
     options = decoded(manifest["options"])
     machine, weights = manifest["machine"], manifest["weights"]
-    yield from _entry("model", manifest["name"])
+    yield from _entry(manifest.get("kind", "model"), manifest["name"])
     yield from _entry("called with", manifest["calls"])
     yield from _entry("backend", manifest["backend"])
     if options:

@@ -6,7 +6,8 @@ SUMMARY = "checksums of a package, and a run of it compared with its portable fo
 
 EXAMPLES = """\
 The model is loaded as on any machine, called with the arguments it was saved with, and compared
-with the graph run call by call, against float64 where they are not close.
+with the graph run call by call, against float64 where they are not close. A training step is
+loaded, and not taken: a file has no batch.
 
 examples:
   dynamo-backends verify model.dbp
@@ -31,9 +32,11 @@ def run(args: argparse.Namespace) -> int:
     """
     import warnings
 
-    from dynamo_backends.package.verifying import checked_parts, compared
+    from dynamo_backends.package.verifying import checked_parts, compared, is_step
 
     print(f"{checked_parts(args.file)} parts have their checksums")
+    if is_step(args.file):
+        return _load_step(args)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         outcome = compared(args.file, strict=args.strict, checkpoint=args.checkpoint)
@@ -45,4 +48,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"it differs from its portable form: {outcome.difference}")
         return 1
     print("results are as accurate as those of its portable form")
+    return 0
+
+
+def _load_step(args: argparse.Namespace) -> int:
+    import dynamo_backends
+
+    step = dynamo_backends.load_step(args.file, strict=args.strict)
+    count = sum(report.cache_hits for report in step.reports)
+    executables = "1 executable" if count == 1 else f"{count} executables"
+    print(f"the training step can be used on {step.backend}, {executables} from the file")
     return 0

@@ -22,8 +22,8 @@ def to_dict(graph: Graph) -> dict[str, Any] | None:
     for node in graph.calls:
         target = named_target(node.target)
         try:
-            args = [_encoded(x) for x in node.args]
-            kwargs = {key: _encoded(x) for key, x in node.kwargs.items()}
+            args = [encoded(x) for x in node.args]
+            kwargs = {key: encoded(x) for key, x in node.kwargs.items()}
         except PackageError:
             return None
         if target is None:
@@ -41,23 +41,36 @@ def from_dict(given: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[An
     Raises:
         PackageError: It calls what is no operator, or names no value.
     """
-    graph = fx.Graph()
-    nodes = {name: graph.placeholder(name) for name in given["inputs"]}
-    for call in given["calls"]:
-        check_target(call["target"])
-        args = tuple(_decoded(x, nodes) for x in call["args"])
-        kwargs = {key: _decoded(x, nodes) for key, x in call["kwargs"].items()}
-        nodes[call["name"]] = graph.call_function(_target(call["target"]), args, kwargs)
-    graph.output(tuple(nodes[name] for name in given["results"]))
-    module = fx.GraphModule(torch.nn.Module(), graph)
+    module = module_of(given)
     return lambda values: module(*values)
 
 
-def _encoded(value: Any) -> dict[str, Any]:
+def module_of(given: Mapping[str, Any]) -> fx.GraphModule:
+    """A graph, whose calls have no `meta`.
+
+    Raises:
+        PackageError: It calls what is no operator, or names no value.
+    """
+    graph = fx.Graph()
+    nodes = {name: graph.placeholder(name) for name in given["inputs"]}
+    for call in given["calls"]:
+        args = tuple(decoded(x, nodes) for x in call["args"])
+        kwargs = {key: decoded(x, nodes) for key, x in call["kwargs"].items()}
+        nodes[call["name"]] = graph.call_function(target_of(call["target"]), args, kwargs)
+    graph.output(tuple(nodes[name] for name in given["results"]))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def encoded(value: Any) -> dict[str, Any]:
+    """An argument of a call; `decoded` reverses that.
+
+    Raises:
+        PackageError: It has no form here.
+    """
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, list | tuple):
-        return {"list": [_encoded(x) for x in value]}
+        return {"list": [encoded(x) for x in value]}
     if isinstance(value, _KINDS):
         return {"torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -67,12 +80,21 @@ def _encoded(value: Any) -> dict[str, Any]:
     raise PackageError(f"a {type(value).__name__} is no argument that JSON has")
 
 
-def _decoded(given: Mapping[str, Any], nodes: Mapping[str, fx.Node]) -> Any:
+def decoded(given: Mapping[str, Any], nodes: Mapping[str, fx.Node]) -> Any:
+    """The argument that `encoded` was given.
+
+    Args:
+        given: Its form.
+        nodes: By name.
+
+    Raises:
+        PackageError: It is none that `encoded` makes.
+    """
     ((kind, value),) = given.items()
     if kind == "node":
         return nodes[value]
     if kind == "list":
-        return [_decoded(x, nodes) for x in value]
+        return [decoded(x, nodes) for x in value]
     if kind == "torch":
         found = getattr(torch, value, None)
         if isinstance(found, _KINDS):
@@ -84,11 +106,16 @@ def _decoded(given: Mapping[str, Any], nodes: Mapping[str, fx.Node]) -> Any:
     raise PackageError(f"the graph has an argument {kind}={value!r}, which no package has")
 
 
-def _target(name: str) -> Any:
-    """What a name that `check_target` has allowed stands for."""
+def target_of(name: str) -> Any:
+    """What the name of a target stands for.
+
+    Raises:
+        PackageError: It is no operator.
+    """
     import math
     import operator
 
+    check_target(name)
     found: Any = {"torch": torch, "_operator": operator, "math": math}[name.partition(".")[0]]
     for part in name.split(".")[1:]:
         found = getattr(found, part)

@@ -17,7 +17,7 @@ from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.package import calls
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.runtime.eager_switch import EagerSwitch
@@ -122,7 +122,7 @@ def _block(
         for at, spec in zip(part["reads"], specs, strict=False)
     ]
     results = [spec.empty() for spec in specs[len(inputs) :]]
-    graph = _without_calls(inputs, values, results)
+    graph = without_calls(inputs, values, results, "inference")
     mark = part["mark"]
     if mark not in made:
         made[mark] = load(mark, graph)
@@ -152,8 +152,8 @@ class _Block:
             return self._bound
 
 
-def _without_calls(
-    inputs: Sequence[Input], values: Sequence[Tensor], results: Sequence[Tensor]
+def without_calls(
+    inputs: Sequence[Input], values: Sequence[Tensor], results: Sequence[Tensor], kind: Kind
 ) -> Graph:
     """A graph that says what its inputs and outputs are like, and nothing else."""
     graph = fx.Graph()
@@ -164,7 +164,7 @@ def _without_calls(
         outputs.append(graph.call_function(_not_here))
         outputs[-1].meta["val"] = value
     graph.output(tuple(outputs))
-    return Graph(fx.GraphModule(torch.nn.Module(), graph), "inference", tuple(inputs))
+    return Graph(fx.GraphModule(torch.nn.Module(), graph), kind, tuple(inputs))
 
 
 def _not_here() -> Any:

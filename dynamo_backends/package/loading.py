@@ -33,6 +33,9 @@ log = logging.getLogger("dynamo_backends")
 
 GRAPH, WEIGHTS, EXAMPLES = "graph.json", "weights.safetensors", "examples.safetensors"
 
+STEP = "training step"
+"""The kind of a package that `load_step` loads; others name none."""
+
 
 def load(
     path: str | os.PathLike[str],
@@ -74,6 +77,8 @@ def _loaded(
     archive: Archive, strict: bool, checkpoint: str | os.PathLike[str] | None
 ) -> PackagedModule:
     manifest = archive.manifest
+    if manifest.get("kind") == STEP:
+        raise PackageError(f"{archive.path} has a training step; use dynamo_backends.load_step.")
     contents = Contents.of(manifest)
     archive.read_ahead(WEIGHTS)
     graph = archive.read(GRAPH)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
-from dynamo_backends.package.loading import EXAMPLES, load
+from dynamo_backends.package.loading import EXAMPLES, STEP, load
 from dynamo_backends.package.structure import decoded
 from dynamo_backends.verify.precise import in_float64, widen
 from dynamo_backends.verify.rng import restore_rng, snapshot_rng
@@ -44,6 +44,16 @@ def checked_parts(path: str | os.PathLike[str]) -> int:
         for name in archive.sizes:
             archive.read(name)
         return len(archive.sizes)
+
+
+def is_step(path: str | os.PathLike[str]) -> bool:
+    """Whether a package has a training step.
+
+    Raises:
+        PackageError: It is none.
+    """
+    with Archive(path) as archive:
+        return archive.manifest.get("kind") == STEP
 
 
 def compared(

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -30,8 +31,11 @@ from dynamo_backends.aot.step.precision import Precision, check_precision, in_bf
 from dynamo_backends.aot.step.python_state.calls import StandInRefused
 from dynamo_backends.aot.step.python_state.places import Place, is_number
 from dynamo_backends.aot.step.recording import Definition, UndeclaredTensors, numbers_of
+from dynamo_backends.aot.step.snapshot import Snapshot
 from dynamo_backends.aot.step.variant import TRACING, Variant
-from dynamo_backends.interface.errors import OptionError, StepCaptureError
+from dynamo_backends.aot.step.verified import VerifiedStep
+from dynamo_backends.interface.errors import OptionError, SaveError, StepCaptureError
+from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_moves import move_together
 from dynamo_backends.runtime.device_values import home_named
@@ -164,6 +168,8 @@ Found = tuple[Variant, list[Tensor], tuple[float, ...]]
 MAX_VARIANTS = 64
 """How many compiled variants of a step are kept; the least recently used one goes first."""
 
+_SAVING = "dynamo_backends.package.steps.saving:save_step"  # of a higher layer
+
 _MANY = 8  # variants for one kind of batch: more is worth a warning
 _ATTEMPTS = 8  # to capture a step, each with more tensors and fewer numbers known
 
@@ -266,6 +272,56 @@ class Step:
         self._synchronize()
         comparison.note(turn, time.perf_counter() - start)
         return result
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the step into one file, from which `load_step` makes a callable step.
+
+        What is written is the step for the kind of batch of the last call, with parameters,
+        buffers, optimizer state and numbers such as the learning rate as they are now. What the
+        function reads in Python stays what it is.
+
+        Args:
+            path: Of the file; it is replaced if it exists.
+
+        Raises:
+            SaveError: No step was taken yet, or it does what a file cannot hold.
+        """
+        write: Callable[[Any, Snapshot], None] = load(_SAVING)
+        write(path, self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """The step for the kind of batch of the last call, as it is now.
+
+        Raises:
+            SaveError: See `save`.
+        """
+        if self._split is not None:
+            raise SaveError('the step runs in parts (fallback="split"), and a file has one graph.')
+        tensors = self._tensors()
+        used = [(key, v) for key, variants in self._variants.items() for v in variants]
+        if tensors is None or not used:
+            raise SaveError("there is no compiled step; take one, and save it then.")
+        (spec, *leaves), variant = max(used, key=lambda each: each[1].last_used)
+        found = variant.tensors(tensors)
+        if found is None:
+            raise SaveError("a tensor that the step reads in Python is none any more.")
+        program = variant.program
+        if isinstance(program, VerifiedStep):
+            program = program.compiled
+        made = Snapshot(
+            self._definition, self._backend, dict(self._options or {}), variant.graph, program,
+            variant.recording, variant.slots, found, variant.constants, variant.draws, spec, leaves,
+        )  # fmt: skip
+        made.check()
+        first = tuple(numbers_of(self._definition, ()))
+        last = len(first) + sum(leaf is float for leaf in leaves)
+        numbers = (*first, *variant.guards.numbers[len(first) : last])
+        reason = variant.guards.why_not(found, numbers)
+        if reason is not None:
+            raise SaveError(
+                f"the next step would be another one: {reason}. Take it, and save then."
+            )
+        return made
 
     def _synchronize(self) -> None:
         assert self._inventory is not None

@@ -1,7 +1,7 @@
 """Random numbers of a step: drawn by torch before the graph runs, in the order of eager."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -12,6 +12,21 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.interface.errors import StepCaptureError
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws a step's random numbers.
+
+    Attributes:
+        calls: What is called, in order, with positional and keyword arguments.
+    """
+
+    calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
+
+    def __call__(self) -> list[Tensor]:
+        """The numbers of one step."""
+        return [target(*args, **kwargs) for target, args, kwargs in self.calls]
 
 
 def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
@@ -50,7 +65,7 @@ def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
     return left
 
 
-def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Callable[[], list[Tensor]]]:
+def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Draws]:
     """Makes what a step draws an input of its graph, if no draw depends on data.
 
     Args:
@@ -68,8 +83,8 @@ def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Callable[[], list[
     if seeded and seed_draws(graph):
         draws = [node for node in graph.calls if is_random(node)]
     if any(node.all_input_nodes for node in draws) or not all(map(_is_one_tensor, draws)):
-        return graph, list
-    calls = [(node.target, node.args, dict(node.kwargs)) for node in draws]
+        return graph, Draws()
+    calls = tuple((node.target, node.args, dict(node.kwargs)) for node in draws)
     inputs = list(graph.inputs)
     last = graph.placeholders[-1]
     for node in draws:
@@ -82,10 +97,7 @@ def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Callable[[], list[
         last = place
     graph.module.recompile()
 
-    def draw() -> list[Tensor]:
-        return [target(*args, **kwargs) for target, args, kwargs in calls]  # type: ignore[operator]
-
-    return replace(graph, inputs=tuple(inputs)), draw
+    return replace(graph, inputs=tuple(inputs)), Draws(calls)
 
 
 def _is_one_tensor(node: fx.Node) -> bool:

@@ -48,6 +48,11 @@ class Guards:
         self._scalers = ScalerGuard(recording.scalers)
         self._hooks = HookGuard(definition.models, definition.optimizers, parameters)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers that were found right last, then those of living tensors."""
+        return self._numbers or ()
+
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
         """Why the recording cannot be used; None if it can.
 

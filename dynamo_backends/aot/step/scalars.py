@@ -261,5 +261,16 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, Term) else (type(value), repr(value))
 
 
+def as_item(value: Any) -> Any:
+    """The Python value of a 0-d tensor."""
+    return value.item()
+
+
 def _is_zero(value: Any) -> bool:
     return bool(value == 0)
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "bool": bool, "float": float, "int": int, "item": as_item, "zero": _is_zero,
+}  # fmt: skip
+"""What Python code asks of a number, by names for files."""

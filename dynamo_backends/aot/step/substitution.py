@@ -36,7 +36,7 @@ from dynamo_backends.aot.step.formulas import formula_of
 from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.promotion import Rank
-from dynamo_backends.aot.step.scalars import Scalars
+from dynamo_backends.aot.step.scalars import Scalars, as_item
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.runtime.device_tensor import handle_of
 
@@ -47,8 +47,8 @@ _SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"].__set__
 
 # What makes a Python value of a tensor, and the function that does so for a number's tensor.
 _ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
-    _T.__bool__: bool, _T.item: lambda x: x.item(), _T.__float__: float, _T.__int__: int,
-    _T.__index__: int, _T.tolist: lambda x: x.tolist(),
+    _T.__bool__: bool, _T.item: as_item, _T.__float__: float, _T.__int__: int,
+    _T.__index__: int, _T.tolist: as_item,
 }  # fmt: skip
 
 

@@ -55,6 +55,17 @@ class Variant:
         batch_spec: How they are put together.
         promoted: Places in Python whose numbers are inputs.
 
+    Attributes:
+        recording: Of the function.
+        slots: What lives from step to step; those that live in Python come last.
+        graph: What was compiled.
+        program: Compiled from it.
+        constants: Tensors that the graph owns.
+        draws: Draws its random numbers.
+        guards: When it may be used.
+        report: Of the graph.
+        last_used: The highest is that of the last step.
+
     Raises:
         StepCaptureError: It cannot be one graph, or the backend cannot run all of it.
         UndeclaredTensors: It uses tensors that the inventory does not have.
@@ -71,18 +82,17 @@ class Variant:
     ):
         start = time.perf_counter()
         recording = record(definition, inventory, batch, batch_spec, promoted)
-        self._recording = recording
+        self.recording = recording
         self.last_used = 0
         self._others = OtherTensors(inventory)
+        self.slots = tuple(inventory.slots)
         self.guards = Guards(definition, inventory, recording)
         with refused_by(backend.name):
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
-            inputs = len(step.graph.inputs)
-            self.graph, self._draw = hoist(step.graph, backend.draws_seeds)
-            self._draws = len(self.graph.inputs) > inputs
-            self._constants = step.constants
+            self.graph, self.draws = hoist(step.graph, backend.draws_seeds)
+            self.constants = step.constants
             captured = time.perf_counter()
             self._ranks = ranks_of(definition.parallel)
             self._parallel = definition.parallel
@@ -117,11 +127,11 @@ class Variant:
     @property
     def has_first(self) -> bool:
         """Whether something is to be done in Python before the numbers are read."""
-        return bool(self._recording.first)
+        return bool(self.recording.first)
 
     def do_first(self) -> None:
         """Does it."""
-        for effect in self._recording.first:
+        for effect in self.recording.first:
             effect.replay(lambda result: result.value)
 
     def tensors(self, base: list[Tensor]) -> list[Tensor] | None:
@@ -138,11 +148,11 @@ class Variant:
         Args:
             base: Those of optimizers and batch.
         """
-        promoted = self._recording.conditions.promoted
+        promoted = self.recording.conditions.promoted
         if not promoted:
             return base
         numbers = [place.get() for place in promoted]
-        if list(map(type, numbers)) != self._recording.promoted_types:
+        if list(map(type, numbers)) != self.recording.promoted_types:
             return None
         return (*base, *numbers)
 
@@ -162,7 +172,7 @@ class Variant:
     def _run(
         self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
     ) -> Any:
-        recording = self._recording
+        recording = self.recording
         inputs = [torch.tensor(numbers, dtype=torch.float64), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
         inputs += [x for x in self._given(batch) if isinstance(x, Tensor)]
@@ -170,7 +180,7 @@ class Variant:
         inputs += recording.aliases.bases
         with TRACING:  # which moves torch's generator, and puts it back
             draws = self._drawn()
-        inputs += [*self._constants, *draws]
+        inputs += [*self.constants, *draws]
         taken: list[Any] = []
         try:
             self.program(inputs, taken)
@@ -190,31 +200,31 @@ class Variant:
 
     def _drawn(self) -> list[Tensor]:
         """What the step draws; with several processes the same on all."""
-        if self._ranks is None or not self._draws:
-            return self._draw()
+        if self._ranks is None or not self.draws.calls:
+            return self.draws()
         with self._ranks.drawing():
-            return self._draw()
+            return self.draws()
 
     def _leave_gradients(
         self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Any]
     ) -> list[Tensor]:
         """Sets what gradients the step leaves; returns its outputs. May be repeated."""
         outputs = self.program.outputs(taken)
-        for i in self._recording.cleared:
+        for i in self.recording.cleared:
             if tensors[i].grad is not None:
                 tensors[i].grad = None
-        for output, i in self._recording.gradients:
+        for output, i in self.recording.gradients:
             tensors[i].grad = outputs[output]
-        for attribute in self._recording.recomputed:
+        for attribute in self.recording.recomputed:
             attribute.set(outputs)
-        for output, i in self._recording.batch_gradients:
+        for output, i in self.recording.batch_gradients:
             batch[i].grad = outputs[output]
         return outputs
 
     def _result(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], numbers: tuple[float, ...]
     ) -> Any:
-        recording = self._recording
+        recording = self.recording
         sources: dict[str, Any] = {
             "output": lambda i: outputs[i],
             "slot": lambda i: tensors[i],

@@ -63,6 +63,11 @@ class VerifiedStep(StepProgram):
         self.from_disk = program.from_disk
 
     @property
+    def compiled(self) -> StepProgram:
+        """The program that is compared."""
+        return self._program
+
+    @property
     def launches(self) -> int:  # type: ignore[override]
         """See `StepProgram`."""
         return self._program.launches

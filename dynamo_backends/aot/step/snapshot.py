@@ -1,0 +1,111 @@
+"""What is kept of a compiled step in a file, and why some steps cannot be kept."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends.aot.step.backends import StepBackend
+from dynamo_backends.aot.step.batches import BatchSpec
+from dynamo_backends.aot.step.draws import Draws
+from dynamo_backends.aot.step.inventory import Slot
+from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.recording import Definition, Recording
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import SaveError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One compiled step as it is now.
+
+    Attributes:
+        definition: What was captured.
+        backend: What has compiled it.
+        options: Of the backend, as they were given.
+        graph: What was compiled. Its inputs are the numbers, then `tensors`, gradients that it does
+            not read, the tensors of the batch, `constants` and what `draws` draws.
+        program: Compiled from it.
+        recording: Of the function.
+        slots: What lives from step to step; those that live in Python come last.
+        tensors: One per slot.
+        constants: Tensors that the graph owns.
+        draws: Draws its random numbers.
+        batch: How the arguments are put together.
+        leaves: What the step was compiled for of each leaf, see `kind_of_leaf`.
+    """
+
+    definition: Definition
+    backend: StepBackend
+    options: Mapping[str, Any]
+    graph: Graph
+    program: StepProgram
+    recording: Recording
+    slots: Sequence[Slot]
+    tensors: Sequence[Tensor]
+    constants: Sequence[Tensor]
+    draws: Draws
+    batch: BatchSpec
+    leaves: Sequence[Any]
+
+    def check(self) -> None:
+        """Checks that a file can hold all that the step does.
+
+        Raises:
+            SaveError: It cannot; the message says why.
+        """
+        reason = next(self._reasons(), None)
+        if reason is not None:
+            raise SaveError(f"the step cannot be saved: {reason}.")
+
+    def _reasons(self) -> Iterator[str]:
+        recording = self.recording
+        if self.definition.parallel is not None:
+            yield "it is spread over a mesh"
+        if self.backend.home is not None:
+            yield f"its state lives on the {self.backend.home}"
+        if any(t.device.type != "cpu" for t in (*self.tensors, *self.constants)):
+            yield "its tensors are not on the CPU"
+        if self.program.prefers_eager or self.program.comparison is not None:
+            yield f"{self.backend.name} takes its steps in eager, or has not yet decided"
+        if recording.effects or recording.first:
+            yield (
+                "it does something in Python at each call (prints, counts, calls a scheduler). "
+                "Do that outside of the function"
+            )
+        for place in recording.conditions.promoted:
+            yield f"it reads a Python number that changes ({place.name}). Pass it as an argument"
+        yield from self._reasons_of_gradients()
+        if recording.scalers:
+            yield "it uses a GradScaler, whose state lives in Python"
+        if recording.recomputed:
+            yield "it leaves tensors in attributes of modules, such as weight_norm's"
+        if recording.aliases.bases:
+            yield f"tensors of it share memory ({', '.join(recording.aliases.names)})"
+        if any(x.is_meta or x.is_sparse for x in self.tensors):
+            yield "a tensor of it is sparse, or has no contents"
+        if any(any(True for _ in answer.term.living()) for answer in recording.answers):
+            yield "a counter, or a setting that is a tensor, decides what it does"
+        for node in filter(is_random, self.graph.calls):
+            yield f"{node.target} draws random numbers that depend on what the step computes"
+        for slot, x in zip(self.slots, self.graph.inputs[1:], strict=False):
+            if slot.role is Role.CONSTANT and x.updated_by is not None:
+                yield f"it writes to {slot.name}, which is of no model or optimizer"
+
+    def _reasons_of_gradients(self) -> Iterator[str]:
+        recording = self.recording
+        entering = recording.gradient_slots
+        places = self.graph.placeholders[1 + len(self.slots) :]
+        found = [i for i, place in zip(entering, places, strict=False) if place.users]
+        known = recording.free.union(entering)  # these are there again before the next step
+        found += [i for _, i in recording.gradients if i not in known]
+        for i in found:
+            yield (
+                f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
+                "Call optimizer.zero_grad(), which sets it to None, in the function"
+            )
+        if recording.batch_gradients or recording.batch_with_gradient:
+            yield "it leaves gradients of its arguments; pass them detached"

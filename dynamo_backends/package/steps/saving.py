@@ -1,0 +1,269 @@
+"""Writes a compiled training step into one file."""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.aot.step.cached import parts_of_step
+from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
+from dynamo_backends.aot.step.python_state.places import is_simple
+from dynamo_backends.aot.step.questions import asked, numbers_of
+from dynamo_backends.aot.step.recording import Result
+from dynamo_backends.aot.step.scalars import CONVERSIONS
+from dynamo_backends.aot.step.snapshot import Snapshot
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.random import draw
+from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import PackageError, SaveError
+from dynamo_backends.package import archive, calls
+from dynamo_backends.package import weights as stored
+from dynamo_backends.package.checks import named_target
+from dynamo_backends.package.loading import GRAPH, STEP, WEIGHTS
+from dynamo_backends.package.machine import described
+from dynamo_backends.package.spec import Spec
+from dynamo_backends.package.steps.inner import inner_of, parsed
+from dynamo_backends.package.steps.template import NUMBER, OUTPUT, TENSOR, made
+from dynamo_backends.package.structure import encoded
+
+
+def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
+    """Writes a step.
+
+    Args:
+        path: Of the file; it is replaced if it exists.
+        step: From `Step.snapshot`.
+
+    Raises:
+        SaveError: It has something that has no form in a file.
+    """
+    if not Path(path).parent.is_dir():
+        raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
+    name = step.backend.name
+    options = encoded(step.options, "options")
+    inner = inner_of(name)
+    executable = _executable(step, inner, options)
+    if inner is not None and not executable:
+        warnings.warn(
+            f"the file has no executable: those of {name} cannot be saved; loading it compiles "
+            "the portable form", UserWarning, stacklevel=3,
+        )  # fmt: skip
+    names = {part: f"executables/0/{i}.bin" for i, part in enumerate(executable)}
+    living = {f"tensor_{i}": t for i, t in enumerate((*step.tensors, *step.constants))}
+    content, weights = stored.dumped(living)
+    manifest = {
+        "kind": STEP,
+        "name": getattr(step.definition.function, "__qualname__", "step"),
+        "backend": name,
+        "options": options,
+        "machine": described(inner, None if inner is None else parsed(inner, options)),
+        "executables": [{"parts": names}] if names else [],
+        "weights": {"names": weights, "checkpoint": None},
+        "notes": [],
+        "calls": _called(step),
+        "step": _contents(step),
+    }
+    graph = json.dumps(_graph(step.graph)).encode()
+    parts = {names[part]: executable[part] for part in executable}
+    archive.write(path, manifest, {GRAPH: graph, WEIGHTS: content, **parts})
+
+
+def _executable(
+    step: Snapshot, inner: Backend | None, options: Mapping[str, Any]
+) -> dict[str, bytes]:
+    if inner is None or not step.program.from_disk:
+        return step.program.dump() or {}
+    given = parsed(inner, options)
+    return parts_of_step(inner, given, inner.plan(step.graph, given), step.graph)
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    found = calls.to_dict(graph)
+    if found is not None:
+        return found
+    strange = next((n for n in graph.calls if named_target(n.target) is None), None)
+    what = "a call or a result" if strange is None else str(strange.target)
+    raise SaveError(f"the step cannot be saved: {what} has no form in a file.")
+
+
+def _contents(step: Snapshot) -> dict[str, Any]:
+    """What the manifest says of the step besides its graph."""
+    graph = step.graph
+    nodes = [*graph.placeholders, *graph.outputs]
+    values = [Spec.of(node.meta["val"]) for node in nodes]
+    numbers, names = _numbers(step)
+    return {
+        "inputs": [[x.name, x.role.value, x.updated_by] for x in graph.inputs],
+        "values": [spec.to_dict() for spec in values],
+        "slots": [slot.name for slot in step.slots],
+        "gradients": len(step.recording.gradient_slots),
+        "constants": len(step.constants),
+        "numbers": [[name, value] for name, value in zip(names, numbers, strict=True)],
+        "draws": [_draw(*call) for call in step.draws.calls],
+        "answers": _answers(step, numbers),
+        "batch": _batch(step, len(numbers)),
+        "results": _results(step),
+        "models": [_state_of(step, model.state_dict(keep_vars=True), "the state of a model")
+                   for model in step.definition.models],
+        "optimizers": _optimizers(step),
+    }  # fmt: skip
+
+
+def _numbers(step: Snapshot) -> tuple[list[float], list[str]]:
+    """The optimizers' numbers, and what they are called."""
+    values, names = [], []
+    optimizers = step.definition.optimizers
+    groups = [(i, g) for o in optimizers for i, g in enumerate(o.param_groups)]
+    for group, key, index in group_numbers(optimizers):
+        value = read_number((group, key, index))
+        number = next(i for i, g in groups if g is group)
+        names.append(f"param_groups[{number}][{key!r}]" + ("" if index is None else f"[{index}]"))
+        if type(value) not in (int, float):
+            raise SaveError(f"{names[-1]} is a {type(value).__name__}; make it a Python number.")
+        values.append(value)
+    return values, names
+
+
+def _draw(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    name = "draw" if target is draw else named_target(target)
+    try:
+        if name is not None:
+            given = {key: calls.encoded(x) for key, x in kwargs.items()}
+            return {"target": name, "args": [calls.encoded(x) for x in args], "kwargs": given}
+    except PackageError:
+        name = None
+    raise SaveError(
+        f"the step draws by {target}, with arguments that a file cannot hold; leave out generator=."
+    )
+
+
+def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
+    """What the step was told of its numbers; None: it has not asked."""
+    answers = step.recording.answers
+    if not answers:
+        return None
+    floats = [1.0 for leaf in step.leaves if leaf is float]
+    module = asked(answers, [*numbers, *floats])
+    graph = Graph(module, "inference", (Input("numbers", Role.HYPERPARAMETERS),))
+    names = {convert: name for name, convert in CONVERSIONS.items()}
+    checks = [[names[a.convert], a.value, sorted(numbers_of(a))] for a in answers]
+    return {"calls": _graph(graph), "checks": checks}
+
+
+def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:
+    """The arguments: a template of `(args, kwargs)`, and what the tensors are like."""
+    if any(step.batch.objects):
+        raise SaveError("the step takes objects; give it tensors in lists, tuples and dicts.")
+    leaves: list[Any] = []
+    tensors, number = 0, first_number
+    for leaf in step.leaves:
+        if leaf is float:
+            leaves.append(_Place({NUMBER: number}))
+            number += 1
+        elif isinstance(leaf[0], torch.Size):
+            leaves.append(_Place({TENSOR: tensors}))
+            tensors += 1
+        elif is_simple(leaf[1]):
+            leaves.append(leaf[1])
+        else:
+            raise SaveError(f"the step takes a {leaf[0].__qualname__}, which a file cannot hold.")
+    call = pytree.tree_unflatten(leaves, step.batch.outer)
+    return {"template": made(call, _place, "arguments"), "tensors": tensors}
+
+
+def _results(step: Snapshot) -> dict[str, Any]:
+    leaves = [_result(result) for result in step.recording.results]
+    return made(pytree.tree_unflatten(leaves, step.recording.spec), _place, "a result")
+
+
+def _result(result: Result) -> Any:
+    if result.kind == "constant":
+        return result.value
+    if result.kind == "term":
+        if result.value.function is not None:
+            raise SaveError("the step returns a number that it computes; return a tensor.")
+        return _Place({NUMBER: result.value.index})
+    return _Place({OUTPUT if result.kind == "output" else TENSOR: result.value})
+
+
+class _Place:
+    """A leaf that is a place."""
+
+    def __init__(self, node: dict[str, int]):
+        self.node = node
+
+
+def _place(value: Any) -> dict[str, int] | None:
+    return value.node if isinstance(value, _Place) else None
+
+
+def _state_of(step: Snapshot, state: Any, what: str) -> dict[str, Any]:
+    slots = {id(t): i for i, t in enumerate(step.tensors)}
+
+    def place_of(value: Any) -> dict[str, int] | None:
+        if not isinstance(value, Tensor):
+            return _place(value)
+        if id(value) not in slots:
+            raise SaveError(
+                f"{what} has a tensor that is no parameter, buffer or state of its own."
+            )
+        return {TENSOR: slots[id(value)]}
+
+    return made(state, place_of, what)
+
+
+def _optimizers(step: Snapshot) -> list[dict[str, Any]]:
+    """The state_dicts of the optimizers, with places for their tensors and numbers."""
+    optimizers = step.definition.optimizers
+    places = {}
+    for number, (group, key, index) in enumerate(group_numbers(optimizers)):
+        places[id(group), key, index] = number
+    described_ = []
+    for optimizer in optimizers:
+        state = dict(optimizer.state_dict())
+        groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
+        state["param_groups"] = [
+            {key: _with_places(value, id(group), key, places) for key, value in packed.items()}
+            for group, packed in groups
+        ]
+        described_.append(_state_of(step, state, "the state of an optimizer"))
+    return described_
+
+
+def _with_places(value: Any, group: int, key: str, places: Mapping[Any, int]) -> Any:
+    def of(element: Any, index: int | None) -> Any:
+        number = places.get((group, key, index))
+        return element if number is None else _Place({NUMBER: number})
+
+    if isinstance(value, list | tuple) and key != "params":
+        elements = [of(element, index) for index, element in enumerate(value)]
+        return elements if isinstance(value, list) else tuple(elements)
+    return of(value, None)
+
+
+def _called(step: Snapshot) -> str:
+    """How the step is called, for people."""
+    texts = [
+        "float" if leaf is float
+        else f"{str(leaf[1]).removeprefix('torch.')}{list(leaf[0])}"
+        if isinstance(leaf[0], torch.Size)
+        else repr(leaf[1])
+        for leaf in step.leaves
+    ]  # fmt: skip
+    args, kwargs = pytree.tree_unflatten([_Text(text) for text in texts], step.batch.outer)
+    return ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+
+
+class _Text:
+    def __init__(self, text: str):
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text

@@ -251,10 +251,16 @@ def _tensor(fake: Tensor, floats: Line, integers: Line, generator: torch.Generat
 
 
 def _stored_as(fake: Tensor, dense: Tensor) -> Tensor:
-    """The same elements with the strides of a fake tensor."""
-    if 0 in fake.stride():
-        return dense
-    return empty_as(fake).copy_(dense)
+    """The same elements with the strides of a fake tensor; of those that share memory the first."""
+    if 0 not in fake.stride():
+        return empty_as(fake).copy_(dense)
+    once = [slice(None if stride else 1) for stride in fake.stride()]
+    apart = [
+        1 if not stride else size for size, stride in zip(fake.shape, fake.stride(), strict=True)
+    ]
+    strides = [s or 1 for s in fake.stride()]
+    memory = torch.empty_strided(apart, strides, dtype=fake.dtype, device=fake.device)
+    return memory.copy_(dense[tuple(once)]).expand(fake.shape)
 
 
 def _known_floats(count: int, generator: torch.Generator, turn: int) -> Tensor:

@@ -159,3 +159,16 @@ def test_offsets_ascend_from_0():
     for _, _, found in given(aten._embedding_bag_forward_only.default, table, places, offsets):
         assert found[0] == 0
         assert (found.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("strides", [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_elements_that_share_memory_are_equal(strides: tuple[int, int], dtype: torch.dtype):
+    """As those of a gradient that was expanded."""
+    memory = torch.zeros(6, dtype=dtype)
+    for (x,) in given(aten.t.default, memory.as_strided((5, 3), strides)):
+        assert x.shape == (5, 3)
+        assert [s == 0 for s in x.stride()] == [s == 0 for s in strides]
+        known = x.nan_to_num(7.0) if x.is_floating_point() else x
+        assert (known == known[:1]).all() or strides[0]
+        assert (known == known[:, :1]).all() or strides[1]

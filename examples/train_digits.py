@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        model, step = train(training, settings.epochs, settings.backend, progress)
+        given = training, settings.epochs, settings.backend, progress, settings.precision
+        model, step, _ = train(*given)
     seconds = time.perf_counter() - start
     accuracy = recognised(model, test)
     title = f"training on {len(training[1])} handwritten digits, one graph per step"

@@ -50,7 +50,7 @@ def test_sizes_that_no_call_tells_apart_are_proven():
         for sizes in ((4, 4), (6, 6), (9, 9), (5, 5), (3, 8)):
             x, y = map(torch.randn, sizes)
             torch.testing.assert_close(run(x, y), (x * 2, y.sin().sum()))
-            ranged = reports[-1].executable._ranged
+            ranged = reports[-1].executable.ranged
             assert (ranged.proven is not None) == (sizes != (4, 4))
     assert backend.compiled == 2, "for the first sizes, and for all"
 

@@ -67,7 +67,7 @@ def test_all_its_calls_are_those_of_the_range():
     static, ranged = reports
     assert isinstance(static.executable._static, Successor)
     assert static.executable.static_program is None
-    assert ranged.executable._ranged.proven is not None, "the first sizes are a second example"
+    assert ranged.executable.ranged.proven is not None, "the first sizes are a second example"
 
 
 def test_the_first_call_of_the_first_sizes_is_compared_with_eager(
@@ -211,7 +211,7 @@ def test_ranges_that_were_captured_apart(kind: type[Sharing], executables: int):
     assert narrow.ops_on_backend == reports[1].ops_on_backend > 0
     assert narrow.blocks == 1
     assert narrow.executables == executables - 1
-    assert narrow.executable._ranged.proven is not None
+    assert narrow.executable.ranged.proven is not None
 
 
 def test_a_shared_program_is_compared_at_its_first_sizes(monkeypatch: pytest.MonkeyPatch):
@@ -220,6 +220,17 @@ def test_a_shared_program_is_compared_at_its_first_sizes(monkeypatch: pytest.Mon
     for rows in (20, 30, 40, 4, 5, 6):
         run(torch.randn(rows, 3))
     assert compared == [20, 30, 4, 5], "what is proven is not compared"
+
+
+def test_programs_go_with_their_graphs() -> None:
+    backend = Sharing()
+    run = compiled(apart_at_ten, backend)
+    for rows in (20, 30, 4, 5):
+        run(torch.randn(rows, 3))
+    assert any(backend.alive)
+    del run
+    torch._dynamo.reset()
+    assert not any(backend.alive)
 
 
 class WrongBelowTen(Sharing):

@@ -118,6 +118,10 @@ class CompiledGraph:
         options: Of the backend.
         report: Gets what became of it.
         symbols: See `CaptureFacts.symbols`.
+
+    Attributes:
+        report: Of the graph.
+        ranged: Its programs that serve ranges.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class CompiledGraph:
         self._eager = InEager(normalized.graph.module, normalized.constants)
         self._lock = threading.Lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
-        self._ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
+        self.ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
         self._padded = self._padded_programs(symbols)
         self._counted = self._padded.counted if self._padded is not None else LRU(1)
         self._displaced = 0  # programs of one set of sizes that made room for others
@@ -163,7 +167,7 @@ class CompiledGraph:
         static = self._static
         if static is not None:
             return static(args)
-        compiled = self._ranged.proven or self._program(args)
+        compiled = self.ranged.proven or self._program(args)
         compiled.served.calls += 1
         return compiled(args)
 
@@ -183,7 +187,7 @@ class CompiledGraph:
     @property
     def only_program(self) -> Any:
         """The program for all sizes that the graph may have; None: there is none, or not yet."""
-        return self.static_program if self._is_static else self._ranged.proven
+        return self.static_program if self._is_static else self.ranged.proven
 
     def hand_over(self, successor: Successor) -> None:
         """Has another program run a graph with static shapes, if one of its own does so far."""
@@ -308,7 +312,7 @@ class CompiledGraph:
             with stages.stage(stages.PASSES):
                 graph = make()
                 PASSES(graph)
-            return self._ranged.find(graph) or self._shared(graph) or self._built(graph)
+            return self.ranged.find(graph) or self._shared(graph) or self._built(graph)
         except Exception as error:
             module, what = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, what)
@@ -337,17 +341,16 @@ class CompiledGraph:
         self._served.append(shared.served)
         program.also_reports_to(self.report)
         program.verify_again()
-        self._ranged.add(shared, graph)
+        self.ranged.add(shared, graph)
         return shared
 
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
-            self._ranged.add(program, graph)
+            self.ranged.add(program, graph)
         if self._is_ranged:
             with done_without(self.report, "replacing the program of the first sizes"):
-                programs = self._ranged if serves_range else None
-                succession.after_compiling(self, self._capture, graph, programs)
+                succession.after_compiling(self, self._capture, graph, serves_range)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

@@ -104,9 +104,11 @@ class Owner(Protocol):
 
     Attributes:
         report: Of the graph.
+        ranged: Those that serve ranges.
     """
 
     report: GraphReport
+    ranged: RangedPrograms
 
     def hand_over(self, successor: Successor) -> None:
         """Runs the successor from now on, if the graph is for one set of sizes."""
@@ -134,33 +136,29 @@ class Shared:
 
 
 _known: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
-_ranged: weakref.WeakKeyDictionary[Owner, tuple[Capture, RangedPrograms]]
-_ranged = weakref.WeakKeyDictionary()
+_ranged: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def after_compiling(
-    owner: Owner, capture: Capture, graph: Graph, programs: RangedPrograms | None
-) -> None:
+def after_compiling(owner: Owner, capture: Capture, graph: Graph, serves_range: bool) -> None:
     """Notes a graph for one set of sizes, or gives the calls of such graphs to one with symbols.
 
     Args:
         owner: Of the program that was compiled; what is noted of it is forgotten with it.
         capture: What it is of.
         graph: What was compiled, after all passes.
-        programs: Those of the captured graph, of which it is one; None: the program is for one set
-            of sizes.
+        serves_range: The program is one of those of the owner that serve ranges.
     """
-    if programs is None:
+    if not serves_range:
         if not is_ranged(graph.module.graph):
             with _lock:
                 _known[owner] = replace(capture, mark=fingerprint(graph))
         return
     with _lock:
-        _ranged[owner] = capture, programs
+        _ranged[owner] = capture
         earlier = [pair for pair in _known.items() if pair[1].is_of_same_function(capture)]
     for before, static in earlier:
-        successor = _successor(capture, static, programs.find)
+        successor = _successor(capture, static, owner.ranged.find)
         if successor is not None:
             log.info("a program for a range takes the calls of the first sizes")
             before.hand_over(successor)
@@ -183,8 +181,8 @@ def of_another_range(
     """
     with _lock:
         others = [
-            (other.report, programs)
-            for other, (earlier, programs) in _ranged.items()
+            (other.report, other.ranged)
+            for other, earlier in _ranged.items()
             if other is not owner and earlier.is_of_same_function(capture)
         ]
     mark = fingerprint(graph, ranged=True) if others else ""

@@ -194,11 +194,11 @@ def test_tf32_follows_torchs_two_switches(
     monkeypatch.setattr(backend, "allowed_tf32", lambda: allowed)
     asked = "high" if allowed.products else "highest"
     monkeypatch.setattr(backend, "product_precision", lambda: asked)
-    options = backend._lowering_options("cuda", XlaOptions())
+    options = backend.lowering_options("cuda", XlaOptions())
     assert (options.matmul_precision, options.convolution_precision) == (products, convolutions)
-    on_cpu = backend._lowering_options("cpu", XlaOptions())
+    on_cpu = backend.lowering_options("cpu", XlaOptions())
     assert on_cpu.convolution_precision == on_cpu.matmul_precision
-    fixed = backend._lowering_options("cuda", XlaOptions(matmul_precision="highest"))
+    fixed = backend.lowering_options("cuda", XlaOptions(matmul_precision="highest"))
     assert fixed.convolution_precision == "highest"
 
 

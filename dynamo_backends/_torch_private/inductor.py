@@ -130,9 +130,13 @@ def compile_quantized_with_inductor(
         inputs: One per placeholder.
     """
     from torch import _inductor
+    from torch._guards import TracingContext, tracing
 
+    find_vectors()
     settings = {"freezing": True}
-    with torch.no_grad():
+    # A context of its own: in that of a capture, sizes of inputs would become symbols.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), tracing(TracingContext(mode)):
         return _inductor.compile(module, list(inputs), options=settings)
 
 

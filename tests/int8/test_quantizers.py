@@ -274,3 +274,17 @@ def test_quantizing_leaves_logging_alone():
     before = list(root.handlers), root.level
     compiled(Mixed().eval(), rows, "onnxrt", precision="int8")
     assert (list(root.handlers), root.level) == before
+
+
+def test_autotune_tries_torchao_within_a_capture() -> None:
+    """Sizes of inputs were symbols of the capture there, which no guard could be written for."""
+    needs_package(TORCHAO)
+    model = Images().eval()
+    given = {"calibration": [images() for _ in range(4)], "tolerance": {"cosine": 0.9}}
+    given |= {"precision": "int8", "candidates": (TORCHAO,), "isolate": "off"}
+    run = torch.compile(model, backend="autotune", options=given)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        x = images()
+        torch.testing.assert_close(run(x), model(x), rtol=0.1, atol=0.3)
+    found = {c.name: c for report in reports for c in report.candidates}
+    assert found[f"{TORCHAO}@int8-dynamic"].compile_s is not None

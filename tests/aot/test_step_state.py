@@ -369,9 +369,9 @@ def test_state_may_be_loaded_in_the_middle() -> None:
 
 
 def test_variants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynamo_backends.aot.step import api
+    from dynamo_backends.aot.step import step as steps
 
-    monkeypatch.setattr(api, "MAX_VARIANTS", 2)
+    monkeypatch.setattr(steps, "MAX_VARIANTS", 2)
 
     def batch(i: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         rows = (3, 4, 3, 5, 3, 4)[i]

@@ -2,10 +2,11 @@
 
 In the order of the data: `inventory` finds what lives from step to step, `capture` runs the user's
 function on tensors without data and records it, `functional` takes the writes out of the recording,
-`backends` compiles the graph, `variant` runs it as long as its `guards` hold, and `api` puts all of
-this behind one call.
+`backends` compiles the graph, `variant` runs it as long as its `guards` hold, `step` has the
+variants, and `api` puts all of this behind one call.
 """
 
-from dynamo_backends.aot.step.api import Step, compile_step
+from dynamo_backends.aot.step.api import compile_step
+from dynamo_backends.aot.step.step import Step
 
 __all__ = ["Step", "compile_step"]

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return child(settings)
     console = harness.announce()
     try:
-        models = chosen(settings)
+        models = harness.named_models(settings, SUITES)
         kept = Kept(settings.json, "background", context(settings))
     except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
@@ -64,18 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if left:
         console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
     return 1 if found else 0
-
-
-def chosen(settings: argparse.Namespace) -> list[str]:
-    """Suite and name of each model.
-
-    Raises:
-        ValueError: A model does not exist.
-    """
-    suites = {name: harness.suite(name, settings.scale, settings.batch) for name in SUITES}
-    every = [case for some in suites.values() for case in some]
-    wanted = {case.name for case in harness.find_cases(every, settings.models)}
-    return [f"{suite}/{c.name}" for suite, some in suites.items() for c in some if c.name in wanted]
 
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:

@@ -63,12 +63,10 @@ def chosen(settings: argparse.Namespace) -> list[str]:
     Raises:
         ValueError: A model does not exist.
     """
-    suites = {name: harness.suite(name, settings.scale, settings.batch) for name in SUITES}
     if not settings.models:
+        suites = {name: harness.suite(name, settings.scale, settings.batch) for name in SUITES}
         return [f"{suite}/{c.name}" for suite, some in suites.items() for c in some[:OF_EACH_SUITE]]
-    every = [case for some in suites.values() for case in some]
-    wanted = {case.name for case in harness.find_cases(every, settings.models)}
-    return [f"{suite}/{c.name}" for suite, some in suites.items() for c in some if c.name in wanted]
+    return harness.named_models(settings, SUITES)
 
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:

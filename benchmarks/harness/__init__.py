@@ -7,7 +7,13 @@ from dynamo_backends.bench.torchvision_shim import import_torchvision, import_tr
 from dynamo_backends.capture.candidates import candidates_table
 from dynamo_backends.tuning.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from dynamo_backends.tuning.statistics import Ratio, Timing, speedup
-from harness.arguments import arguments, chosen_cases, model_arguments, process_arguments
+from harness.arguments import (
+    arguments,
+    chosen_cases,
+    model_arguments,
+    named_models,
+    process_arguments,
+)
 from harness.processes import ChildError, hand_back, run_child
 from harness.report import (
     announce,
@@ -62,6 +68,7 @@ __all__ = [
     "measure",
     "measure_case",
     "model_arguments",
+    "named_models",
     "peak_rss_bytes",
     "process_arguments",
     "reset_peak_rss",

@@ -59,3 +59,15 @@ def chosen_cases(settings: Any, console: Console) -> Sequence[ModelCase]:
     except ValueError as error:
         console.print(f"[red]{error}[/]")
         return ()
+
+
+def named_models(settings: argparse.Namespace, suites: Sequence[str]) -> list[str]:
+    """The models of suites that `--models` names, or all, as "classic/resnet18".
+
+    Raises:
+        ValueError: A model does not exist.
+    """
+    found = {name: suite(name, settings.scale, settings.batch) for name in suites}
+    every = [case for some in found.values() for case in some]
+    wanted = {case.name for case in find_cases(every, settings.models)}
+    return [f"{name}/{c.name}" for name, some in found.items() for c in some if c.name in wanted]

@@ -1,7 +1,7 @@
 """Random numbers that a device draws: which, from what distributions, and what goes up for them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,17 +21,9 @@ from dynamo_backends.pipeline import compiled_graph
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
 from dynamo_backends.xla.lowering import random as on_device
-from tests.doubles.remote import RemoteDouble, remote_double
+from tests.doubles.remote import RemoteDouble
 
 OPTIONS = {"fallback": "error"}
-
-
-@pytest.fixture
-def device() -> Iterator[RemoteDouble]:
-    """The double; what tests compile is forgotten afterwards."""
-    torch.manual_seed(7)
-    yield remote_double()
-    torch._dynamo.reset()
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,19 +14,11 @@ from dynamo_backends import compile_step
 from dynamo_backends.interface.errors import StepDeviceError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
-from tests.doubles.remote import RemoteDouble, remote_double
+from tests.doubles.remote import RemoteDouble
 from tests.xla.checkpoints import go_on_from_checkpoints
 
 OPTIONS = {"fallback": "error"}
 WORDS = 20
-
-
-@pytest.fixture
-def device() -> Iterator[RemoteDouble]:
-    """The double; what tests compile is forgotten afterwards."""
-    torch.manual_seed(7)
-    yield remote_double()
-    torch._dynamo.reset()
 
 
 class Words(nn.Module):

@@ -3,7 +3,7 @@
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
@@ -20,18 +20,9 @@ from tests.doubles.remote import (
     RemoteArray,
     RemoteDouble,
     UnannouncedReadError,
-    remote_double,
 )
 
 OPTIONS = {"fallback": "error"}
-
-
-@pytest.fixture
-def device() -> Iterator[RemoteDouble]:
-    """The double; what tests compile is forgotten afterwards."""
-    torch.manual_seed(7)
-    yield remote_double()
-    torch._dynamo.reset()
 
 
 def compiled(function: Callable[..., object], **options: object) -> Callable[..., object]:

@@ -1,7 +1,6 @@
 """Models whose parameters share memory, on a device that shares none with torch."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +10,7 @@ from torch import Tensor, nn
 from dynamo_backends import compile_step
 from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.xla import to_device
-from tests.doubles.remote import RemoteDouble, remote_double
-
-
-@pytest.fixture
-def device() -> Iterator[RemoteDouble]:
-    """The double; what tests compile is forgotten afterwards."""
-    torch.manual_seed(7)
-    yield remote_double()
-    torch._dynamo.reset()
+from tests.doubles.remote import RemoteDouble
 
 
 class Tied(nn.Module):

@@ -8,6 +8,11 @@ Each process has one thread and its own batch of the same size (weak scaling). M
 in one job: `compile_step` in one process, while the others wait; `compile_step` on a mesh of all of
 them, with parallel="ddp" and "fsdp"; and DistributedDataParallel under torch.compile with Inductor.
 The optimizer is AdamW in float32, and a sample is as many steps as take half a second.
+
+Two things bound weak scaling on one machine, and are measured beside: each process takes steps of
+its own at the same time, without a mesh, so that they share caches and memory alone; and one
+all-reduce of as many bytes as there are gradients, by torch's gloo. "limit" is what is left if
+steps cost these two, one after the other.
 """
 
 import argparse
@@ -37,7 +42,9 @@ MODELS = {"bert": "classic", "resnet18": "classic", "vit_s_16": "classic", "gpt2
 """Model to suite."""
 
 ONE = "compile_step, one process"
-WAYS = (ONE, "compile_step ddp", "compile_step fsdp", "DDP with inductor")
+APART = "each for itself"
+REDUCE = "all-reduce of gradients"
+WAYS = (ONE, APART, REDUCE, "compile_step ddp", "compile_step fsdp", "DDP with inductor")
 SAMPLE_S = 0.5
 
 
@@ -147,6 +154,8 @@ def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
     """A function without arguments that trains a model of its own by one step."""
     torch.manual_seed(0)
     model, batch = case.make().train(), case.inputs()
+    if way == REDUCE:
+        return all_reduce(sum(p.numel() for p in model.parameters()))
     for module in model.modules():
         for name in ("p", "dropout_prob"):  # so that losses can be compared
             if isinstance(getattr(module, name, None), float):
@@ -167,21 +176,34 @@ def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
     if way.startswith("DDP"):
         return lambda: train(batch)
     spread: dict[str, Any] = {"options": {"verify": "off"}}
-    if way != ONE:
+    if way not in (ONE, APART):
         spread |= {"mesh": {"data": dist.get_world_size()}, "parallel": way.split()[-1]}
     step = dynamo_backends.compile_step(train, model=model, optimizer=optimizer, **spread)
     return lambda: step(batch)
 
 
+def all_reduce(count: int) -> Callable[[], Tensor]:
+    """A function that adds so many numbers of all processes."""
+    numbers = torch.zeros(count)
+
+    def run() -> Tensor:
+        dist.all_reduce(numbers)
+        return numbers[:1].sum()
+
+    return run
+
+
 def table(rows: Sequence[dict[str, Any]], processes: int) -> Table:
     """Medians in milliseconds, and what they say."""
     found = Table(title=f"steps of {processes} one-thread processes, milliseconds (medians)")
-    for heading in ("model", *WAYS, "weak scaling", "over DDP with inductor"):
+    headings = ("model", *WAYS, "weak scaling", "limit", "fsdp", "over DDP with inductor")
+    for heading in headings:
         found.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
         ms = row["milliseconds"]
-        one, ddp, _, torchs = (ms[way] for way in WAYS)
-        ratios = f"{processes * one / ddp:.2f}", f"{torchs / ddp:.2f}"
+        one, apart, reduce, ddp, fsdp, torchs = (ms[way] for way in WAYS)
+        scaling = [f"{processes * one / taken:.2f}" for taken in (ddp, apart + reduce, fsdp)]
+        ratios = *scaling, f"{torchs / min(ddp, fsdp):.2f}"
         found.add_row(row["model"], *(f"{ms[way]:.1f}" for way in WAYS), *ratios)
     return found
 
@@ -190,7 +212,7 @@ def mistake(row: dict[str, Any]) -> str | None:
     """A loss that differs, in words; all processes have the same batch, so none should."""
     expected = row["losses"][ONE]
     for way, loss in row["losses"].items():
-        if abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
+        if way != REDUCE and abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
             return f"{way}: loss {loss} instead of {expected}"
     return None
 

@@ -249,7 +249,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.mesh.inference import compile_on_mesh
 
         device = open_mesh(_platform_of_mesh(options, spread.mesh), spread.mesh)
-        lowering = replace(lowering_options(device.platform, options), partitioned=True)
+        lowering = lowering_options(device.platform, options)
         return compile_on_mesh(graph, device, lowering, spread.batch)
 
     def donates(self, graph: Graph, options: XlaOptions) -> bool:

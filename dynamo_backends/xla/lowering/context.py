@@ -24,7 +24,8 @@ class LoweringOptions:
         channels_last: Store convolutional activations channels last. XLA chooses layouts itself on
             GPU and TPU; on the CPU it does not, and channels last is faster.
         partitioned: XLA splits the program over several devices. Convolutions are its own then,
-            which it can split.
+            which it can split, or run on parts of the batch.
+        grid: Devices of which each has a part of the batch (`jax.sharding.Mesh`).
     """
 
     platform: str = "cpu"
@@ -32,6 +33,7 @@ class LoweringOptions:
     convolution_precision: str = ""
     channels_last: bool = True
     partitioned: bool = False
+    grid: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Convolution and its gradients; `convolution_programs` chooses the XLA program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from dynamo_backends.xla.lowering import convolution_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.convolution_shape import Settings
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
+from dynamo_backends.xla.lowering.on_parts import on_parts
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, logical
 
@@ -18,22 +21,75 @@ def _full(values: Sequence[int], spatial: int) -> tuple[int, ...]:
     return tuple(values) * spatial if len(values) == 1 else tuple(values)
 
 
-def _settings(
+@dataclass(frozen=True)
+class _Programs:
+    """`convolution_programs` for one call, on each device's part of the batch where there are any.
+
+    Attributes:
+        settings: Of the convolution.
+        grid: Devices that share the batch; None: the program is not split by hand.
+    """
+
+    settings: Settings
+    grid: Any = None
+
+    def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """The convolution."""
+        return self._on_parts(lambda x, w: programs.convolve(x, w, **self.settings), [x], w)
+
+    def convolve_transposed(
+        self, x: jax.Array, w: jax.Array, output_padding: Sequence[int]
+    ) -> jax.Array:
+        """The transposed convolution."""
+
+        def run(x: jax.Array, w: jax.Array) -> jax.Array:
+            return programs.convolve_transposed(
+                x, w, output_padding=output_padding, **self.settings
+            )
+
+        return self._on_parts(run, [x], w)
+
+    def grad_input(self, dy: jax.Array, w: jax.Array, size: Sequence[int]) -> jax.Array:
+        """The gradient of the input, which has a spatial size."""
+        return self._on_parts(
+            lambda dy, w: programs.grad_input(dy, w, size, **self.settings), [dy], w
+        )
+
+    def grad_weight(self, x: jax.Array, dy: jax.Array, kernel: Sequence[int]) -> jax.Array:
+        """The gradient of the weight, which has a spatial size: the sum over the batch."""
+        return self._on_parts(
+            lambda x, dy: programs.grad_weight(x, dy, kernel, **self.settings), [x, dy]
+        )
+
+    def _on_parts(
+        self, program: Callable[..., jax.Array], batch: Sequence[jax.Array], *whole: jax.Array
+    ) -> jax.Array:
+        if self.grid is None:
+            return program(*batch, *whole)
+        return on_parts(self.grid, program, batch, whole, is_sum=not whole)
+
+
+def _programs(
     ctx: Context,
+    batch: int,
     spatial: int,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> Settings:
-    return Settings(
+) -> _Programs:
+    options = ctx.options
+    grid = options.grid if options.grid is not None and batch % options.grid.size == 0 else None
+    is_split_by_xla = options.partitioned and grid is None
+    settings = Settings(
         stride=_full(stride, spatial),
         padding=_full(padding, spatial),
         dilation=_full(dilation, spatial),
         groups=groups,
-        platform="partitioned" if ctx.options.partitioned else ctx.options.platform,
+        platform="partitioned" if is_split_by_xla else options.platform,
         precision=ctx.convolution_precision,
     )
+    return _Programs(settings, grid)
 
 
 @lowers("convolution.default", "_convolution.default", layout=Layout.RAW)
@@ -53,13 +109,11 @@ def convolution(
     w = logical(weight)
     spatial = w.ndim - 2
     x, batched = batched_channels_last(input, spatial)
-    common = _settings(ctx, spatial, stride, padding, dilation, groups)
+    chosen = _programs(ctx, x.shape[0], spatial, stride, padding, dilation, groups)
     if transposed:
-        out = programs.convolve_transposed(
-            x, w, output_padding=_full(output_padding, spatial), **common
-        )
+        out = chosen.convolve_transposed(x, w, _full(output_padding, spatial))
     else:
-        out = programs.convolve(x, w, **common)
+        out = chosen.convolve(x, w)
     if bias is not None:
         out = out + bias.astype(out.dtype)
     return unbatched(ctx, input, out.astype(ctx.out_dtype), batched)
@@ -85,9 +139,9 @@ def convolution_backward(
     spatial = w.ndim - 2
     dy, batched = batched_channels_last(grad_output, spatial)
     x, _ = batched_channels_last(input, spatial)
-    common = _settings(ctx, spatial, stride, padding, dilation, groups)
+    chosen = _programs(ctx, x.shape[0], spatial, stride, padding, dilation, groups)
     gradients = _transposed_gradients if transposed else _plain_gradients
-    grad_input, grad_weight = gradients(dy, x, w, common, output_mask)
+    grad_input, grad_weight = gradients(dy, x, w, chosen, output_mask)
     grad_bias = None
     if output_mask[2]:
         grad_bias = jnp.sum(dy, tuple(range(spatial + 1)), dtype=accumulation_dtype(dy.dtype))
@@ -97,15 +151,15 @@ def convolution_backward(
 
 
 def _plain_gradients(
-    dy: jax.Array, x: jax.Array, w: jax.Array, common: Settings, mask: Sequence[bool]
+    dy: jax.Array, x: jax.Array, w: jax.Array, chosen: _Programs, mask: Sequence[bool]
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    grad_input = programs.grad_input(dy, w, x.shape[1:-1], **common) if mask[0] else None
-    grad_weight = programs.grad_weight(x, dy, w.shape[2:], **common) if mask[1] else None
+    grad_input = chosen.grad_input(dy, w, x.shape[1:-1]) if mask[0] else None
+    grad_weight = chosen.grad_weight(x, dy, w.shape[2:]) if mask[1] else None
     return grad_input, grad_weight
 
 
 def _transposed_gradients(
-    dy: jax.Array, x: jax.Array, w: jax.Array, common: Settings, mask: Sequence[bool]
+    dy: jax.Array, x: jax.Array, w: jax.Array, chosen: _Programs, mask: Sequence[bool]
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """A transposed convolution is the input's gradient of a plain one with the same weight.
 
@@ -114,21 +168,21 @@ def _transposed_gradients(
     grad_input = grad_weight = None
     size = x.shape[1:-1]
     if mask[0]:
-        grad_input = programs.convolve(dy, w, **common)
+        grad_input = chosen.convolve(dy, w)
         grad_input = grad_input[(slice(None), *(slice(0, n) for n in size))]
     if mask[1]:
         reach = [
             (n + 2 * p - d * (k - 1) - 1) // s + 1 - m
             for n, p, d, k, s, m in zip(
                 dy.shape[1:-1],
-                common["padding"],
-                common["dilation"],
+                chosen.settings["padding"],
+                chosen.settings["dilation"],
                 w.shape[2:],
-                common["stride"],
+                chosen.settings["stride"],
                 size,
                 strict=True,
             )
         ]
         x = jnp.pad(x, [(0, 0), *((0, r) for r in reach), (0, 0)])
-        grad_weight = programs.grad_weight(dy, x, w.shape[2:], **common)
+        grad_weight = chosen.grad_weight(dy, x, w.shape[2:])
     return grad_input, grad_weight

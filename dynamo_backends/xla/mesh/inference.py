@@ -27,7 +27,7 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
 from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.mesh.reports import mesh_report
-from dynamo_backends.xla.mesh.splits import Splits
+from dynamo_backends.xla.mesh.splits import Splits, splitting
 from dynamo_backends.xla.steps import trace_step
 from dynamo_backends.xla.transposes import fold_transposes
 
@@ -45,7 +45,7 @@ def compile_on_mesh(
     Args:
         graph: With static shapes; its weights know where they are (`Input.placed`).
         device: All devices of the mesh.
-        options: For the lowering.
+        options: For the lowering on one device.
         batch: Where inputs are that are no weights, and that it fits.
 
     Raises:
@@ -55,6 +55,7 @@ def compile_on_mesh(
     """
     layout = _layout_of(graph, device.mesh, batch)
     splits = Splits(device, graph, layout)
+    options = splitting(options, device, graph, layout)
     with jax.enable_x64(True):
         program = fold_transposes(trace_step(graph, options, is_flat=False))
         lowered = lower_split(program, device, splits, "graph")

@@ -1,13 +1,16 @@
 """How the inputs and outputs of a step's program are split over a mesh."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.mesh import MeshLayout
 from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.mesh.devices import MeshDevice
 
 
@@ -44,3 +47,25 @@ class Splits:
             storage = export.storage
             self.outputs.append(device.sharding(placement, storage.order, storage.expanded))
             self.results.append(jax.ShapeDtypeStruct(export.dense_shape, to_jax(value.dtype)))
+
+
+def splitting(
+    options: LoweringOptions, device: MeshDevice, graph: Graph, layout: MeshLayout
+) -> LoweringOptions:
+    """The options for a graph that XLA splits.
+
+    Where all devices share the first dimension of the batch, they are named.
+
+    Args:
+        options: Of the lowering for one device.
+        device: All devices of the mesh.
+        graph: What is lowered.
+        layout: Where its inputs are.
+    """
+    placements = [
+        placement
+        for given, placement in zip(graph.inputs, layout.inputs, strict=True)
+        if given.role is Role.ACTIVATION
+    ]
+    is_shared = any(placement and set(placement) == {0} for placement in placements)
+    return replace(options, partitioned=True, grid=device.grid if is_shared else None)

@@ -1,6 +1,5 @@
 """A mesh of XLA's devices, to which steps are compiled."""
 
-import dataclasses
 import hashlib
 from typing import Any
 
@@ -21,7 +20,7 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
 from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.mesh.program import MeshStep
-from dynamo_backends.xla.mesh.splits import Splits
+from dynamo_backends.xla.mesh.splits import Splits, splitting
 from dynamo_backends.xla.steps import donated, trace_step
 from dynamo_backends.xla.transposes import fold_transposes
 
@@ -36,7 +35,7 @@ class XlaMesh:
 
     def __init__(self, device: MeshDevice, options: LoweringOptions):
         self._device = device
-        self._options = dataclasses.replace(options, partitioned=True)
+        self._options = options
 
     @property
     def name(self) -> str:
@@ -69,8 +68,9 @@ class XlaMesh:
         A program that calls other libraries is given nothing (see `foreign_calls`).
         """
         splits = Splits(self._device, graph, layout)
+        options = splitting(self._options, self._device, graph, layout)
         with jax.enable_x64(True):
-            program = fold_transposes(trace_step(graph, self._options, is_flat=False))
+            program = fold_transposes(trace_step(graph, options, is_flat=False))
             lowered = lower_split(program, self._device, splits, "step", donated(graph))
             if calls_of_libraries(lowered):
                 lowered = lower_split(program, self._device, splits, "step")

@@ -16,6 +16,7 @@ from dynamo_backends.runtime.device_values import (
     home_named,
     register_computer,
 )
+from dynamo_backends.runtime.foreign import refuse_move
 from dynamo_backends.xla.platforms import parts_of
 from dynamo_backends.xla.runtime import Device, open_device
 from dynamo_backends.xla.single_calls import SingleCalls
@@ -41,8 +42,11 @@ def to_device(values: T, device: str) -> T:
         device: "tpu", or one of several, "tpu:1". "cpu" brings values back.
 
     Raises:
-        DeviceError: There is no such device, or torch shares its memory and has a name for it.
+        DeviceError: There is no such device, or torch shares its memory and has a name for it, or
+            another package runs it, or values are on a device of another package.
     """
+    is_module = isinstance(values, nn.Module)
+    refuse_move(_tensors_of(values) if is_module else pytree.tree_leaves(values), device)
     home = _home(device)
     if isinstance(values, nn.Module):
         move_together(_tensors_of(values), home)

@@ -1,0 +1,29 @@
+"""What benchmarks share with environments that have another torch: it needs nothing but torch."""
+
+from plain.networks import Encoder, Network, networks
+from plain.ways import (
+    CALLS,
+    NoSuchNetworkError,
+    Way,
+    chosen,
+    facts,
+    markdown,
+    measure,
+    parser,
+    wrong_ways,
+)
+
+__all__ = [
+    "CALLS",
+    "Encoder",
+    "Network",
+    "NoSuchNetworkError",
+    "Way",
+    "chosen",
+    "facts",
+    "markdown",
+    "measure",
+    "networks",
+    "parser",
+    "wrong_ways",
+]

@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
+
+import pytest
 
 from tests.bench.programs import ROOT
 
@@ -48,7 +51,7 @@ def run(body: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_graphs_are_torch_tpus_whatever_is_asked_for() -> None:
+def test_graphs_are_torch_tpus_whatever_is_asked_for_and_other_tensors_are_not() -> None:
     run(
         """
         eager = nn.Linear(3, 2)
@@ -65,13 +68,8 @@ def test_graphs_are_torch_tpus_whatever_is_asked_for() -> None:
             assert type(model.weight.grad) is Tpu
             torch.testing.assert_close(model.weight.grad.raw, x.sum(0).expand(2, 3))
             assert len(backend.graphs) == count
-        """
-    )
 
-
-def test_sizes_that_change_are_torch_tpus_matter() -> None:
-    run(
-        """
+        torch._dynamo.reset()
         compiled = torch.compile(lambda x: x.sin(), backend="openxla")
         for size in (3, 4, 5):
             x = torch.randn(size)
@@ -80,13 +78,9 @@ def test_sizes_that_change_are_torch_tpus_matter() -> None:
         dynamic = torch.compile(lambda x: x.sin(), backend="openxla", dynamic=True)
         text = raised(lambda: dynamic(Tpu(torch.randn(3))))
         assert "TPU backend does not support torch.compile(..., dynamic=True" in text, text
-        """
-    )
 
-
-def test_tensors_of_the_cpu_stay_this_packages() -> None:
-    run(
-        """
+        torch._dynamo.reset()
+        backend.graphs.clear()
         x = torch.randn(3)
         found = torch.compile(lambda x: x.sin(), backend="openxla")(x)
         torch.testing.assert_close(found, x.sin())
@@ -121,9 +115,28 @@ def test_whole_steps_are_refused_and_parts_are_torch_tpus() -> None:
     )
 
 
-def test_its_tensors_are_not_copied_silently() -> None:
+def test_its_tensors_are_not_copied_silently_nor_its_tpu_opened_again() -> None:
     run(
         """
+        import jax
+
+        def no_devices(**_):
+            raise RuntimeError("planted")
+
+        jax.local_devices = no_devices
+        x = torch.randn(3)
+        on_tpu_by_option = torch.compile(
+            lambda x: x.sin(), backend="openxla", options={"device": "tpu", "fallback": "error"}
+        )
+        for call in (lambda: to_device(x, "tpu"), lambda: on_tpu_by_option(x)):
+            before = raised(call)  # nobody holds it, and there is none
+            assert "XLA has no tpu device here (planted)" in before, before
+        Tpu(x)
+        for call in (lambda: to_device(x, "tpu"), lambda: on_tpu_by_option(x)):
+            text = raised(call)
+            assert "torch_tpu runs the device 'tpu' in this process" in text, text
+            assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in text
+
         x = Tpu(torch.randn(3))
         for values in (x, [x], {"x": x}, on_tpu(nn.Linear(2, 2))):
             for device in ("tpu:0", "cpu"):
@@ -134,20 +147,29 @@ def test_its_tensors_are_not_copied_silently() -> None:
     )
 
 
-def test_a_tpu_that_it_holds_is_not_opened_again() -> None:
-    run(
-        """
-        x = torch.randn(3)
-        on_tpu_by_option = torch.compile(
-            lambda x: x.sin(), backend="openxla", options={"device": "tpu", "fallback": "error"}
-        )
-        for call in (lambda: to_device(x, "tpu"), lambda: on_tpu_by_option(x)):
-            before = raised(call)  # nobody holds it, and there is none
-            assert "XLA has no tpu device here" in before, before
-        Tpu(x)
-        for call in (lambda: to_device(x, "tpu"), lambda: on_tpu_by_option(x)):
-            text = raised(call)
-            assert "torch_tpu runs the device 'tpu' in this process" in text, text
-            assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in text
-        """
-    )
+REAL = """
+import torch, torch_tpu
+import dynamo_backends
+from torch._subclasses import FakeTensorMode
+from dynamo_backends.runtime.foreign import refuse_taken
+
+refuse_taken("tpu")  # as long as nobody has used it
+torch_tpu._loader._init_device("tpu")
+refuse_taken("tpu")
+backend, given = torch._dynamo.lookup_backend("tpu"), []
+kind = type(backend)
+kind.__call__ = lambda self, graph, inputs, **named: given.append((inputs, named)) or graph
+with FakeTensorMode():
+    x = torch.empty(2, 3, device="tpu")
+    graph = torch.fx.symbolic_trace(torch.nn.Sigmoid())
+    assert dynamo_backends.compiler("openxla")(graph, [x]) is graph
+assert given == [([x], {})]
+assert torch.compile(torch.sigmoid, backend="openxla")(torch.zeros(3)).tolist() == [0.5] * 3
+"""
+
+
+@pytest.mark.skipif(find_spec("torch_tpu") is None, reason="torch_tpu is not installed")
+def test_the_package_itself_is_found_and_handed_graphs() -> None:
+    """Without a TPU, too: its backend needs one only to compile."""
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -90,7 +90,8 @@ def _is_right(way: Way, expected: Sequence[Tensor]) -> bool:
     results = [result.detach().to("cpu") for result in way.run()]
     pairs = zip(results, expected, strict=False)
     return len(results) == way.calls and all(
-        torch.allclose(found, right, rtol=1e-3, atol=1e-3) for found, right in pairs
+        found.shape == right.shape and torch.allclose(found, right, rtol=1e-3, atol=1e-3)
+        for found, right in pairs
     )
 
 

@@ -49,7 +49,7 @@ def test_as_published_they_have_their_size() -> None:
 
 
 def way(result: float, calls: int = 1) -> plain.Way:
-    return plain.Way(lambda: [torch.tensor(result + k) for k in range(calls)], calls)
+    return plain.Way(lambda: [torch.tensor(float(result + k)) for k in range(calls)], calls)
 
 
 def test_wrong_results_are_named() -> None:

@@ -26,7 +26,7 @@ class HandWrittenSteps:
 
     def __init__(self, model: plain.Encoder, optimizer: torch.optim.AdamW, device: Any):
         self._device = device
-        heads = next(iter(model.layers)).heads
+        heads = model.heads
         named = {name: _array(name, p) for name, p in model.named_parameters()}
         parameters = jax.device_put(named, device)
         zeros = jax.tree.map(jnp.zeros_like, parameters)

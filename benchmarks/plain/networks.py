@@ -49,6 +49,7 @@ class Encoder(nn.Module):
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int):
         super().__init__()
+        self.heads = heads
         self.words = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         self.norm = nn.LayerNorm(width)

@@ -45,11 +45,11 @@ def to_device(values: T, device: str) -> T:
         DeviceError: There is no such device, or torch shares its memory and has a name for it, or
             another package runs it, or values are on a device of another package.
     """
-    is_module = isinstance(values, nn.Module)
-    refuse_move(_tensors_of(values) if is_module else pytree.tree_leaves(values), device)
+    model = values if isinstance(values, nn.Module) else None
+    refuse_move(pytree.tree_leaves(values) if model is None else _tensors_of(model), device)
     home = _home(device)
-    if isinstance(values, nn.Module):
-        move_together(_tensors_of(values), home)
+    if model is not None:
+        move_together(_tensors_of(model), home)
         return values
     result: T = pytree.tree_map_only(Tensor, lambda t: moved(t, home), values)
     return result

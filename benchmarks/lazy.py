@@ -2,6 +2,7 @@
 
     python benchmarks/lazy.py
     python benchmarks/lazy.py --models mlp bert --json lazy.json
+    python benchmarks/lazy.py --page docs/lazy.md
 
 The same table of torch_xla's own lazy tensors: `make lazy-xla`. Here "lazy" is the model on the
 device "lazy" of torch: each call copies its input there, records the model, looks the graph up,
@@ -13,6 +14,8 @@ call what "lazy" does, for the graph that Dynamo captured; `ltc` and `openxla` c
 import copy
 import gc
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 import torch
 from rich.progress import track
@@ -21,6 +24,7 @@ import harness
 import plain
 from dynamo_backends.lazy import lowering
 
+PROGRAM = "benchmarks/lazy.py"
 COMPILED = ("ltc_trace", "ltc", "openxla")
 
 
@@ -42,12 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows[name] = plain.measure(ways, settings.rounds)
         torch.compiler.reset()
         gc.collect()
-    print(plain.markdown(rows))
+    table = plain.markdown(rows)
+    print(table)
     for each in wrong:
         console.print(f"[red]{each}: the result is wrong[/]")
     if settings.json:
         records = [{"model": name, **times} for name, times in rows.items()]
         harness.save_json(settings.json, "lazy", records, settings=vars(settings), wrong=wrong)
+    if settings.page and not wrong:
+        command = f"python {PROGRAM} {plain.given(arguments)}".strip()
+        known = plain.facts(jaxlib=metadata.version("jaxlib"))
+        plain.write_page(Path(settings.page), PROGRAM, command, table, known)
     return int(bool(wrong))
 
 

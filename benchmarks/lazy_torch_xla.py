@@ -2,6 +2,7 @@
 
     make lazy-xla
     make lazy-xla ARGS="--models mlp bert --json torch_xla.json"
+    make lazy-xla ARGS="--page docs/lazy.md"
 
 torch_xla needs an older torch than this package, so it has an environment of its own, which the
 target makes once, and nothing of this package is imported here. The same columns for Lazy Tensor
@@ -23,6 +24,8 @@ import torch
 
 import plain
 
+PROGRAM = "benchmarks/lazy_torch_xla.py"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a result is wrong, 2 if it cannot run."""
@@ -43,12 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += [f"{name}, {way}" for way in plain.wrong_ways(ways, expected)]
             rows[name] = plain.measure(ways, settings.rounds)
         torch._dynamo.reset()
-    print(plain.markdown(rows))
+    table = plain.markdown(rows)
+    print(table)
     for each in wrong:
         print(f"{each}: the result is wrong", file=sys.stderr)
     if settings.json:
         content = {"kind": "lazy", "environment": known, "results": rows, "wrong": wrong}
         Path(settings.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if settings.page and not wrong:
+        command = f'make lazy-xla ARGS="{plain.given(arguments)}"'
+        plain.write_page(Path(settings.page), PROGRAM, command, table, known)
     return int(bool(wrong))
 
 

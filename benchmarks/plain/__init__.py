@@ -7,9 +7,11 @@ from plain.ways import (
     Way,
     chosen,
     facts,
+    given,
     markdown,
     measure,
     parser,
+    write_page,
     wrong_ways,
 )
 
@@ -21,9 +23,11 @@ __all__ = [
     "Way",
     "chosen",
     "facts",
+    "given",
     "markdown",
     "measure",
     "networks",
     "parser",
+    "write_page",
     "wrong_ways",
 ]

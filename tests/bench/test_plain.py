@@ -81,6 +81,23 @@ def test_the_table_says_how_many_times_as_fast_as_eager() -> None:
     ]
 
 
+def test_a_table_is_written_between_its_comments(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n<!-- written by b.py -->\nold\n<!-- until here -->\nrest\n")
+    plain.write_page(page, "b.py", "python b.py", "| x |", {"torch": "2.9.0", "threads": 2})
+    text = page.read_text()
+    assert text.startswith("# A\n<!-- written by b.py -->\n\n| x |\n\nBy `python b.py`, 20")
+    assert text.endswith(": torch 2.9.0, threads 2.\n\n<!-- until here -->\nrest\n")
+    with pytest.raises(ValueError, match=r"has no <!-- written by c.py -->"):
+        plain.write_page(page, "c.py", "python c.py", "", {})
+
+
+@pytest.mark.parametrize("name", ["lazy", "lazy_torch_xla"])
+def test_the_page_has_a_place_for_each_table(name: str) -> None:
+    page = (ROOT / "docs/lazy.md").read_text(encoding="utf-8")
+    assert f"<!-- written by {load(f'benchmarks/{name}.py').PROGRAM} -->" in page
+
+
 def test_unknown_networks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for program in ("lazy", "lazy_torch_xla"):
         assert load(f"benchmarks/{program}.py").main(["--models", "resnet8"]) == 2

@@ -48,14 +48,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     console = harness.announce()
     os.environ.setdefault("PJRT_NPROC", str(torch.get_num_threads()))  # of both clients of XLA
-    device = remote_double()
     batches = make_batches(settings)
+    timings, record = measured(settings, batches)
+    found = problems(record, tuple(batches[0][0].shape))
+    console.print(table(timings))
+    console.print(
+        f"{STEPS} steps: {len(record['uploads'])} uploads, {len(record['downloads'])} downloads; "
+        f"{record['uploads_of_state']} uploads of the state before them"
+    )
+    for text in found:
+        console.print(f"[red]{text}[/]")
+    if settings.json:
+        harness.save_json(settings.json, "device_steps", [record], settings=vars(settings))
+    return int(bool(found))
+
+
+def measured(
+    settings: argparse.Namespace, batches: Sequence[Batch]
+) -> tuple[dict[str, Timing], dict[str, Any]]:
+    """Times of both loops for `READ` steps, and what `problems` looks at."""
+    device = remote_double()
     model, optimizer = make_model(settings)
     by_hand = hand_written_loop(model, optimizer, batches)
-    with device.traffic.counted() as state:
-        ours = compiled_loop(model, optimizer, batches)
-        next(ours)
+    ours = compiled_loop(model, optimizer, batches)
     next(by_hand)
+    with device.traffic.counted() as state:
+        next(ours)
     with device.traffic.counted() as traffic:
         losses = [next(ours) for _ in range(STEPS // READ)]
     expected = [next(by_hand) for _ in range(STEPS // READ)]
@@ -64,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }  # fmt: skip
     clock = time.process_time if settings.processor_time else time.perf_counter
     timings = harness.compare(loops, settings.rounds, warmup=1, lead_in=0, clock=clock)
-    record = {
+    return timings, {
         "ms": {name: timing.median * 1e3 / READ for name, timing in timings.items()},
         "ratio": timings[OURS].speedup.value,
         "losses": {OURS: losses, BY_HAND: expected},
@@ -72,17 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "uploads": list(map(list, traffic.uploads)),
         "downloads": list(map(list, traffic.downloads)),
     }
-    console.print(table(timings))
-    found = problems(record, tuple(batches[0][0].shape))
-    console.print(
-        f"{STEPS} steps: {len(traffic.uploads)} uploads, {len(traffic.downloads)} downloads; "
-        f"{record['uploads_of_state']} uploads of the state before them"
-    )
-    for text in found:
-        console.print(f"[red]{text}[/]")
-    if settings.json:
-        harness.save_json(settings.json, "device_steps", [record], settings=vars(settings))
-    return int(bool(found))
 
 
 def make_batches(settings: argparse.Namespace) -> list[Batch]:

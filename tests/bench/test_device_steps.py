@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tests.bench.programs import load
 
-SIZES = ["--layers", "2", "--width", "16", "--heads", "2", "--length", "8", "--vocabulary", "20"]
+SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--length", "8", "--vocabulary", "20"]
 
 program = load("benchmarks/device_steps.py")
 

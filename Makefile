@@ -14,9 +14,13 @@ STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
 # What builds the site reads the sources and needs no torch.
 DOCS := .venv-docs
+# torch_xla, whose last release is for torch 2.9. PyPI has torch for CUDA, of some gigabytes; with
+# PIP_INDEX_URL=https://download.pytorch.org/whl/cpu PIP_EXTRA_INDEX_URL=https://pypi.org/simple
+# it is the one for CPUs.
+TORCH_XLA := .venv-torch-xla
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test conformance lint format figures verdicts bench matrix dist docs docs-serve clean
+.PHONY: help venv demo test conformance lint format figures verdicts bench lazy-xla matrix dist docs docs-serve clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -68,6 +72,14 @@ bench: $(STAMP) ## Run the benchmarks, one after the other
 	$(BIN)/python benchmarks/xla_inference.py
 	$(BIN)/python benchmarks/xla_convolution.py
 	$(BIN)/python benchmarks/call_overhead.py
+
+$(TORCH_XLA)/.installed:
+	$(PYTHON) -m venv $(TORCH_XLA)
+	$(TORCH_XLA)/bin/python -m pip --disable-pip-version-check install torch==2.9.0 torch_xla==2.9.0 numpy
+	@touch $@
+
+lazy-xla: $(TORCH_XLA)/.installed ## Time torch_xla itself on the CPU, in an environment with torch 2.9 (docs/lazy.md)
+	$(TORCH_XLA)/bin/python benchmarks/lazy_torch_xla.py $(ARGS)
 
 matrix: ## Run tests with several versions of Python, torch and jax; write docs/versions.md
 	$(PYTHON) tools/matrix.py $(ARGS)

@@ -1,79 +1,87 @@
-"""Lazy Tensor Core with the program kept (`ltc`) against recording it at every call (`ltc_trace`).
+"""Lazy Tensor Core, recorded at every call and once, and `openxla`, against eager.
 
     python benchmarks/lazy.py
-    python benchmarks/lazy.py --models resnet18 bert --scale test
+    python benchmarks/lazy.py --models mlp bert --json lazy.json
+    python benchmarks/lazy.py --page docs/lazy.md
 
-Both and eager are timed interleaved; a ratio is `ltc_trace`'s median over that of `ltc`.
+The same table of torch_xla's own lazy tensors: `make lazy-xla`. Here "lazy" is the model on the
+device "lazy" of torch: each call copies its input there, records the model, looks the graph up,
+runs it and brings the result back; "lazy, 10 calls" waits once for ten calls with different inputs,
+so that the recording of one may overlap the execution of the one before. `ltc_trace` does at every
+call what "lazy" does, for the graph that Dynamo captured; `ltc` and `openxla` compile that once.
 """
 
+import copy
 import gc
 from collections.abc import Sequence
-from typing import Any
+from importlib import metadata
+from pathlib import Path
 
 import torch
 from rich.progress import track
-from rich.table import Table
 
 import harness
-from dynamo_backends.bench.suites.case import call
+import plain
+from dynamo_backends.lazy import lowering
+
+PROGRAM = "benchmarks/lazy.py"
+COMPILED = ("ltc_trace", "ltc", "openxla")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 1 if a model's results are wrong."""
-    settings = parse(arguments)
+    """Runs the benchmark; returns 1 if a result is wrong."""
+    settings = plain.parser(__doc__ or "").parse_args(arguments)
     console = harness.announce()
-    cases = harness.chosen_cases(settings, console)
-    if not cases:
+    try:
+        networks = plain.chosen(settings)
+    except plain.NoSuchNetworkError as error:
+        console.print(f"[red]{error}[/]")
         return 2
-    records = []
-    for case in track(cases, "measuring", console=console, transient=True):
+    rows, wrong = {}, []
+    for name, network in track(networks.items(), "measuring", console=console, transient=True):
         with torch.no_grad():
-            records.append(measure(case, settings.rounds))
+            ways = ways_of(network)
+            expected = [network.make()(x) for x in network.inputs(plain.CALLS)]
+            wrong += [f"{name}, {way}" for way in plain.wrong_ways(ways, expected)]
+            rows[name] = plain.measure(ways, settings.rounds)
         torch.compiler.reset()
         gc.collect()
-    console.print(table(records))
+    table = plain.markdown(rows)
+    print(table)
+    for each in wrong:
+        console.print(f"[red]{each}: the result is wrong[/]")
     if settings.json:
-        harness.save_json(settings.json, "lazy", records, settings=vars(settings))
-    return 0 if all(r["right"] for r in records) else 1
+        records = [{"model": name, **times} for name, times in rows.items()]
+        harness.save_json(settings.json, "lazy", records, settings=vars(settings), wrong=wrong)
+    if settings.page and not wrong:
+        command = f"python {PROGRAM} {plain.given(arguments)}".strip()
+        known = plain.facts(jaxlib=metadata.version("jaxlib"))
+        plain.write_page(Path(settings.page), PROGRAM, command, table, known)
+    return int(bool(wrong))
 
 
-def measure(case: harness.ModelCase, rounds: int) -> dict[str, Any]:
-    """Medians in milliseconds of one model, and the ratio."""
-    model, inputs = case.make(), case.inputs()
-    compiled = {
-        name: harness.compile_model(model, inputs, name, fullgraph=True)
-        for name in ("ltc", "ltc_trace")
+def ways_of(network: plain.Network) -> dict[str, plain.Way]:
+    """Eager, lazy tensors with one wait for one call and for ten, and what is compiled."""
+    lowering.start()
+    model, inputs = network.make(), network.inputs(plain.CALLS)
+    moved = copy.deepcopy(model).to("lazy")
+
+    def lazy(calls: int) -> list[torch.Tensor]:
+        results = []
+        for x in inputs[:calls]:
+            results.append(moved(x.to("lazy")))
+            torch._lazy.mark_step()
+        return [result.to("cpu") for result in results]
+
+    ways = {
+        "eager": plain.Way(lambda: [model(inputs[0])]),
+        "lazy": plain.Way(lambda: lazy(1)),
+        f"lazy, {plain.CALLS} calls": plain.Way(lambda: lazy(plain.CALLS), plain.CALLS),
     }
-    right = all(harness.check(model, c.function, inputs).passed for c in compiled.values())
-    functions = {n: lambda c=c: call(c.function, inputs) for n, c in compiled.items()}
-    timings = harness.compare({"eager": lambda: call(model, inputs), **functions}, rounds)
-    times = {f"{name}_ms": t.median * 1e3 for name, t in timings.items()}
-    return {
-        "model": case.name,
-        **times,
-        "ratio": times["ltc_trace_ms"] / times["ltc_ms"],
-        "ops_in_eager": compiled["ltc"].ops_in_eager,
-        "right": right,
-    }
-
-
-def table(records: Sequence[dict[str, Any]]) -> Table:
-    """The results for people."""
-    shown = Table(title="Lazy Tensor Core: recorded once against recorded at every call")
-    names = ("model", "eager ms", "ltc ms", "ltc_trace ms", "ratio", "in eager", "right")
-    for name in names:
-        shown.add_column(name, justify="left" if name == "model" else "right")
-    for r in records:
-        times = [f"{r[f'{n}_ms']:.3f}" for n in ("eager", "ltc", "ltc_trace")]
-        right = "yes" if r["right"] else "no"
-        shown.add_row(r["model"], *times, f"{r['ratio']:.2f}", str(r["ops_in_eager"]), right)
-    return shown
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.model_arguments(__doc__, rounds=20)
-    return parser.parse_args(arguments)
+    for name in COMPILED:
+        compiled = harness.compile_model(model, (inputs[0],), name, fullgraph=True).function
+        ways[name] = plain.Way(lambda compiled=compiled: [compiled(inputs[0])])
+    return ways
 
 
 if __name__ == "__main__":

@@ -17,37 +17,14 @@ from torch._subclasses import FakeTensorMode
 from dynamo_backends import Availability, compiler, get_backend
 from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.runtime.foreign import compile_foreign, foreign_kind
+from tests.bench.programs import ROOT
 
 DOUBLE = """
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from tests.doubles.python_device import start
 
-_setup_privateuseone_for_python_backend("foreign")
-
-class Foreign(Tensor):
-    '''A tensor of a device that computes by other means: those of the CPU.'''
-
-    @staticmethod
-    def __new__(cls, raw):
-        made = Tensor._make_wrapper_subclass(cls, raw.shape, dtype=raw.dtype, device="foreign:0")
-        made.raw = raw
-        return made
-
-    def __tensor_flatten__(self):
-        return ["raw"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner, context, size, stride):
-        return Foreign(inner["raw"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        unwrap = lambda t: t.raw if isinstance(t, Foreign) else t
-        args, kwargs = pytree.tree_map(unwrap, (args, kwargs or {}))
-        return pytree.tree_map_only(Tensor, Foreign, func(*args, **kwargs))
-
+Foreign = start("foreign")
 x = Foreign(torch.arange(6.0).reshape(2, 3))
 
 def function(x, scale=torch.tensor(2.0)):
@@ -64,7 +41,8 @@ def raised(call):
 
 def run(body: str) -> None:
     script = DOUBLE + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -178,6 +156,14 @@ def test_xla_is_compiled_by_torch_xlas_bridge(
     assert compiled == [["xla"]]
     (result,) = found
     assert result.device.type == "xla"
+
+
+def test_xla_without_torch_xla_is_refused(graph: fx.GraphModule) -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 3, device="xla")
+        compiled = compiler("openxla")(graph, [x])
+        with pytest.raises(DeviceError, match=r"torch_xla, which cannot be imported .*model.cpu"):
+            compiled(x)
 
 
 def test_what_a_backend_lists_is_its_own_but_tpus_tensors_are_torch_tpus(

@@ -7,9 +7,11 @@
 | any other, with a Dynamo backend of its own name (`tpu` of torch_tpu, `npu`) | that one |
 | any other | nobody: `DeviceError` |
 
-Nothing is copied to the CPU to be computed there.
+Nothing is copied to the CPU to be computed there. A device has one runtime in a process: what
+another package runs is not opened a second time.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ OURS = frozenset(("cpu", "cuda", "meta"))
 
 # Where openxla computes with the CPU's tensors; those that live there are torch_xla's, torch_tpu's.
 _COMPUTE_ONLY = frozenset(("tpu", "xla"))
+
+_PACKAGES = {"tpu": "torch_tpu", "xla": "torch_xla"}
 
 
 def foreign_kind(tensors: Iterable[Any], devices: Sequence[str] = ()) -> str | None:
@@ -65,9 +69,9 @@ def refusal(kind: str, entrance: str) -> DeviceError:
         entrance: What was called.
     """
     return DeviceError(
-        f"{entrance} was given tensors on the device {kind!r}; this package computes on the CPU "
-        f"and on CUDA, and no Dynamo backend called {kind!r} is registered. Move the model and its "
-        f"inputs to the CPU (model.cpu()), or compile with the backend of the package that "
+        f"{entrance} was given tensors on the device {_named(kind)}; this package computes on the "
+        f"CPU and on CUDA, and no Dynamo backend called {kind!r} is registered. Move the model and "
+        f"its inputs to the CPU (model.cpu()), or compile with the backend of the package that "
         f"provides {kind!r}."
     )
 
@@ -94,11 +98,65 @@ def refuse_step(tensors: Iterable[Any], backend: str, home: str | None = None) -
     kind = foreign_kind(tensors)
     if kind is not None and backend != "aot_eager":
         raise StepDeviceError(
-            f"compile_step(backend={backend!r}) was given tensors on the device {kind!r}, for "
-            'which no whole steps are compiled. Pass fallback="split", which hands forward and '
+            f"compile_step(backend={backend!r}) was given tensors on the device {_named(kind)}, "
+            'for which no whole steps are compiled. Pass fallback="split", which hands forward and '
             f"backward to the Dynamo backend of {kind!r} if there is one, or move the model to "
             "the CPU."
         )
+
+
+def refuse_move(tensors: Iterable[Any], device: str) -> None:
+    """Raises for tensors that another package keeps on its device, which are not copied silently.
+
+    Args:
+        tensors: What is to be moved.
+        device: Where to.
+
+    Raises:
+        DeviceError: There is such a tensor.
+    """
+    kind = foreign_kind(tensors)
+    if kind is not None:
+        raise DeviceError(
+            f"to_device was given tensors on the device {_named(kind)}, and takes those of the "
+            f"CPU. To compile for them where they are, give them to a model compiled with "
+            f"backend='openxla', which hands graphs to the owner of the device. To move them to "
+            f"{device!r}, bring them to the host first (model.cpu(), tensor.cpu())."
+        )
+
+
+def refuse_taken(kind: str) -> None:
+    """Raises if another package runs a device in this process.
+
+    Args:
+        kind: The type of the device, under which torch knows the package's module (`torch.tpu`).
+
+    Raises:
+        DeviceError: It does.
+    """
+    if kind not in _COMPUTE_ONLY:
+        return  # torch itself shares it
+    is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
+    if is_initialized is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch_tpu's, that this may change
+        is_taken = is_initialized()
+    if is_taken:
+        package = _PACKAGES.get(kind, f"torch.{kind}")
+        raise DeviceError(
+            f"{package} runs the device {kind!r} in this process, and a device has one runtime at "
+            f"a time. Use {package}'s tensors: model.to({kind!r}) and backend='openxla', which "
+            f"hands graphs to {package}. Or start the process with "
+            f"TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that torch does not load {package}, and import "
+            "dynamo_backends."
+        )
+
+
+def _named(kind: str) -> str:
+    """A device, with the package that provides it if that is known."""
+    package = _PACKAGES.get(kind)
+    return repr(kind) if package is None else f"{kind!r} of {package}"
 
 
 def _tensors_of(captured: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[Any]:
@@ -135,6 +193,10 @@ def _bridged(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
 def _bridge() -> Any:
     try:
         from torch_xla._dynamo import dynamo_bridge
-    except ImportError:
-        from torch_xla.core import dynamo_bridge  # until 2.0
+    except ImportError as error:
+        raise DeviceError(
+            f"tensors on the device 'xla' are compiled by torch_xla, which cannot be imported here "
+            f"({error}). Install the torch_xla for torch {torch.__version__}, or move the model "
+            "and its inputs to the CPU (model.cpu())."
+        ) from error
     return dynamo_bridge

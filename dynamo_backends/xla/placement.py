@@ -16,6 +16,7 @@ from dynamo_backends.runtime.device_values import (
     home_named,
     register_computer,
 )
+from dynamo_backends.runtime.foreign import refuse_move
 from dynamo_backends.xla.platforms import parts_of
 from dynamo_backends.xla.runtime import Device, open_device
 from dynamo_backends.xla.single_calls import SingleCalls
@@ -41,11 +42,14 @@ def to_device(values: T, device: str) -> T:
         device: "tpu", or one of several, "tpu:1". "cpu" brings values back.
 
     Raises:
-        DeviceError: There is no such device, or torch shares its memory and has a name for it.
+        DeviceError: There is no such device, or torch shares its memory and has a name for it, or
+            another package runs it, or values are on a device of another package.
     """
+    model = values if isinstance(values, nn.Module) else None
+    refuse_move(pytree.tree_leaves(values) if model is None else _tensors_of(model), device)
     home = _home(device)
-    if isinstance(values, nn.Module):
-        move_together(_tensors_of(values), home)
+    if model is not None:
+        move_together(_tensors_of(model), home)
         return values
     result: T = pytree.tree_map_only(Tensor, lambda t: moved(t, home), values)
     return result

@@ -22,6 +22,7 @@ from dynamo_backends.interface.errors import DeviceError, as_compile_error
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.device_values import register_home
+from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda, residents
@@ -129,6 +130,7 @@ def _open(platform: str, index: int) -> Device:
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
         return Device("cpu", client, client.local_devices()[0], os.getpid())
+    refuse_taken(platform)
     import jax
 
     with _environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"):
@@ -154,7 +156,7 @@ def open_device(platform: str, index: int = 0) -> Device:
         index: Which one of this process's.
 
     Raises:
-        DeviceError: There is none.
+        DeviceError: There is none, or another package runs it.
         ForkedProcessError: The client was started before this process was forked off.
     """
     with _lock:

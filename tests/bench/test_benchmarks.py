@@ -27,6 +27,7 @@ PROGRAMS = (
     "tuning_time",
     "busy_machine",
     "background",
+    "device_steps",
 )
 
 

@@ -18,6 +18,7 @@ from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.runtime.device_values import register_home
+from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.ranks.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
@@ -140,7 +141,7 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
         mesh: Their grid.
 
     Raises:
-        DeviceError: There are fewer.
+        DeviceError: There are fewer, or another package runs them.
         ForkedProcessError: The client was started before this process was forked off.
         OptionError: Its devices are of several processes, and no CPUs.
         RankError: One of these has ended.
@@ -199,6 +200,7 @@ def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
 
 
 def _found(platform: str) -> list[Any]:
+    refuse_taken(platform)
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:

@@ -1,0 +1,33 @@
+"""What benchmarks share with environments that have another torch: it needs nothing but torch."""
+
+from plain.networks import Encoder, Network, networks
+from plain.ways import (
+    CALLS,
+    NoSuchNetworkError,
+    Way,
+    chosen,
+    facts,
+    given,
+    markdown,
+    measure,
+    parser,
+    write_page,
+    wrong_ways,
+)
+
+__all__ = [
+    "CALLS",
+    "Encoder",
+    "Network",
+    "NoSuchNetworkError",
+    "Way",
+    "chosen",
+    "facts",
+    "given",
+    "markdown",
+    "measure",
+    "networks",
+    "parser",
+    "write_page",
+    "wrong_ways",
+]

@@ -44,9 +44,10 @@ demo: $(STAMP) ## Run the demo: inference in eager and compiled, a compiled trai
 	$(BIN)/python examples/train_digits.py
 	$(BIN)/python examples/demo.py $(ARGS) --backend autotune
 
-# Two workers with one thread each, so that they do not compete for cores.
+# Two workers with one thread each, so that they do not compete for cores. They and the processes
+# that tests start keep bytecode, whatever the environment says.
 test: $(STAMP) ## Run the tests (ARGS="..." goes to pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 conformance: $(STAMP) ## Run PyTorch's whole operator database and rewrite docs/conformance.md
 	$(BIN)/python -m pytest tests/conformance --full $(ARGS)

@@ -63,7 +63,7 @@ SHARES = {
     "aot/test_step_safety.py": 4,
     "aot/test_step_state.py": 18,
     "aot/test_step_training.py": 10,
-    "aot/test_updates.py": 2,
+    "aot/test_updates.py": 4,
     "autotune/test_ensemble.py": 2,
     "autotune/test_planted.py": 3,
     "autotune/test_steps.py": 12,
@@ -74,7 +74,7 @@ SHARES = {
     "capture/test_precompile.py": 6,
     "capture/test_warm_up.py": 5,
     "conformance/test_gradients.py": 5,
-    "conformance/test_opinfo.py": 12,
+    "conformance/test_opinfo.py": 20,
     "conformance/test_planted_backends.py": 3,
     "conformance/test_testing.py": 3,
     "generation/test_generate.py": 13,
@@ -90,35 +90,35 @@ SHARES = {
     "iree/test_models.py": 5,
     "iree/test_trial.py": 2,
     "kernels/test_linears.py": 2,
-    "kernels/test_small_channels.py": 12,
-    "kernels/test_winograd.py": 9,
-    "lazy/test_backends.py": 2,
+    "kernels/test_small_channels.py": 17,
+    "kernels/test_winograd.py": 14,
+    "lazy/test_backends.py": 4,
     "models/test_every_backend.py": 4,
     "models/test_models.py": 6,
     "nvfuser/test_backend.py": 4,
     "nvfuser/test_models.py": 2,
     "nvfuser/test_operators.py": 2,
     "openvino/test_models.py": 4,
-    "openvino/test_trial.py": 2,
+    "openvino/test_trial.py": 4,
     "ort/test_errors.py": 2,
     "ort/test_models.py": 3,
-    "ort/test_trial.py": 3,
+    "ort/test_trial.py": 5,
     "package/test_new_process.py": 2,
-    "package/test_package.py": 2,
+    "package/test_package.py": 3,
     "runtime/test_arena.py": 3,
     "test_autoload.py": 2,
     "test_compiler_process.py": 5,
     "test_containment.py": 14,
-    "test_freezing.py": 12,
+    "test_freezing.py": 17,
     "test_harmless.py": 2,
     "test_picky.py": 2,
-    "test_ranges.py": 2,
+    "test_ranges.py": 4,
     "test_ranges_of_vendors.py": 14,
-    "test_semantics.py": 6,
+    "test_semantics.py": 10,
     "test_succession.py": 2,
     "test_weight_views.py": 6,
-    "torchscript/test_backends.py": 5,
-    "training/test_gradients.py": 6,
+    "torchscript/test_backends.py": 8,
+    "training/test_gradients.py": 7,
     "training/test_models.py": 2,
     "training/test_semantics.py": 2,
     "trt/test_cache.py": 2,
@@ -127,10 +127,11 @@ SHARES = {
     "trt/test_semantics.py": 2,
     "tvm/test_measuring.py": 2,
     "tvm/test_models.py": 5,
-    "tvm/test_semantics.py": 2,
+    "tvm/test_semantics.py": 3,
     "tvm/test_tuning.py": 2,
     "verification/test_planted.py": 6,
     "xla/test_convolution_programs.py": 6,
+    "xla/test_device_draws.py": 3,
     "xla/test_lowering_attention.py": 2,
     "xla/test_lowering_convolution.py": 2,
     "xla/test_lowering_indexing.py": 2,
@@ -143,6 +144,7 @@ SHARES = {
     "xla/test_lowering_reduction.py": 5,
     "xla/test_lowering_special.py": 2,
     "xla/test_lowering_upsampling.py": 5,
+    "xla/test_mesh_inference.py": 3,
     "xla/test_mesh_steps.py": 9,
     "xla/test_mesh_use.py": 3,
     "xla/test_padded.py": 18,
@@ -188,6 +190,14 @@ def only_with_full(pytestconfig: pytest.Config) -> Callable[[bool], None]:
             pytest.skip("takes long; run it with --full")
 
     return skip
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_compiler_process() -> Iterator[None]:
+    """The process that compiles beside the calls stays: to start it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(background._worker), "idle_s", 3600.0)
+        yield
 
 
 @pytest.fixture(autouse=True)

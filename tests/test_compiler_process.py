@@ -274,7 +274,7 @@ def test_errors_arrive_as_they_were(
 def test_it_ends_after_a_while_without_work(
     fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(background, "_IDLE", 0.2)
+    monkeypatch.setattr(type(background._worker), "idle_s", 0.2)
     run = compiled(lambda x: x.cos() * 3, "onnxrt", cache=False)
     run(torch.randn(3))
     assert background.wait(120)

@@ -25,7 +25,14 @@ WITH_CODE = [str(p.relative_to(ROOT)) for p in PAGES if "```python" in p.read_te
 TESTED_ELSEWHERE = {"docs/backends.md", "docs/capture.md", "docs/explain.md"}
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_CODE if name not in TESTED_ELSEWHERE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "docs/int8.md" else name
+        for name in WITH_CODE
+        if name not in TESTED_ELSEWHERE
+    ],
+)
 def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # pages save files
     with executed(name) as (ran, _):

@@ -42,6 +42,15 @@ after = snapshot()
 print(json.dumps([k for k in before if before[k] != after[k]]))
 """
 
+CHANGE = """
+torch.set_num_threads(3)
+os.environ["A"] = "1"
+torch._dynamo.config.verbose = True
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+before, after = after, snapshot()
+print(json.dumps([k for k in before if before[k] != after[k]]))
+"""
+
 IMPORT = """
 import dynamo_backends, dynamo_backends.pipeline.captured, dynamo_backends.cli
 for name in dynamo_backends.__all__:
@@ -56,32 +65,22 @@ torch.compile(lambda x: x.sin() + 1, backend="openxla")(torch.ones(3))
 """
 
 
-def changes(action: str, before: str = "") -> list[str]:
-    found: list[str] = json.loads(
-        run(SNAPSHOT.format(before=before, action=action)).splitlines()[-1]
-    )
-    return found
+def changes(action: str, before: str = "") -> list[list[str]]:
+    """What an action changes, and then what `CHANGE` does, to show that the check can fail."""
+    printed = run(SNAPSHOT.format(before=before, action=action) + CHANGE)
+    return [json.loads(line) for line in printed.splitlines()[-2:]]
+
+
+SEEN = ["environment", "dynamo", "threads", "torch threads"]
 
 
 def test_importing_changes_no_setting_and_starts_no_thread():
-    assert changes(IMPORT + IMPORT_XLA) == []
+    assert changes(IMPORT + IMPORT_XLA) == [[], SEEN]
 
 
 def test_compiling_changes_no_setting():
     # XLA's own threads are started on first use, not before.
-    assert changes(USE, before="import jax") == ["threads"]
-
-
-CHANGE = """
-torch.set_num_threads(3)
-os.environ["A"] = "1"
-torch._dynamo.config.verbose = True
-threading.Thread(target=threading.Event().wait, daemon=True).start()
-"""
-
-
-def test_the_check_can_fail():
-    assert changes(CHANGE) == ["environment", "dynamo", "threads", "torch threads"]
+    assert changes(USE, before="import jax") == [["threads"], SEEN]
 
 
 def test_eight_threads_at_once():

@@ -39,7 +39,14 @@ def test_frozen_weights(backend: str):
     _ran(reports)
 
 
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "static_runtime"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(b, marks=pytest.mark.long) if b == "ov" else b
+        for b in BACKENDS
+        if b != "static_runtime"
+    ],
+)
 def test_trained_weights(backend: str, only_with_full: Callable[[bool], None]):
     only_with_full(BACKENDS[backend] is FIRST)
     pair, subject = Pair.of(BACKENDS[backend]), Subject(backend)

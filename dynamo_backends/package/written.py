@@ -41,8 +41,8 @@ def written_stablehlo(
         platforms: See `export`.
         options: Of `openxla`.
     """
-    from dynamo_backends.xla.backend import lowering_options
     from dynamo_backends.xla.exporting import portable_program, run_here
+    from dynamo_backends.xla.options import lowering_options
 
     graph, weights = whole.graph, list(whole.weights.values())
     programs = {p: portable_program(graph, lowering_options(p, options)) for p in platforms}

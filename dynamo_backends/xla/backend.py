@@ -3,8 +3,8 @@
 import functools
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -17,94 +17,18 @@ from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
-from dynamo_backends.interface.options import Limits, Options
-from dynamo_backends.interface.packages import is_there
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
-from dynamo_backends.xla.padded.named import check_buckets
-from dynamo_backends.xla.platforms import PLATFORMS, parts_of
+from dynamo_backends.xla.hardware import gpus, has_cuda_plugin, has_tpu, tpu
+from dynamo_backends.xla.options import (
+    XlaOptions,
+    convolution_precision,
+    lowering_options,
+    matmul_precision,
+)
+from dynamo_backends.xla.platforms import parts_of
 
 if TYPE_CHECKING:
     from dynamo_backends.xla.mesh.spread import Spread
-
-
-@dataclass(frozen=True)
-class XlaOptions(Options):
-    """The options of `openxla`, besides those that every backend has.
-
-    Attributes:
-        device: Where XLA runs: "cpu", "cuda", "tpu", or one of several, "tpu:1". "auto": where the
-            tensors are. What is computed on a device that torch does not share memory with stays
-            there (docs/lazy.md).
-        precision: "float32" computes in the dtypes that the model has; "bf16" lets XLA run float32
-            matrix products and convolutions at the device's fastest precision (bfloat16 passes
-            on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).
-        matmul_precision: For float32 products where the device offers less: "highest", "high" or
-            "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
-        reserve: On CPUs with glibc, keep the memory of temporaries between calls.
-        bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds
-            each of which is about so many times the one before it (docs/shapes.md). 1: every set of
-            concrete shapes is compiled for itself, but for those of `buckets`.
-        buckets: With dynamic shapes: the bounds of all sizes that vary, such as
-            (16, 32, 64, 128), or those of single dimensions, by input and dimension, such as
-            {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
-        exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
-            the calls.
-        collectives: Who runs the collectives of a graph of torch's own distributed programs
-            (docs/scaling.md): "xla", where a process group has all processes, or "torch".
-        mesh: For inference: several devices, over which weights and batches are split
-            (docs/scaling.md): a torch `DeviceMesh`, or names and sizes of its dimensions.
-        placements: Of weights on the mesh, by patterns of their names: one `Shard` or `Replicate`
-            of `torch.distributed.tensor` for each dimension of the mesh.
-        batch_placements: Of the other inputs, likewise. By default their first dimension is split
-            over the dimensions of the mesh that split no weight.
-    """
-
-    device: str = "auto"
-    precision: Literal["float32", "bf16"] = "float32"
-    matmul_precision: Literal["torch", "highest", "high", "medium"] = "torch"
-    reserve: bool = True
-    bucket_growth: float | int = 1.1
-    buckets: tuple | list | dict = ()  # see `check_buckets`
-    exact_after: int = 3
-    max_executables: int = 24
-    collectives: Literal["xla", "torch"] = "xla"
-    mesh: dict | object | None = None
-    placements: dict | None = None
-    batch_placements: tuple | list | None = None
-
-    LIMITS: ClassVar[Limits] = {"bucket_growth": (1, None), "exact_after": (1, None)}
-
-    def __post_init__(self) -> None:
-        """Says of the mesh in plain numbers what users say in torch's objects."""
-        super().__post_init__()
-        if (spread := self.spread) is not None:
-            object.__setattr__(self, "mesh", spread.mesh)
-            object.__setattr__(self, "placements", spread.placements)
-            object.__setattr__(self, "batch_placements", spread.batch)
-
-    @property
-    def spread(self) -> "Spread | None":
-        """How graphs are spread over a mesh; None: they are compiled for one device."""
-        if self.mesh is None and not self.placements and not self.batch_placements:
-            return None
-        from dynamo_backends.xla.mesh.spread import spread_of
-
-        return spread_of(self.mesh, self.placements or {}, self.batch_placements)
-
-    def validate(self, backend: str) -> None:
-        """See `Options.validate`."""
-        super().validate(backend)
-        if isinstance(self.mesh, Mesh):
-            self.refuse_beside("a mesh")
-            _check_mesh(self, self.mesh)
-        check_buckets(self.buckets, backend)
-        _check_device(self.device, backend)
-
-    @property
-    def is_reduced(self) -> bool:
-        """See `Options.is_reduced`."""
-        return self.precision == "bf16" or self.matmul_precision in ("high", "medium")
 
 
 class OpenXLA(Backend):
@@ -123,9 +47,9 @@ class OpenXLA(Backend):
         if no := self.lacks():
             return no
         devices = ["cpu"]
-        if torch.cuda.is_available() and _has_cuda_plugin():
+        if torch.cuda.is_available() and has_cuda_plugin():
             devices.append("cuda")
-        if _has_tpu():
+        if has_tpu():
             devices.append("tpu")
         found = f"XLA of jaxlib {self.versions()['jaxlib']}"
         return Availability(True, found, devices=tuple(devices))
@@ -137,7 +61,7 @@ class OpenXLA(Backend):
         if options.mesh is not None:
             return  # its devices are looked for when a graph is compiled
         platform_name, index = _target(graph, options)
-        if platform_name == "cuda" and not _has_cuda_plugin():
+        if platform_name == "cuda" and not has_cuda_plugin():
             asked = (
                 "device='cuda' was asked for"
                 if options.device == "cuda"
@@ -291,9 +215,9 @@ class OpenXLA(Backend):
             return None
         from dynamo_backends.runtime.processor import processor
 
-        precision = _matmul_precision(options), _convolution_precision("cuda", options)
+        precision = matmul_precision(options), convolution_precision("cuda", options)
         settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
-        devices = f"{_gpus()} {_tpu() if options.device == 'tpu' else ''}"
+        devices = f"{gpus()} {tpu() if options.device == 'tpu' else ''}"
         return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
@@ -362,16 +286,6 @@ def _kept_apart(options: XlaOptions) -> str:
     return ""
 
 
-def _check_mesh(options: XlaOptions, mesh: Mesh) -> None:
-    """Raises if a mesh of several processes may leave some of them behind."""
-    if mesh.of_ranks and options.fallback != "error":
-        raise OptionError(
-            f"mesh ({mesh}) is one of {mesh.size} processes, all of which compute each call "
-            "together: one that went on in eager would leave the others waiting. Pass "
-            "'fallback': 'error', too."
-        )
-
-
 def _refuse_mesh(options: XlaOptions) -> None:
     if options.mesh is not None:
         raise OptionError(
@@ -384,84 +298,6 @@ def _parts(device: str) -> tuple[str, int]:
     parts = parts_of(device)
     assert parts is not None  # see `XlaOptions.validate`
     return parts
-
-
-def _check_device(device: str, backend: str) -> None:
-    if device != "auto" and parts_of(device) is None:
-        raise OptionError(
-            f"option 'device' of {backend} must be one of "
-            f"{', '.join(map(repr, ('auto', *PLATFORMS)))}, not {device!r}. One of several "
-            "devices is named by its index: 'tpu:1'."
-        )
-
-
-def lowering_options(platform_name: str, options: XlaOptions) -> Any:
-    """How graphs are lowered for a platform.
-
-    Args:
-        platform_name: "cpu", "cuda" or "tpu"; it need not be here.
-        options: Of the backend.
-    """
-    from dynamo_backends.xla.lowering.context import LoweringOptions
-
-    return LoweringOptions(
-        platform=platform_name,
-        matmul_precision=_matmul_precision(options),
-        convolution_precision=_convolution_precision(platform_name, options),
-        channels_last=platform_name == "cpu",
-    )
-
-
-def _matmul_precision(options: XlaOptions) -> str:
-    """jax's name of the precision of float32 products."""
-    if options.precision == "bf16":
-        return "default"
-    asked = options.matmul_precision
-    if asked == "torch":
-        asked = product_precision()  # type: ignore[assignment]
-    return {"highest": "highest", "high": "high", "medium": "default"}[asked]
-
-
-def _convolution_precision(platform_name: str, options: XlaOptions) -> str:
-    """jax's name of the precision of float32 convolutions: on CUDA torch has a switch for them."""
-    if platform_name == "cuda" and options.matmul_precision == "torch":
-        return "default" if allowed_tf32().convolutions else _matmul_precision(options)
-    return _matmul_precision(options)
-
-
-@functools.cache
-def _gpus() -> str:
-    """What machine code for CUDA devices depends on; empty without any."""
-    if not torch.cuda.is_available() or not _has_cuda_plugin():
-        return ""
-    count = torch.cuda.device_count()
-    names = [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}"
-             for i in range(count)]  # fmt: skip
-    return f"{names}"
-
-
-@functools.cache
-def _tpu() -> str:
-    """The chip that machine code for the TPU depends on."""
-    from dynamo_backends.xla.runtime import open_device
-
-    handle = open_device("tpu").handle
-    return f"{handle.device_kind} {handle.client.platform_version}"
-
-
-@functools.cache
-def _has_tpu() -> bool:
-    """Whether there are a TPU and the library for it, which jax finds in these two places."""
-    if not is_there("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
-        return False
-    from dynamo_backends.xla._jaxlib import tpu_chips
-
-    return tpu_chips() > 0
-
-
-def _has_cuda_plugin() -> bool:
-    names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
-    return any(map(is_there, names))
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from tests.aot import step_nets as nets
 def train(cache: bool = True) -> tuple[int, int, list[float]]:
     """Two steps: how many executables were made or loaded, how many loaded, and the losses."""
     torch.manual_seed(0)
-    model = nets.convnet()
+    model = nets.mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
     def function(x: Tensor, y: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def train(cache: bool = True) -> tuple[int, int, list[float]]:
         function, model=model, optimizer=optimizer, options={"cache": cache}
     )
     with dynamo_backends.record() as reports:
-        losses = [step(*batch).item() for batch in nets.images(2)]
+        losses = [step(*batch).item() for batch in nets.rows(2)]
     return sum(r.executables for r in reports), sum(r.cache_hits for r in reports), losses
 
 

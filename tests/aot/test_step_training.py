@@ -112,7 +112,7 @@ def test_accumulation_in_one_graph(clear_at: str) -> None:
 
         return function
 
-    by_hand = compare(lambda d: classifier(d, parts), nets.rows(4))
+    by_hand = compare(lambda d: classifier(d, parts), nets.rows(4), "aot_eager")
     model, optimizer = by_hand._definition.models[0], by_hand._definition.optimizers[0]
     torch.manual_seed(0)
     function, models, optimizers = classifier(torch.float64, loop)
@@ -252,7 +252,7 @@ def test_arguments_of_all_kinds_and_a_tensor_by_closure() -> None:
     batches = [
         (*batch, 0.1 * i, "mean" if i < 4 else "sum") for i, batch in enumerate(nets.rows(6))
     ]
-    step = compare(lambda d: classifier(d, loop), batches)
+    step = compare(lambda d: classifier(d, loop), batches, "aot_eager")
     assert step.compilations == 2  # "mean" and "sum"; the number is an input
     assert step.reasons == ["another kind of batch"]
 
@@ -323,7 +323,7 @@ def test_new_shape_is_compiled_once() -> None:
         return function
 
     batches = [*nets.rows(2), *nets.rows(2, batch=3), *nets.rows(2), *nets.rows(1, batch=3)]
-    step = compare(lambda d: classifier(d, loop), batches)
+    step = compare(lambda d: classifier(d, loop), batches, "aot_eager")
     assert (step.compilations, step.recompiles, step.launches) == (2, 1, 7)
 
 

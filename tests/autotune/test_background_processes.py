@@ -158,12 +158,21 @@ def said(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_forked_child_serves_what_it_has(site: dict[str, str], tmp_path: Path):
+def is_left(folder: Path) -> list[Path]:
+    """Files that programs have left: copies of graphs, and what is temporary."""
+    temporary = (p for p in (folder / "temporary").iterdir() if "torchinductor" not in p.name)
+    return [*temporary, *(folder / "cache").glob("tuning")]
+
+
+def test_a_forked_child_serves_what_it_has_and_nothing_is_left(
+    site: dict[str, str], tmp_path: Path
+):
     child, parent, later = said(run(site, tmp_path, FORKS))
     reason = "gave up (this process was forked from the one that tunes)"
     assert child == {"right": True, "ended": True, "child": reason, "own": 0}
     assert parent == {"right": True, "ended": True, "parent": "verified winner waits serving"}
     assert later == {"right": True, "later": "verified winner waits serving"}
+    assert is_left(tmp_path) == []
 
 
 @pytest.mark.long
@@ -187,7 +196,8 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
-@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.long), "end"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["kill", "end"])
 def test_nothing_is_left_of_a_program_that_ends(how: str, site: dict[str, str], tmp_path: Path):
     shared = set(os.listdir("/dev/shm"))
     program = run(site, tmp_path, ENDS, how)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 Run = Callable[..., Any]
 
+SLOW_S = 0.5
+
 
 def right(captured: Any, inputs: Any) -> Run:
     run: Run = captured.forward
@@ -56,7 +58,7 @@ def crashing_at_last(captured: Any, inputs: Any) -> Run:
 
 
 def slow(captured: Any, inputs: Any) -> Run:
-    time.sleep(1.5)
+    time.sleep(SLOW_S)
     return right(captured, inputs)
 
 

@@ -45,12 +45,17 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make(name: str) -> Any:
-    """A model in eval mode and float64, whose random weights are large enough to differ."""
+def make(name: str, **changes: Any) -> Any:
+    """A model in eval mode and float64, whose random weights are large enough to differ.
+
+    Args:
+        name: One of `CONFIGURATIONS`.
+        changes: Of its configuration.
+    """
     architecture, settings = CONFIGURATIONS[name]
     kind = getattr(import_transformers(), architecture)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**settings)).eval().double()
+    model = kind(kind.config_class(**{**settings, **changes})).eval().double()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

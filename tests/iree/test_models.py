@@ -10,7 +10,11 @@ from tests import backend_checks as checks
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize(
-    ("suite", "name"), [("classic", "alexnet"), ("transformers", "distilbert")]
+    ("suite", "name"),
+    [
+        ("classic", "alexnet"),
+        pytest.param("transformers", "distilbert", marks=pytest.mark.long),
+    ],
 )
 def test_a_model(suite: str, name: str):
     report = checks.model_is_right("iree", suite, name)

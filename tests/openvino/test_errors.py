@@ -8,6 +8,7 @@ from dynamo_backends import DeviceError
 from tests import refusals
 
 
+@pytest.mark.long
 def test_the_package_is_missing():
     said = refusals.without("ov", ("openvino",))
     assert "reason='openvino is not installed'" in said
@@ -15,6 +16,7 @@ def test_the_package_is_missing():
     assert expected + "pip install 'dynamo-backends[openvino]'" in said
 
 
+@pytest.mark.long
 def test_using_it_changes_nothing_and_needs_no_other_vendors_package():
     said = refusals.run(
         "import sys, torch, torch._dynamo, dynamo_backends.openvino\n"

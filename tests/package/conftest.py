@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.package import archive
+from tests.package.trained_steps import Training
 
 LENGTHS = (2, 3, 5, 17, 30)
 
@@ -61,6 +62,14 @@ def packages(model: Small, call: Any, tmp_path_factory: pytest.TempPathFactory):
         return made[backend, dynamic]
 
     return package
+
+
+@pytest.fixture(scope="session")
+def step_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step of openxla that nothing else has changed."""
+    made = tmp_path_factory.mktemp("step") / "openxla.dbp"
+    Training("openxla").step.save(made)
+    return made
 
 
 @pytest.fixture

@@ -352,7 +352,7 @@ model, x = Wide().eval(), torch.randn(8192, 8)
 
 def runs(function):
     found = []
-    for _ in range(30):
+    for _ in range(10):
         before = faults()
         kept = function(x)
         found.append(faults() - before)

@@ -118,6 +118,7 @@ def test_four_threads_at_once(name: str):
     assert not wrong
 
 
+@pytest.mark.long
 def test_they_need_no_vendors_package():
     vendors = ("jax", "jaxlib", "onnx", "onnxruntime", "onnxscript", "openvino", "tvm", "iree")
     then = (

@@ -16,6 +16,7 @@ from tests.trt.conftest import REAL, Machine, install
 from tests.trt.helpers import net
 
 
+@pytest.mark.long
 @pytest.mark.skipif(REAL, reason="TensorRT and a GPU are here")
 def test_without_the_packages():
     said = refusals.without("tensorrt", ("tensorrt", "torch_tensorrt"), _ALSO_FX2TRT)

@@ -38,6 +38,7 @@ def test_the_package_is_missing():
     assert expected + "pip install 'dynamo-backends[tvm]'" in said
 
 
+@pytest.mark.long
 def test_using_it_changes_nothing_and_needs_no_other_vendors_package():
     others = ("jax", "jaxlib", "onnx", "onnxruntime", "onnxscript", "openvino", "xgboost")
     assert refusals.run(HARMLESS, others).splitlines() == ["[]", "[0.5, 0.5]", "True []"]

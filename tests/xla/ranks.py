@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 120.0  # seconds for a job
+LIMIT = 300.0  # seconds for a job
 
 
 class Job:

@@ -19,10 +19,12 @@ from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.runtime.tf32 import Tf32
 from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
-from dynamo_backends.xla.backend import OpenXLA, XlaOptions
+from dynamo_backends.xla import options as options_module
+from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import _trace, compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
+from dynamo_backends.xla.options import XlaOptions
 from dynamo_backends.xla.runtime import Device, open_device
 from tests.cudagraphs.double import DoubleCuda, Race, Stream
 
@@ -191,14 +193,14 @@ def test_preallocation_is_off_while_the_client_starts_and_at_no_other_time(
 def test_tf32_follows_torchs_two_switches(
     monkeypatch: pytest.MonkeyPatch, allowed: Tf32, products: str, convolutions: str
 ):
-    monkeypatch.setattr(backend, "allowed_tf32", lambda: allowed)
+    monkeypatch.setattr(options_module, "allowed_tf32", lambda: allowed)
     asked = "high" if allowed.products else "highest"
-    monkeypatch.setattr(backend, "product_precision", lambda: asked)
-    options = backend.lowering_options("cuda", XlaOptions())
+    monkeypatch.setattr(options_module, "product_precision", lambda: asked)
+    options = options_module.lowering_options("cuda", XlaOptions())
     assert (options.matmul_precision, options.convolution_precision) == (products, convolutions)
-    on_cpu = backend.lowering_options("cpu", XlaOptions())
+    on_cpu = options_module.lowering_options("cpu", XlaOptions())
     assert on_cpu.convolution_precision == on_cpu.matmul_precision
-    fixed = backend.lowering_options("cuda", XlaOptions(matmul_precision="highest"))
+    fixed = options_module.lowering_options("cuda", XlaOptions(matmul_precision="highest"))
     assert fixed.convolution_precision == "highest"
 
 
@@ -219,7 +221,7 @@ def test_convolutions_have_a_precision_of_their_own():
 
 def test_code_for_gpus_is_kept_apart_by_gpu(monkeypatch: pytest.MonkeyPatch):
     plain_key = OpenXLA().cache_key(XlaOptions())
-    monkeypatch.setattr(backend, "_gpus", lambda: "NVIDIA H200 (9, 0)")
+    monkeypatch.setattr(backend, "gpus", lambda: "NVIDIA H200 (9, 0)")
     assert OpenXLA().cache_key(XlaOptions()) != plain_key
 
 

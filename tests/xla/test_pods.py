@@ -8,8 +8,9 @@ import pytest
 from jax._src import xla_bridge
 
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.xla import _jaxlib, backend, runtime
-from dynamo_backends.xla.backend import OpenXLA, XlaOptions
+from dynamo_backends.xla import _jaxlib, hardware, runtime
+from dynamo_backends.xla.backend import OpenXLA
+from dynamo_backends.xla.options import XlaOptions
 from dynamo_backends.xla.runtime import open_device
 
 
@@ -27,7 +28,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     chips = [chip(number, process=number // 2) for number in range(4)]
     client = SimpleNamespace(devices=lambda: chips, process_index=lambda: 1)
     monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: client)
-    caches: list[Any] = [runtime._open, backend._tpu, backend._has_tpu]
+    caches: list[Any] = [runtime._open, hardware.tpu, hardware.has_tpu]
     caches += [xla_bridge.local_devices, xla_bridge.process_count]
     for function in caches:
         function.cache_clear()
@@ -46,7 +47,7 @@ def test_code_for_tpus_is_kept_apart_by_chip_and_library(pod: list[Any]):
     keys = {OpenXLA().cache_key(XlaOptions(device="tpu"))}
     for name, value in (("device_kind", "TPU v5p"), ("client", chip(2, 1, "June").client)):
         setattr(pod[2], name, value)
-        backend._tpu.cache_clear()
+        hardware.tpu.cache_clear()
         keys.add(OpenXLA().cache_key(XlaOptions(device="tpu")))
     keys.add(OpenXLA().cache_key(XlaOptions()))
     assert len(keys) == 4
@@ -58,9 +59,9 @@ def test_a_tpu_is_listed(pod: list[Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_jaxlib.hardware_utils, name, lambda: chips[-1])
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     without = OpenXLA().availability().devices
-    backend._has_tpu.cache_clear()
+    hardware.has_tpu.cache_clear()
     monkeypatch.setenv("TPU_LIBRARY_PATH", "/libtpu.so")
     assert OpenXLA().availability().devices == (*without, "tpu")
-    backend._has_tpu.cache_clear()
+    hardware.has_tpu.cache_clear()
     chips.append((0, None))
     assert OpenXLA().availability().devices == without

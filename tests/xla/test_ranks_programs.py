@@ -30,9 +30,7 @@ def batch(number, rows=8):
     return torch.randn(rows, 16, generator=drawn, dtype=torch.float64)
 """
 
-_MODELS = (
-    _SHARED
-    + """
+_MODELS = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -92,26 +90,35 @@ for spread in (tensor_parallel, fully_sharded):
         for _ in range(2):
             same(run(part(x)), part(eager(x)), spread.__name__)
 """
-)
 
 
-def test_dtensor_and_an_fsdp_like_model_are_one_block_a_graph(tmp_path: Path):
-    with job(_MODELS, tmp_path) as started:
-        for said in started.finish():
-            lines = [x for x in said.splitlines() if x.startswith(("tensor_p", "fully_s"))]
-            assert lines == [
-                "tensor_parallel inference ['all-reduce']",
-                "tensor_parallel forward ['all-reduce']",
-                "tensor_parallel backward []",
-                "fully_sharded inference ['all-gather']",
-                "fully_sharded forward ['all-gather']",
-                "fully_sharded backward ['reduce-scatter']",
-            ]
+@pytest.fixture(scope="module")
+def said_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What two processes say that run all of these programs."""
+    code = _SHARED + _MODELS + _OPERATORS + _INFERENCE
+    with job(code, tmp_path_factory.mktemp("ranks")) as started:
+        return started.finish()
 
 
-_OPERATORS = (
-    _SHARED
-    + """
+def answers(said: str) -> dict[str, str]:
+    """The lines of a rank, by what stands in front of their colons."""
+    return dict(x.split(": ", 1) for x in said.splitlines() if ": " in x)
+
+
+def test_dtensor_and_an_fsdp_like_model_are_one_block_a_graph(said_by_ranks: list[str]):
+    for said in said_by_ranks:
+        lines = [x for x in said.splitlines() if x.startswith(("tensor_p", "fully_s"))]
+        assert lines == [
+            "tensor_parallel inference ['all-reduce']",
+            "tensor_parallel forward ['all-reduce']",
+            "tensor_parallel backward []",
+            "fully_sharded inference ['all-gather']",
+            "fully_sharded forward ['all-gather']",
+            "fully_sharded backward ['reduce-scatter']",
+        ]
+
+
+_OPERATORS = """
 world, alone = dist.group.WORLD, [dist.new_group([r]) for r in range(size)][rank]
 
 def exchange(x, group):
@@ -171,25 +178,21 @@ told("chain", chain, batch(1))
 told("fork", fork, batch(2))
 told("uneven", uneven, batch(3))
 """
-)
 
 
-def test_each_collective_and_what_stays_with_torch(tmp_path: Path):
-    with job(_OPERATORS, tmp_path) as started:
-        for rank, said in enumerate(started.finish()):
-            lines = dict(x.split(": ", 1) for x in said.splitlines() if ": " in x)
-            assert lines["all"] == "1 blocks, 0 in eager", said
-            assert int(lines["alone"].split()[-3]) >= 18  # 9 collectives, which are waited for
-            (why,) = (v for k, v in lines.items() if k.startswith("alone, _c10d_functional"))
-            assert why == f"its process group has the ranks [{rank}]; XLA's programs are of all 2"
-            assert any("option collectives leaves it" in v for v in lines.values())
-            assert lines["chain"] == "1 blocks. "
-            assert "graphs of rank 0 and rank 1 differ" in lines["fork"]
+def test_each_collective_and_what_stays_with_torch(said_by_ranks: list[str]):
+    for rank, said in enumerate(said_by_ranks):
+        lines = answers(said)
+        assert lines["all"] == "1 blocks, 0 in eager", said
+        assert int(lines["alone"].split()[-3]) >= 18  # 9 collectives, which are waited for
+        (why,) = (v for k, v in lines.items() if k.startswith("alone, _c10d_functional"))
+        assert why == f"its process group has the ranks [{rank}]; XLA's programs are of all 2"
+        assert any("option collectives leaves it" in v for v in lines.values())
+        assert lines["chain"] == "1 blocks. "
+        assert "graphs of rank 0 and rank 1 differ" in lines["fork"]
 
 
-_INFERENCE = (
-    _SHARED
-    + """
+_INFERENCE = """
 from torch.distributed.tensor import Shard
 from dynamo_backends import OptionError, RankError
 
@@ -215,17 +218,14 @@ for name, options in {"eager": {}, "weights": {"fallback": "error"}}.items():
     except (OptionError, RankError, torch._dynamo.exc.BackendCompilerFailed) as error:
         print(f"{name}: {error}".replace(chr(10), " "), flush=True)
 """
-)
 
 
-def test_inference_on_a_mesh_of_two_processes(tmp_path: Path):
-    with job(_INFERENCE, tmp_path) as started:
-        for said in started.finish():
-            lines = dict(x.split(": ", 1) for x in said.splitlines() if ": " in x)
-            assert lines["placed"] == "Shard(0) over model, all-reduce"
-            assert "one that went on in eager would leave the others waiting" in lines["eager"]
-            assert "fn.0.weight with contents" in lines["weights"]
-            assert "but rank 1 has" in lines["weights"]
+def test_inference_on_a_mesh_of_two_processes(said_by_ranks: list[str]):
+    for lines in map(answers, said_by_ranks):
+        assert lines["placed"] == "Shard(0) over model, all-reduce"
+        assert "one that went on in eager would leave the others waiting" in lines["eager"]
+        assert "fn.0.weight with contents" in lines["weights"]
+        assert "but rank 1 has" in lines["weights"]
 
 
 def offer(graph: str, *exchanged: str, is_chain: bool = True) -> Offer:

@@ -84,21 +84,6 @@ helpers: dict[str, Any] = {}
 exec(_SHARED, helpers)
 
 
-@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
-def kind(request: pytest.FixtureRequest) -> str:
-    """How the processes train; the example that runs below takes the second way."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def trained(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what two processes left: losses, parameters, checkpoints."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with job(_TRAINING, folder, arguments=(kind,)) as started:
-        started.finish()
-    return folder
-
-
 def eager_training() -> tuple[list[float], nn.Module]:
     torch.manual_seed(0)
     model = helpers["net"]()
@@ -108,6 +93,26 @@ def eager_training() -> tuple[list[float], nn.Module]:
     return [train(*helpers["batch"](number))[0].item() for number in range(20)], model
 
 
+KINDS = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """What two processes left in a folder (losses, parameters, checkpoints), and what they said.
+
+    They train in both ways, then give arguments that are refused, then programs that differ.
+    """
+    folder = tmp_path_factory.mktemp("ranks")
+    with job(_TRAINING + _ARGUMENTS + _DIFFERENT, folder, arguments=KINDS) as started:
+        return folder, started.finish()
+
+
+@pytest.fixture(scope="module")
+def trained(done: tuple[Path, list[str]]) -> Path:
+    return done[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_twenty_steps_are_those_of_one_process_and_replicas_stay_equal(kind: str, trained: Path):
     losses, first = torch.load(trained / f"{kind}0.pt")
     others, second = torch.load(trained / f"{kind}1.pt")
@@ -119,6 +124,7 @@ def test_twenty_steps_are_those_of_one_process_and_replicas_stay_equal(kind: str
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_is_read_in_eager_and_on_devices_of_one_process(kind: str, trained: Path):
     _, expected = torch.load(trained / f"{kind}0.pt")
     eager, model = helpers["net"](), helpers["net"]()
@@ -141,13 +147,10 @@ def test_a_checkpoint_is_read_in_eager_and_on_devices_of_one_process(kind: str, 
 
 
 _ARGUMENTS = """
-import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from dynamo_backends import OptionError, StepCaptureError, compile_step
+from dynamo_backends import OptionError, StepCaptureError
 from tests.xla.trainers import of_squares
 
-dist.init_process_group("gloo")
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.Adam(model.parameters())
 
@@ -173,8 +176,6 @@ print(f"home: {model.weight.home}, {step.reports[0].mesh.parameters[0].placement
 _DIFFERENT = """
 from dynamo_backends import RankError
 
-rank = dist.get_rank()
-
 def attempt(name, hidden, size, activation, sizes=()):
     last = torch.nn.Linear(hidden, 4)
     model = torch.nn.Sequential(torch.nn.Linear(8, hidden), activation(), last)
@@ -199,10 +200,8 @@ attempt("choices", 16, 4 + rank, torch.nn.ReLU, (4, 5, 4))
 
 
 @pytest.fixture(scope="module")
-def said_by_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What two processes say to arguments, then to programs that differ."""
-    with job(_ARGUMENTS + _DIFFERENT, tmp_path_factory.mktemp("said")) as started:
-        return started.finish()
+def said_by_ranks(done: tuple[Path, list[str]]) -> list[str]:
+    return done[1]
 
 
 def test_arguments_with_several_processes(said_by_ranks: list[str]):
@@ -283,6 +282,7 @@ def test_tensor_parallel_steps_of_four_processes(tmp_path: Path):
             torch.testing.assert_close(parameters[name], value, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_the_example_trains_under_torchrun(tmp_path: Path):
     done = subprocess.run(
         [

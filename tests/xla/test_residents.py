@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.runtime.device_tensor import DeviceTensor, contents_of
 from dynamo_backends.xla import to_device
-from dynamo_backends.xla.backend import XlaOptions
+from dynamo_backends.xla.options import XlaOptions
 from tests.doubles.remote import (
     RemoteArray,
     RemoteDouble,

@@ -14,9 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.runtime.staging import LIMIT
-from dynamo_backends.xla.backend import OpenXLA, XlaOptions
+from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.options import XlaOptions
 from dynamo_backends.xla.runtime import Device, open_device
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8,

@@ -2,12 +2,14 @@
 
 Reading one trusts nothing in it. Parts are not compressed, so that a file has no more content than
 it is long; names are looked up and never become paths; nothing is unpickled. Large parts have a
-checksum for each 16 MiB, so that several threads read one.
+checksum for each 16 MiB, so that several threads read one. They are mapped into memory rather than
+copied, so a package is replaced by another file, as `write` does, and never written over.
 """
 
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import re
 import struct
@@ -22,6 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.layouts import ALIGNMENT
 from dynamo_backends.interface.errors import PackageError
 
 FORMAT = 1
@@ -33,7 +36,14 @@ _MOST = 100_000  # parts
 _LONGEST = 64 << 20  # bytes of the manifest
 _CHUNK = 16 << 20  # bytes with a checksum of their own
 _THREADS = 4
+
+MAPPED = 1 << 20
+"""Parts of so many bytes are mapped into memory, where the system can; others are read."""
+
 _HEADER = struct.Struct("<4s22xHH")  # of a part: what it is, lengths of its name and of extras
+_EXTRA = struct.Struct("<HH")  # of a part: what an entry of the extras is, and its length
+_GAP = 0xD935  # what Android's zipalign calls the extras that only fill
+_ZIP64 = 20  # bytes that zipfile adds to the extras of a very large part
 _BROKEN = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, struct.error)
 
 Path_ = str | os.PathLike[str]
@@ -53,13 +63,24 @@ def write(path: Path_, manifest: Mapping[str, Any], parts: Mapping[str, bytes]) 
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as made:
             for name, part in {MANIFEST: text, _DIGEST: sha256(text).encode(), **parts}.items():
-                made.writestr(zipfile.ZipInfo(name), part)  # stored, with a date of no meaning
+                made.writestr(_entry(name, len(part), file.tell()), part)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _entry(name: str, size: int, offset: int) -> zipfile.ZipInfo:
+    """Of a part, stored, with a date of no meaning; a large one begins where it can be mapped."""
+    info = zipfile.ZipInfo(name)
+    if size >= MAPPED:
+        before = offset + _HEADER.size + len(name) + _EXTRA.size
+        before += _ZIP64 if size * 1.05 > zipfile.ZIP64_LIMIT else 0
+        gap = -before % ALIGNMENT
+        info.extra = _EXTRA.pack(_GAP, gap) + bytes(gap)
+    return info
 
 
 class Archive:
@@ -130,17 +151,34 @@ class Archive:
             info, size, digests = self._entries[name], known["size"], known["sha256"]
             if size != info.file_size or len(digests) != -(-size // _CHUNK):
                 raise self._damaged(name)
-            made = torch.empty(size, dtype=torch.uint8)
-            self._fill(name, made.numpy().data, self._begin(info), digests)
+            begin = self._begin(info)
+            mapped = self._mapped(begin, size)
+            made = torch.empty(size, dtype=torch.uint8) if mapped is None else mapped
+            self._fill(name, made.numpy().data, begin if mapped is None else None, digests)
             return made
 
-    def _fill(self, name: str, memory: memoryview, begin: int, digests: list[str]) -> None:
+    def _mapped(self, begin: int, size: int) -> Tensor | None:
+        """Bytes of the file as memory, which takes no copy; None: they have to be read."""
+        if size < MAPPED or begin % ALIGNMENT or not hasattr(mmap, "MAP_PRIVATE"):
+            return None
+        before = begin % mmap.ALLOCATIONGRANULARITY
+        # Writable, as torch wants it: what is written there stays in this process.
+        memory = mmap.mmap(
+            self._file.fileno(), before + size, flags=mmap.MAP_PRIVATE, offset=begin - before
+        )
+        return torch.frombuffer(memory, dtype=torch.uint8)[before:]
+
+    def _fill(self, name: str, memory: memoryview, begin: int | None, digests: list[str]) -> None:
+        """Reads a part, unless it is there, and compares its checksums."""
+
         def fill(chunk: int) -> bool:
             at = chunk * _CHUNK
             part = memory[at : at + _CHUNK]
-            with self._reading:
-                self._file.seek(begin + at)
-                count = self._file.readinto(part)
+            count: int | None = len(part)
+            if begin is not None:
+                with self._reading:
+                    self._file.seek(begin + at)
+                    count = self._file.readinto(part)
             return count == len(part) and sha256(part) == digests[chunk]
 
         with ThreadPoolExecutor(_THREADS) as threads:

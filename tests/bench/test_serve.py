@@ -3,9 +3,8 @@
 import asyncio
 import http.server
 import json
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dynamo_backends.bench.torchvision_shim import import_transformers
 from tests.bench.programs import load
 
 
@@ -23,15 +23,14 @@ def serve() -> ModuleType:
 
 
 class Encoder(nn.Module):
-    """The mean of the tokens' rows of a table, where the mask is not 0."""
+    """For each sentence the mean of its tokens' rows of a table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(200, 4)
 
-    def forward(self, numbers: Tensor, mask: Tensor) -> Tensor:
-        kept = mask.unsqueeze(-1).to(torch.float32)
-        return (self.table(numbers) * kept).sum(1) / kept.sum(1)
+    def forward(self, numbers: Tensor, positions: Tensor, mask: Tensor, members: Tensor) -> Tensor:
+        return members @ self.table(numbers) / members.sum(1, keepdim=True).clamp(1)
 
 
 def tokenize(sentence: str) -> list[int]:
@@ -39,27 +38,26 @@ def tokenize(sentence: str) -> list[int]:
 
 
 class Watched:
-    """A model that notes the sizes of its batches, and fails or waits when told to."""
+    """A model that notes how many tokens and sentences it gets, and fails or waits when told to."""
 
     def __init__(self) -> None:
         self.model = Encoder().eval()
-        self.sizes: list[tuple[int, ...]] = []
+        self.sizes: list[tuple[int, int]] = []
         self.fails = False
         self.free = threading.Event()
         self.free.set()
 
-    def __call__(self, numbers: Tensor, mask: Tensor) -> Tensor:
+    def __call__(self, numbers: Tensor, positions: Tensor, mask: Tensor, members: Tensor) -> Tensor:
+        self.sizes.append((len(numbers), len(members) - 1))
         self.free.wait(60)
-        self.sizes.append(tuple(numbers.shape))
         if self.fails:
             raise RuntimeError("planted")
-        return self.model(numbers, mask)
+        return self.model(numbers, positions, mask, members)
 
 
 def expected(model: Encoder, sentence: str) -> list[float]:
-    numbers = torch.tensor([tokenize(sentence)])
     with torch.no_grad():
-        return model(numbers, torch.ones_like(numbers))[0].tolist()
+        return model.table(torch.tensor(tokenize(sentence))).mean(0).tolist()
 
 
 def during(service: Any, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -73,27 +71,79 @@ def during(service: Any, work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def test_what_waits_together_is_one_padded_batch(serve: ModuleType):
+async def behind(service: Any, watched: Watched, sentences: Sequence[str]) -> Any:
+    """The answers to a sentence, and to others that come one by one while it is computed."""
+    watched.sizes.clear()
+    watched.free.clear()
+    first = asyncio.create_task(service.embed(["first"]))
+    while not watched.sizes:
+        await asyncio.sleep(0.001)
+    others = [asyncio.create_task(service.embed([s])) for s in sentences]
+    await asyncio.sleep(0)
+    watched.free.set()
+    return await asyncio.gather(first, *others)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [((2, 7, 3), [(12, 3)]), ((60, 68, 5), [(128, 2), (5, 1)]), ((128, 5), [(128, 1), (5, 1)]),
+     ((3,) * 20, [(48, 16), (12, 4)])],
+    ids=["all", "tokens", "longest", "sentences"],
+)  # fmt: skip
+def test_what_waits_together_is_a_batch_without_padding(
+    serve: ModuleType, lengths: tuple[int, ...], sizes: list[tuple[int, int]]
+):
     watched = Watched()
     service = serve.Service(watched, watched.model, tokenize)
+    sentences = [chr(97 + i) * length for i, length in enumerate(lengths)]
+    answers = during(service, lambda: behind(service, watched, sentences))
+    assert watched.sizes == [(5, 1), *sizes]
+    for (vector,), sentence in zip(answers, ("first", *sentences), strict=True):
+        assert vector == pytest.approx(expected(watched.model, sentence), rel=1e-5, abs=1e-6)
+    assert service.metrics.requests == service.metrics.sentences == len(answers)
+
+
+def test_each_thread_computes_a_batch(serve: ModuleType):
+    model, meet = Encoder().eval(), threading.Barrier(2)
+
+    def together(*given: Tensor) -> Tensor:
+        meet.wait(60)  # nobody goes on alone
+        return model(*given)
+
+    service = serve.Service(together, model, tokenize, workers=2)
 
     async def work() -> Any:
-        watched.sizes.clear()
-        watched.free.clear()
-        first = asyncio.create_task(service.embed(["first"]))
-        await asyncio.sleep(0)  # it is in the queue
-        while not service._waiting.empty():
-            await asyncio.sleep(0.001)
-        others = [asyncio.create_task(service.embed([s])) for s in ("ab", "abcdefg", "xyz")]
-        await asyncio.sleep(0)
-        watched.free.set()
-        return await asyncio.gather(first, *others)
+        return await asyncio.gather(service.embed(["ab"]), service.embed(["xyz"]))
 
-    answers = during(service, work)
-    assert watched.sizes == [(2, 5), (3, 7)]
-    for (vector,), sentence in zip(answers, ("first", "ab", "abcdefg", "xyz"), strict=True):
-        assert vector == pytest.approx(expected(watched.model, sentence), abs=1e-6)
-    assert service.metrics.requests == service.metrics.sentences == 4
+    ((one,), (other,)) = during(service, work)
+    assert one == pytest.approx(expected(model, "ab"), abs=1e-6)
+    assert other == pytest.approx(expected(model, "xyz"), abs=1e-6)
+    assert service.metrics.fallbacks == 0
+
+
+def test_sentences_in_one_row_are_kept_apart(serve: ModuleType):
+    numbers, positions, mask, members = serve.packed([[7, 8, 9], [5, 6]])
+    assert numbers.tolist() == [7, 8, 9, 5, 6]
+    assert positions.tolist() == [0, 1, 2, 0, 1]
+    assert torch.equal(mask, torch.block_diag(torch.ones(3, 3), torch.ones(2, 2)).bool())
+    assert members.tolist() == [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]
+    assert [x.shape[-1] for x in serve.packed([[7]])] == [2, 2, 2, 2]  # too few: one is added
+
+
+def test_the_packed_encoder_gives_what_one_sentence_at_a_time_gives(serve: ModuleType):
+    transformers = import_transformers()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=50,
+    )  # fmt: skip
+    bert = transformers.BertModel(config).eval()
+    sentences = [[1, 2, 3, 4, 5], [6, 7], [8] * 9]
+    with torch.no_grad():
+        packed = serve.PackedEncoder(bert)(*serve.packed(sentences))
+        means = [bert(torch.tensor([s])).last_hidden_state[0].mean(0) for s in sentences]
+    alone = nn.functional.normalize(torch.stack(means), dim=1)
+    torch.testing.assert_close(packed[:3], alone)
 
 
 def test_a_request_that_the_compiled_model_fails_at_is_answered_by_eager(serve: ModuleType):
@@ -119,10 +169,10 @@ def test_too_many_are_refused_and_the_rest_is_answered(
     service = serve.Service(watched, watched.model, tokenize)
 
     async def work() -> Any:
+        watched.sizes.clear()
         watched.free.clear()
         first = asyncio.create_task(service.embed(["a"]))
-        await asyncio.sleep(0)
-        while not service._waiting.empty():
+        while not watched.sizes:
             await asyncio.sleep(0.001)
         second = asyncio.create_task(service.embed(["a", "b", "c"]))
         await asyncio.sleep(0)
@@ -172,16 +222,14 @@ def test_a_package_is_served_without_compilations(
 ):
     pytest.importorskip("onnxruntime")
     model = Encoder().eval()
-    inputs = torch.ones(3, 9, dtype=torch.int64), torch.ones(3, 9, dtype=torch.int64)
-    demo = ModuleType("demo")
-    demo.sentence_encoder = lambda: (
-        model,
-        {"input_ids": inputs[0], "attention_mask": inputs[1]},
-    )
-    monkeypatch.setitem(sys.modules, "demo", demo)
+    monkeypatch.setattr(serve, "encoder", lambda: model)
     monkeypatch.setattr(serve, "tokenizer", lambda: tokenize)
-    assert serve.main(["save", str(tmp_path / "small.dbp")]) == 0
-    service = serve.loaded(str(tmp_path / "small.dbp"))
+    threads = torch.get_num_threads()
+    try:
+        assert serve.main(["save", str(tmp_path / "small.dbp"), "--backend", "onnxrt"]) == 0
+        service = serve.loaded(str(tmp_path / "small.dbp"), workers=2)
+    finally:
+        torch.set_num_threads(threads)
 
     async def work() -> Any:
         return [await service.embed(["x" * n]) for n in (1, 5, 77, 128, 300)]
@@ -230,6 +278,7 @@ def test_the_application_answers(serve: ModuleType):
 class Answering(http.server.BaseHTTPRequestHandler):
     vector = (0.6, 0.8)
     compiled = 0
+    seconds = 0.0
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
@@ -238,7 +287,9 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self._answer(json.dumps({"vectors": [self.vector]}))
 
     def do_GET(self) -> None:
-        self._answer(f"embed_requests_total 3\nembed_compiled_total {self.compiled}\n")
+        lines = f"embed_compiled_total {self.compiled}", f"process_cpu_seconds_total {self.seconds}"
+        type(self).seconds += 1.5
+        self._answer("\n".join(lines))
 
     def _answer(self, text: str) -> None:
         self.send_response(200)
@@ -280,6 +331,20 @@ def test_the_load_is_bounded_and_judged(
     shown = capsys.readouterr().out
     assert f"{compiled} compilations" in shown
     assert ("p95" in shown) == (vector == (0.6, 0.8))
+
+
+def test_two_servers_take_turns(url: str, capsys: pytest.CaptureFixture[str]):
+    program = load("examples/serve_load.py")
+    # The same one under two names; it says that 1.5 seconds have passed whenever it is asked.
+    other = url.replace("127.0.0.1", "localhost")
+    assert program.main([url, "--against", other, "--seconds", "0.4", "--rounds", "2"]) == 0
+    one, answers, second, _, ratios = capsys.readouterr().out.splitlines()
+    assert one.startswith(f"{url}: ")
+    assert second.startswith(f"{other}: ")
+    each = float(one.removesuffix(" s of processors for 1000").split()[-1])
+    assert each * int(answers.split()[0]) / 1000 == pytest.approx(2 * 1.5, rel=0.1)
+    assert "times the requests" in ratios
+    assert "times the p95" in ratios
 
 
 def test_only_this_machine_is_loaded(capsys: pytest.CaptureFixture[str]):

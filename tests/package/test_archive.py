@@ -11,6 +11,8 @@ import torch
 
 import dynamo_backends
 from dynamo_backends import PackageError
+from dynamo_backends.graph.layouts import ALIGNMENT
+from dynamo_backends.package import archive
 from dynamo_backends.package.verifying import checked_parts
 from tests.package.conftest import entries
 
@@ -125,6 +127,48 @@ def test_what_is_no_package_is_refused(tmp_path: Path):
     torch.save({"x": torch.ones(2)}, tmp_path / "weights.pt")
     with pytest.raises(PackageError, match="no package"):
         dynamo_backends.load(tmp_path / "weights.pt")
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bytes]:
+    """A file with a part that is mapped, and the part."""
+    monkeypatch.setattr(archive, "MAPPED", 1000)
+    path, content = tmp_path / "large.dbp", bytes(range(256)) * 10
+    archive.write(path, {}, {"small.bin": b"ab", "large.bin": content})
+    return path, content
+
+
+def test_a_large_part_is_memory_of_its_own(large: tuple[Path, bytes]):
+    path, content = large
+    with archive.Archive(path) as opened:
+        memory = opened.read_memory("large.bin")
+        assert opened.read("small.bin") == b"ab"
+    assert memory.data_ptr() % ALIGNMENT == 0
+    archive.write(path, {}, {"large.bin": b"another one" * 1000})
+    assert memory.numpy().tobytes() == content  # the file that was opened
+
+
+def test_what_is_written_to_a_mapped_part_does_not_reach_the_file(large: tuple[Path, bytes]):
+    path, content = large
+    with archive.Archive(path) as opened:
+        opened.read_memory("large.bin").fill_(0)
+        assert opened.read("large.bin") == content
+
+
+def test_a_flipped_byte_of_a_mapped_part_is_found(large: tuple[Path, bytes]):
+    path, content = large
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(content) + 5] ^= 1
+    path.write_bytes(damaged)
+    with archive.Archive(path) as opened, pytest.raises(PackageError, match="damaged"):
+        opened.read_memory("large.bin")
+
+
+def test_a_large_part_that_begins_elsewhere_is_read(large: tuple[Path, bytes], tmp_path: Path):
+    path, content = large
+    moved = written(tmp_path / "moved.dbp", {"x.bin": b"abc", **entries(path)})
+    with archive.Archive(moved) as opened:
+        assert opened.read_memory("large.bin").numpy().tobytes() == content
 
 
 def test_nothing_is_unpickled(path: Path, call: Any, monkeypatch: pytest.MonkeyPatch):

@@ -84,6 +84,23 @@ def test_the_first_call_of_the_first_sizes_is_compared_with_eager(
     assert compared == [4, 6, 4]
 
 
+class Exact(Succeeding):
+    serves_ranges = False
+
+
+@pytest.mark.parametrize("settings", [{}, {"ranges": False}])
+def test_the_first_sizes_keep_their_program_where_each_has_its_own(settings: Any):
+    backend = Exact()
+    with dynamo_backends.record() as reports:
+        run = compiled(of_two, backend, verify="always", **settings)
+        for rows, columns in ((4, 5), (7, 5), (4, 5), (4, 8), (7, 5), (4, 5)):
+            x, y = torch.randn(rows, 3), torch.randn(3, columns)
+            torch.testing.assert_close(run(x, y), of_two(x, y))
+    assert [r.executables for r in reports] == [1, 1, 2], "the second graph's are its own"
+    taken = [s for r in reports[1:] for s in r.traffic() if not s.executables]
+    assert [(s.by, s.calls) for s in taken] == [("exact", 1), ("exact", 1)]
+
+
 @pytest.mark.parametrize(
     ("fn", "settings"),
     [

@@ -74,12 +74,13 @@ class Buckets:
     Attributes:
         growth: Each bound is about so many times the one before it; 1: there are those of `named`
             alone.
-        exact_after: Sizes that were seen so often get an executable of their own.
+        exact_after: Sizes that were seen so often get an executable of their own; None: those whose
+            padding has taken as long as compiling one does.
         named: Bounds that the user named, which come before others.
     """
 
     growth: float
-    exact_after: int
+    exact_after: int | None
     named: NamedBounds = ()
 
 

@@ -175,6 +175,8 @@ class Options:
         for cls in type(self).__mro__:
             for name, (least, most) in vars(cls).get("LIMITS", {}).items():
                 value = getattr(self, name)
+                if value is None:
+                    continue
                 if value < least or (most is not None and value > most):
                     valid = f"at least {least}" if most is None else f"{least} to {most}"
                     raise OptionError(f"option {name!r} of {backend} must be {valid}, not {value}.")

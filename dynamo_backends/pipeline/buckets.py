@@ -43,6 +43,9 @@ WASTE = 4
 SPARE = 1.25
 """Eager is as fast, about, as a program that computes so many times the positions."""
 
+COMPILATION_S = 1.0
+"""Compiling is taken to last so long at least; what there is may have come from disk."""
+
 _COUNTED = 1024
 """Of so many sets of sizes it is known how often they were seen."""
 
@@ -69,20 +72,24 @@ class Padded:
 
 
 class Counted:
-    """What runs one set of sizes: the narrowest program that there is, until they were seen often.
+    """What runs one set of sizes: the narrowest program that there is, until that cost too much.
 
     Args:
         programs: The programs.
         found: The one that serves them now.
         sizes: The sizes.
-        calls: After so many they get a program of their own.
+        calls: After so many they get a program of their own; None: when padding has taken as long
+            as compiling one does.
     """
 
-    def __init__(self, programs: "PaddedPrograms", found: Padded, sizes: Sizes, calls: int):
+    def __init__(self, programs: "PaddedPrograms", found: Padded, sizes: Sizes, calls: int | None):
         self._programs = programs
         self._found = found
         self._sizes = sizes
-        self._left = calls
+        self._calls = calls
+        self._seen = 0
+        self._lost = 0.0  # seconds
+        self._share = self._padding()
         self._version = programs.version
 
     @property
@@ -97,8 +104,14 @@ class Counted:
 
     @property
     def is_spent(self) -> bool:
-        """Whether these sizes were seen so often, and are padded."""
-        return self._left <= 0 and self._narrowest().bounds != self._sizes
+        """Whether these sizes are padded, and that has cost as much as is to be borne."""
+        if self._calls is not None:
+            is_enough = self._seen >= self._programs.patience * self._calls
+        elif self._lost < COMPILATION_S:
+            return False
+        else:
+            is_enough = self._lost >= self._programs.patience * self._programs.seconds
+        return is_enough and self._narrowest().bounds != self._sizes
 
     @property
     def is_provisional(self) -> bool:
@@ -108,12 +121,17 @@ class Counted:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
-        self._left -= 1
+        self._seen += 1
         padded = self._narrowest()
         start = time.perf_counter()
         results = padded.program(args)
         padded.seconds = min(padded.seconds, time.perf_counter() - start)
+        self._lost += self._share * padded.seconds
         return results
+
+    def _padding(self) -> float:
+        """The part of a call that is spent on padding, as far as sizes tell."""
+        return 1 - 1 / waste(self._found.bounds, self._sizes)
 
     def _narrowest(self) -> Padded:
         if self._version != self._programs.version:
@@ -121,6 +139,7 @@ class Counted:
             found = self._programs.narrowest(self._found.mark, self._sizes)
             if found is not None and found is not self._found:
                 self._found = found
+                self._share = self._padding()
                 self._programs.verify_unproven(found)
         return self._found
 
@@ -195,11 +214,19 @@ class PaddedPrograms:
             return None
         if not self._demand.is_met(found.bounds, sizes):
             self._ask_for_narrower(mark)
-        # So that sizes that are more than can be kept are not compiled again and again.
-        calls = self._rule.exact_after * (1 + self._replaced // self._most)
-        counted = Counted(self, found, sizes, calls)
+        counted = Counted(self, found, sizes, self._rule.exact_after)
         self.counted.put(key, counted)
         return counted
+
+    @property
+    def patience(self) -> int:
+        """So that sizes that are more than can be kept are not compiled again and again."""
+        return 1 + self._replaced // self._most
+
+    @property
+    def seconds(self) -> float:
+        """How long a program takes to compile."""
+        return max(COMPILATION_S, *(p.program.served.seconds for p in self._programs))
 
     def _sizes(self, values: Sequence[Any]) -> Sizes:
         """What programs differ in; numbers are inputs of theirs like others."""

@@ -38,7 +38,7 @@ from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.distinct import with_distinct_sizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
-from dynamo_backends.pipeline.succession import Capture, Shared, Successor
+from dynamo_backends.pipeline.succession import Capture, OfFirstSizes, Shared, Successor
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.lru import LRU
@@ -63,7 +63,10 @@ def in_eager(
     return eager
 
 
-def _served_by(serves_range: bool, padded: bool) -> Literal["ranged", "padded", "exact"]:
+ServedBy = Literal["ranged", "padded", "exact"]
+
+
+def _served_by(serves_range: bool, padded: bool) -> ServedBy:
     if not serves_range:
         return "exact"
     return "padded" if padded else "ranged"
@@ -273,11 +276,42 @@ class CompiledGraph:
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """A program for new sizes: a padded one, unless these sizes were seen often."""
         with stages.clocked(stages.StageClock(self.report.stage_seconds)):
-            if self._padded is not None and key not in self._counted:
-                padded = self._find_padded(self._padded, key, values)
-                if padded is not None:
-                    return padded
+            if key not in self._counted:
+                known = self._of_first_sizes(values)
+                if known is None and self._padded is not None:
+                    known = self._find_padded(self._padded, key, values)
+                if known is not None:
+                    return known
             return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+
+    def _of_first_sizes(self, values: Sequence[Any]) -> Compiled | None:
+        """The program of the graph that Dynamo captured for these sizes alone; None: there is none.
+
+        Where programs serve ranges, it is replaced instead (see `succession.after_compiling`).
+        """
+        if self._is_static or self._is_ranged:
+            return None
+
+        def specialized() -> Graph:
+            graph = specialize(self._graph, values)
+            PASSES(graph)
+            return graph
+
+        start = time.perf_counter()
+        with done_without(self.report, "looking for the program of the first sizes"):
+            found = succession.of_first_sizes(self._capture, values, specialized)
+            if found is None:
+                return None
+            program, report = found
+            if not self._served:
+                self.report.describe_as(report)
+            shapes = describe_shapes(specialize(self._graph, values), self.report.inputs)
+            program.also_reports_to(self.report)
+            served = self._note_shared("exact", shapes, start)
+            given = enumerate(self._graph.placeholders[: len(values) - len(self._constants)])
+            tensors = [i for i, place in given if isinstance(place.meta["val"], Tensor)]
+            return OfFirstSizes(program, served, tensors)
+        return None
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
@@ -336,19 +370,24 @@ class CompiledGraph:
         program, report = found
         self.report.describe_as(report)
         shapes = describe_shapes(graph, self.report.inputs, ranged=True)
-        made = self._record(shapes, (self.report.executables, self.report.cache_hits), start)
-        shared = Shared(program, Served("ranged", shapes, 0, 0, made.seconds))
-        self._served.append(shared.served)
+        shared = Shared(program, self._note_shared("ranged", shapes, start))
         program.also_reports_to(self.report)
         program.verify_again()
         self.ranged.add(shared, graph)
         return shared
 
+    def _note_shared(self, by: ServedBy, shapes: tuple[str, ...], start: float) -> Served:
+        """Notes that a program of another graph serves this one from now on."""
+        made = self._record(shapes, (self.report.executables, self.report.cache_hits), start)
+        served = Served(by, shapes, 0, 0, made.seconds)
+        self._served.append(served)
+        return served
+
     def _built(self, graph: Graph) -> Program:
         program, serves_range = self._build(graph)
         if serves_range:
             self.ranged.add(program, graph)
-        if self._is_ranged:
+        if self._is_ranged or self._is_static:
             with done_without(self.report, "replacing the program of the first sizes"):
                 succession.after_compiling(self, self._capture, graph, serves_range)
         return program

@@ -5,6 +5,9 @@ keeps both and asks first for the one that was hit last, so the first one's weig
 would stay for nothing. Where a program of the second graph serves the first sizes, too, it is given
 what calls of the first there still are, and the first program goes.
 
+Where there is no such program, the first sizes are given to the second graph all the same: Dynamo
+asks for it first. They keep the program that was made of them.
+
 Dynamo captures it again with symbols for sizes that its guards tell apart: torch chooses another
 convolution below a batch of 16. If the passes make the same graph of it, the program is the same.
 """
@@ -110,6 +113,10 @@ class Owner(Protocol):
     report: GraphReport
     ranged: RangedPrograms
 
+    @property
+    def static_program(self) -> Any:
+        """The program of a graph for one set of sizes; None: another one runs it, or none yet."""
+
     def hand_over(self, successor: Successor) -> None:
         """Runs the successor from now on, if the graph is for one set of sizes."""
 
@@ -133,6 +140,27 @@ class Shared:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs it; clears the list of arguments."""
         return self._program(args)
+
+
+class OfFirstSizes:
+    """Runs a graph with symbols, for one set of sizes, by the program of a graph without.
+
+    Args:
+        program: The program.
+        served: What it serves of the graph with symbols.
+        tensors: Which inputs it is given; the others are numbers.
+    """
+
+    def __init__(self, program: Program, served: Served, tensors: Sequence[int]):
+        self._program = program
+        self._tensors = tensors
+        self.served = served
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Runs it; clears the list of arguments."""
+        values = [args[i] for i in self._tensors]
+        args.clear()
+        return self._program(values)
 
 
 _known: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
@@ -164,6 +192,39 @@ def after_compiling(owner: Owner, capture: Capture, graph: Graph, serves_range: 
             before.hand_over(successor)
             with _lock:
                 _known.pop(before, None)
+
+
+def of_first_sizes(
+    capture: Capture, values: Sequence[Any], specialized: Callable[[], Graph]
+) -> tuple[Program, GraphReport] | None:
+    """The program that the same function was given when it was captured for some sizes alone.
+
+    Args:
+        capture: Of a graph with symbols.
+        values: One per placeholder of it.
+        specialized: Makes the graph for these sizes, after all passes.
+
+    Returns:
+        The program, and the report of its graph; None: there is none.
+    """
+    shapes = [v.shape for v in values if isinstance(v, Tensor)]
+    with _lock:
+        earlier = [
+            (owner.static_program, owner.report, static.mark)
+            for owner, static in _known.items()
+            if static.is_of_same_function(capture) and _shapes(static.graph) == shapes
+        ]
+    mark = fingerprint(without_numbers(specialized())) if earlier else ""
+    for program, report, known in earlier:
+        if known == mark and isinstance(program, Program) and not report.events:
+            log.info("sizes that come again keep the program that was made of them alone")
+            return program, report
+    return None
+
+
+def _shapes(graph: Graph) -> list[torch.Size]:
+    given = (place.meta["val"] for place in graph.placeholders)
+    return [v.shape for v in given if isinstance(v, Tensor)]
 
 
 def of_another_range(

@@ -35,7 +35,7 @@ class XlaOptions(Options):
             (16, 32, 64, 128), or those of single dimensions, by input and dimension, such as
             {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
         exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
-            the calls.
+            the calls. None: sizes whose padding has taken as long as compiling them does.
         collectives: Who runs the collectives of a graph of torch's own distributed programs
             (docs/scaling.md): "xla", where a process group has all processes, or "torch".
         mesh: For inference: several devices, over which weights and batches are split
@@ -52,7 +52,7 @@ class XlaOptions(Options):
     reserve: bool = True
     bucket_growth: float | int = 1.1
     buckets: tuple | list | dict = ()  # see `check_buckets`
-    exact_after: int = 3
+    exact_after: int | None = None
     max_executables: int = 24
     collectives: Literal["xla", "torch"] = "xla"
     mesh: dict | object | None = None

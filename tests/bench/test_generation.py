@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from harness import decoding
@@ -62,6 +63,24 @@ def test_a_run_goes_on_and_writes_a_page(
     assert [cell[3] for cell in measured] == ["openxla", "ov", "ov"], "what failed is tried again"
     assert program.main([*flags, "--rounds", "9"]) == 2
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_not_timed_has_no_speed(monkeypatch: pytest.MonkeyPatch):
+    dtypes: list[torch.dtype] = []
+
+    def checked(model: nn.Module, *_: object) -> dict[str, int]:
+        dtypes.append(next(model.parameters()).dtype)
+        return {"wrong": 0, "late": 0, "in_eager": 1}
+
+    monkeypatch.setattr(decoding, "check", checked)
+    found = [
+        {"cell": ["tokens", "gpt2", "static", backend],
+         **decoding.check_and_time("gpt2", backend, "static", (1, 32), 2, 0)}
+        for backend in ("openxla", "ov")
+    ]  # fmt: skip
+    assert dtypes == [torch.float64, torch.float32], "OpenVINO has no float64"
+    table = load("benchmarks/generation.py").cells_table(found)
+    assert [list(column.cells) for column in table.columns[5:]] == [["1"] * 2, *[["-"] * 2] * 4]
 
 
 def test_the_second_part_is_of_each_length_and_compares_with_inductor(

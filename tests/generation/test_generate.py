@@ -124,6 +124,22 @@ def test_a_cache_that_grows(backend: str, options: dict[str, Any]):
     assert ranged.proven if backend == "onnxrt" else ranged._proven, "else each length is looked at"
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "whisper"])
+def test_a_cache_that_grows_again_compiles_nothing(name: str):
+    """Prompts in one bucket: each length has occurred, that after the prefill in a graph apart."""
+    model = make(name)
+    run = compiled(model, "openxla", bucket_growth=2)
+    counts = []
+    with dynamo_backends.record() as reports:
+        made = Made(reports)
+        for length in (20, 27, 31, 23, 20):
+            given = prompt(name, length, multiple=32)
+            assert torch.equal(generate(run, given, **NEW), generate(model, given, **NEW))
+            counts.append(made())
+    assert counts == counts[:1] * 5
+    made.check_native()
+
+
 @pytest.mark.long
 def test_a_growing_cache_with_a_window():
     """The length that it would have without the window is a number that programs are given."""

@@ -115,6 +115,41 @@ def test_exact_executables_are_made_beside_the_calls(jobs: list[Job]):
         assert [(s.by, s.calls) for s in reports[0].traffic()] == [("padded", 5), ("exact", 2)]
 
 
+def test_padding_that_takes_less_than_compiling_is_borne(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+):
+    with record() as reports:
+        run = compiled(fn, bucket_growth=2.0)
+        called(run, fn, *[(7, 30)] * 9)
+        assert not jobs
+        (wide,) = reports[0].executable._padded._programs
+        wide.program.served.seconds = 0.0  # so long it took to compile
+        called(run, fn, (7, 30))
+        assert not jobs, "it was on disk"
+        monkeypatch.setattr(buckets, "COMPILATION_S", 0.0)
+        called(run, fn, (7, 30))
+        assert done(jobs) == 1
+        called(run, fn, (7, 30))
+        assert [(s.by, s.calls) for s in reports[0].traffic()] == [("padded", 11), ("exact", 1)]
+
+
+def test_the_first_sizes_keep_their_program(jobs: list[Job]):
+    with record() as reports:
+        run = compiled(fn)
+        for size in ((7, 30), (6, 30), (5, 30)):
+            x = torch.randn(size)
+            agree(run(x), fn(x))
+        done(jobs)
+        before = sum(r.executables for r in reports)
+        for _ in range(2):
+            x = torch.randn(7, 30)
+            agree(run(x), fn(x))
+        done(jobs)
+    _, varied = reports
+    assert sum(r.executables for r in reports) == before
+    assert [s.calls for s in varied.traffic() if s.by == "exact"] == [2]
+
+
 def test_sizes_that_cannot_be_kept_are_not_compiled_all_the_time(jobs: list[Job]):
     sizes = [(7, n) for n in range(26, 32)]
     with record() as reports:

@@ -3,18 +3,25 @@
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
 run on samples (`trials/samples.py`). So a missing kernel, a lowering that fails and one that means
 something else are found before a graph depends on them, and each answer has a reason. Verdicts
-are kept (`runtime/verdicts.py`).
+are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
+(`trials/together.py`).
 """
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
+from dynamo_backends.trials.together import Trial, right_together, trial_of
 from dynamo_backends.trials.trials import Compile, attempt, decomposing, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
@@ -36,6 +43,40 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool)
         return Verdict(reason)
     kind = f"{settings} {kind_of(node)}"
     return _verdicts(kind, lambda: _try(smaller(node), compile_graph), keep)
+
+
+def try_together(
+    nodes: Iterable[fx.Node], compile_graph: Compile, settings: object, keep: bool
+) -> None:
+    """Finds verdicts on those calls that are right when they are compiled side by side.
+
+    Args:
+        nodes: Calls.
+        compile_graph: Makes an executable of a graph.
+        settings: What `compile_graph` depends on.
+        keep: Whether verdicts are kept on disk.
+    """
+    calls = {f"{settings} {kind_of(n)}": n for n in nodes if _untriable(n) is None}
+    _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, compile_graph), keep)
+
+
+def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, Verdict]:
+    """Verdicts on those calls that are right as they are, or decomposed if they must be."""
+    trials: tuple[dict[str, Trial], dict[str, Trial]] = {}, {}
+    for kind, node in calls.items():
+        decomposed = rules.why_not_call(node) is not None
+        trials[decomposed][kind] = trial_of(smaller(node), rules.spared)
+
+    def make(graph: Graph, names: Sequence[str]) -> Any:
+        return compile_graph(graph).bind(())[0]
+
+    def make_decomposed(graph: Graph, names: Sequence[str]) -> Any:
+        compiled = compile_decomposed(graph, names, rules.inner_rules(), compile_graph)
+        return compiled.bind(())[0]
+
+    found = dict.fromkeys(right_together(trials[False], make), Verdict())
+    decomposed = right_together(trials[True], make_decomposed)
+    return found | dict.fromkeys(decomposed, Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node) -> str | None:

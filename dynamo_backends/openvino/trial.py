@@ -10,7 +10,6 @@ are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side fi
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -20,7 +19,6 @@ from dynamo_backends.graph.calls import call_tensors, tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.openvino import rules
@@ -30,7 +28,14 @@ from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.together import Given, Trial, right_together, trial_of
+from dynamo_backends.trials.together import (
+    Given,
+    Trial,
+    bound,
+    bound_decomposed,
+    right_together,
+    trial_of,
+)
 from dynamo_backends.trials.trials import (
     Compile,
     alone,
@@ -83,25 +88,16 @@ def _kind(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str:
 
 def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
     """Verdicts on those calls that are right as they are, or decomposed if they must be."""
-    trials: tuple[dict[str, Trial], dict[str, Trial]] = {}, {}
+    native: dict[str, Trial] = {}
+    decomposed: dict[str, Trial] = {}
     for kind, (node, known) in calls.items():
-        node, given = _tried_on(node, known)
-        decomposed = rules.why_not(node) is not None
-        trials[decomposed][kind] = trial_of(node, rules.spared, given)
+        tried, given = _tried_on(node, known)
+        trials = native if rules.why_not(node) is None else decomposed
+        trials[kind] = trial_of(tried, rules.spared, given)
     make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
-
-    def make_all(graph: Graph, names: Sequence[str]) -> Any:
-        return make(graph).bind(())[0]
-
-    def make_decomposed(graph: Graph, names: Sequence[str]) -> Any:
-        compiled = compile_decomposed(
-            graph, names, rules.inner_rules(), lambda copy: make(_checked(copy))
-        )
-        return compiled.bind(())[0]
-
-    found = dict.fromkeys(right_together(trials[False], make_all), Verdict())
-    decomposed = right_together(trials[True], make_decomposed)
-    return found | dict.fromkeys(decomposed, Verdict(decomposed=True))
+    found = dict.fromkeys(right_together(native, bound(make)), Verdict())
+    inner = bound_decomposed(lambda graph: make(_checked(graph)), rules.inner_rules)
+    return found | dict.fromkeys(right_together(decomposed, inner), Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:

@@ -7,21 +7,24 @@ are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side fi
 (`trials/together.py`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.together import Trial, right_together, trial_of
+from dynamo_backends.trials.together import (
+    Trial,
+    bound,
+    bound_decomposed,
+    right_together,
+    trial_of,
+)
 from dynamo_backends.trials.trials import Compile, attempt, decomposing, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
@@ -62,21 +65,14 @@ def try_together(
 
 def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, Verdict]:
     """Verdicts on those calls that are right as they are, or decomposed if they must be."""
-    trials: tuple[dict[str, Trial], dict[str, Trial]] = {}, {}
+    native: dict[str, Trial] = {}
+    decomposed: dict[str, Trial] = {}
     for kind, node in calls.items():
-        decomposed = rules.why_not_call(node) is not None
-        trials[decomposed][kind] = trial_of(smaller(node), rules.spared)
-
-    def make(graph: Graph, names: Sequence[str]) -> Any:
-        return compile_graph(graph).bind(())[0]
-
-    def make_decomposed(graph: Graph, names: Sequence[str]) -> Any:
-        compiled = compile_decomposed(graph, names, rules.inner_rules(), compile_graph)
-        return compiled.bind(())[0]
-
-    found = dict.fromkeys(right_together(trials[False], make), Verdict())
-    decomposed = right_together(trials[True], make_decomposed)
-    return found | dict.fromkeys(decomposed, Verdict(decomposed=True))
+        trials = native if rules.why_not_call(node) is None else decomposed
+        trials[kind] = trial_of(smaller(node), rules.spared)
+    found = dict.fromkeys(right_together(native, bound(compile_graph)), Verdict())
+    make = bound_decomposed(compile_graph, rules.inner_rules)
+    return found | dict.fromkeys(right_together(decomposed, make), Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node) -> str | None:

@@ -16,10 +16,19 @@ import torch
 from torch import fx
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.planned import Rules, compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.trials.judge import EagerRefused, Expectation, Judge, Run
-from dynamo_backends.trials.trials import Spare, alone, elements, is_product, is_run, spared_samples
+from dynamo_backends.trials.trials import (
+    Compile,
+    Spare,
+    alone,
+    elements,
+    is_product,
+    is_run,
+    spared_samples,
+)
 from dynamo_backends.verify import restore_rng, snapshot_rng
 
 log = logging.getLogger("dynamo_backends")
@@ -63,6 +72,25 @@ def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
     if given is None and is_run(node):
         given = lambda: spared_samples(node, spare)  # noqa: E731
     return Trial(node, alone(node), given)
+
+
+def bound(compile_graph: Compile) -> Make:
+    """Compiles calls as they are.
+
+    Args:
+        compile_graph: Makes an executable.
+    """
+    return lambda graph, names: compile_graph(graph).bind(())[0]
+
+
+def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make:
+    """Compiles calls decomposed.
+
+    Args:
+        compile_graph: Makes an executable of what they become.
+        rules: How operators are decomposed in turn that come up inside.
+    """
+    return lambda graph, names: compile_decomposed(graph, names, rules(), compile_graph).bind(())[0]
 
 
 def right_together(trials: Mapping[str, Trial], make: Make) -> set[str]:

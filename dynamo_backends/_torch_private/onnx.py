@@ -10,8 +10,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 
 def onnx_registry(opset: int) -> Any:
@@ -68,8 +70,10 @@ def onnx_opset_imports(model: Any) -> None:
 def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
     """Makes torch's type promotion explicit, in place, with casts before the calls that need them.
 
+    Other calls are not run: the graph knows what they give.
+
     Args:
-        module: An ATen graph.
+        module: An ATen graph, with `meta["val"]` of concrete sizes.
         fakes: One fake tensor of `mode` per placeholder.
         mode: Under which the graph is run.
     """
@@ -77,9 +81,30 @@ def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensor
     from torch.fx.traceback import preserve_node_meta
     from torch.onnx._internal.fx.passes import type_promotion
 
-    interpreter = type_promotion._TypePromotionInterpreter(module, _promotion_table())
+    class Interpreter(type_promotion._TypePromotionInterpreter):
+        """Runs the calls that it changes alone."""
+
+        def run_node(self, n: fx.Node) -> Any:
+            """See `fx.Interpreter.run_node`."""
+            if n.op != "call_function":
+                return super().run_node(n)
+            given = n.args, n.kwargs
+            with self._set_current_node(n):
+                rule = type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
+                if rule is not None:
+                    self._maybe_promote_node(n, rule)
+            if n.args is given[0] and n.kwargs is given[1]:
+                return pytree.tree_map_only(Tensor, _anew, n.meta["val"])
+            return fx.Interpreter.run_node(self, n)
+
+    interpreter = Interpreter(module, _promotion_table())
     with mode, enable_python_dispatcher(), preserve_node_meta():
         interpreter.run(*fakes)
+
+
+def _anew(value: Tensor) -> Tensor:
+    """A tensor of the mode that is active."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 @functools.cache

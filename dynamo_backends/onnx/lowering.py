@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-from onnxscript import optimizer, version_converter
+from onnxscript import version_converter
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
@@ -25,6 +25,7 @@ from dynamo_backends.interface.errors import LoweringError, as_compile_error, fi
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.onnx.labels import label_new, name_nodes
+from dynamo_backends.onnx.optimizing import optimize
 from dynamo_backends.onnx.rows import scatter_rows
 from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
@@ -80,7 +81,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
         store(model, graph)
         with as_compile_error("onnxscript cannot optimise the model", _reason):
             version_converter.convert_version(model, OPSET)
-            optimizer.optimize_ir(model)
+            optimize(model)
             name_nodes(model)
             ClearMetadataAndDocStringPass()(model)
         _check_outputs(model, graph, dimensions)

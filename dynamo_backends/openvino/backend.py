@@ -13,8 +13,10 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.int8.packages import NNCF, require
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean
 from dynamo_backends.interface.options import Limits
+from dynamo_backends.interface.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,16 @@ class OpenVINO(Backend):
         """See `Backend.supports`."""
         from dynamo_backends.openvino.trial import supports
 
-        # One thread: trials are small. In float32: a lower precision is no mistake of a conversion.
-        settings = replace(_settings(options), threads=1, precision="float32")
-        return supports(node, settings, options.cache)
+        return supports(node, _of_trials(options), options.cache)
+
+    def plan(self, graph: Graph, options: OpenVinoOptions) -> Plan:
+        """See `Backend.plan`. Calls are tried together."""
+        from dynamo_backends.openvino.trial import try_together
+
+        calls = [node for node in graph.calls if isinstance(node.target, OpOverload)]
+        with done_without(None, "trying calls together"):
+            try_together(calls, _of_trials(options), options.cache)
+        return super().plan(graph, options)
 
     def compile(self, graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.compile`."""
@@ -130,6 +139,14 @@ def _settings(options: OpenVinoOptions) -> Any:
         threads=options.num_threads,
         config=tuple(sorted((options.config or {}).items())),
     )
+
+
+def _of_trials(options: OpenVinoOptions) -> Any:
+    """Settings for trying a call.
+
+    One thread: trials are small. In float32: a lower precision is no mistake of a conversion.
+    """
+    return replace(_settings(options), threads=1, precision="float32")
 
 
 def _check_device(device: str) -> None:

@@ -3,12 +3,13 @@
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
 run on samples (`trials/samples.py`). So a missing rule, a kernel that fails and one that means
 something else are found before a graph depends on them, and each answer has a reason. Verdicts
-are kept (`runtime/verdicts.py`).
+are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
+(`trials/together.py`).
 """
 
 import hashlib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +28,14 @@ from dynamo_backends.openvino.dtypes import why_not
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
+from dynamo_backends.trials.together import (
+    Given,
+    Trial,
+    bound,
+    bound_decomposed,
+    right_together,
+    trial_of,
+)
 from dynamo_backends.trials.trials import (
     Compile,
     alone,
@@ -48,9 +57,47 @@ def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
         reason = _untriable(node, known)
         if reason is not None:
             return Support(False, reason)
-        kind = f"{settings} {kind_of(node)} {_described(node, known)}"
         find = lambda: _try(node, settings, known)  # noqa: E731
-        return _verdicts(kind, find, keep).support
+        return _verdicts(_kind(node, settings, known), find, keep).support
+
+
+def try_together(nodes: Iterable[fx.Node], settings: Settings, keep: bool) -> None:
+    """Finds verdicts on those calls that are right when they are compiled side by side.
+
+    Args:
+        nodes: Calls.
+        settings: How they are compiled.
+        keep: Whether verdicts are kept on disk.
+    """
+    calls: dict[str, _Call] = {}
+    with disable_current_modes(), torch.no_grad():
+        for node in nodes:
+            known = _known_inputs(node)
+            if _untriable(node, known) is None:
+                calls[_kind(node, settings, known)] = node, known
+    _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, settings), keep)
+
+
+_Call = tuple[fx.Node, list[Tensor]]
+"""A call, and the values of its inputs if they are known (see `_known_inputs`)."""
+
+
+def _kind(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str:
+    return f"{settings} {kind_of(node)} {_described(node, known)}"
+
+
+def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
+    """Verdicts on those calls that are right as they are, or decomposed if they must be."""
+    native: dict[str, Trial] = {}
+    decomposed: dict[str, Trial] = {}
+    for kind, (node, known) in calls.items():
+        tried, given = _tried_on(node, known)
+        trials = native if rules.why_not(node) is None else decomposed
+        trials[kind] = trial_of(tried, rules.spared, given)
+    make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
+    found = dict.fromkeys(right_together(native, bound(make)), Verdict())
+    inner = bound_decomposed(lambda graph: make(_checked(graph)), rules.inner_rules)
+    return found | dict.fromkeys(right_together(decomposed, inner), Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
@@ -126,15 +173,19 @@ def _run(node: fx.Node, compile_graph: Compile, known: Sequence[Tensor]) -> str 
 
     It is run on the values that its inputs are known to have, or on a sample.
     """
-    given: Iterable[list[Tensor]] | None = None
-    if known:
-        given = [list(known)]
-    elif _has_only_floats(alone(node)):
-        node = smaller(node)
-    else:  # whatever their size: large integers are computed otherwise
-        given = spared_samples(node, rules.spared)
+    node, given = _tried_on(node, known)
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return attempt(node, make, _VENDOR, plain, rules.spared, given)
+    return attempt(node, make, _VENDOR, plain, rules.spared, given and given())
+
+
+def _tried_on(node: fx.Node, known: Sequence[Tensor]) -> tuple[fx.Node, Given | None]:
+    """The call that is tried in the place of another one, and on what; None: on samples."""
+    if known:
+        return node, lambda: [list(known)]
+    if _has_only_floats(alone(node)):
+        return smaller(node), None
+    # Whatever their size: large integers are computed otherwise.
+    return node, lambda: spared_samples(node, rules.spared)
 
 
 def _checked(graph: Graph) -> Graph:

@@ -1,6 +1,7 @@
 """The backends `onnxrt`, `onnxrt_cpu` and `onnxrt_cuda`: ONNX Runtime on torch's memory."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,8 +14,10 @@ from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.options import Limits
+from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder
@@ -130,10 +133,28 @@ class OnnxRuntime(Backend):
         from dynamo_backends.ort.compiler import compile_graph
         from dynamo_backends.ort.trial import verdict
 
-        alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
-        settings = _of_trials(_settings((node, *node.all_input_nodes), alone))
+        settings = _of_trials(node, options)
         make = lambda graph: compile_graph(graph, settings)  # noqa: E731
         return verdict(node, make, settings, options.cache).support
+
+    def plan(self, graph: Graph, options: OrtOptions) -> Plan:
+        """See `Backend.plan`. Calls on the CPU are tried together."""
+        with done_without(None, "trying calls together"):
+            self._try_together(graph, options)
+        return super().plan(graph, options)
+
+    def _try_together(self, graph: Graph, options: OrtOptions) -> None:
+        from dynamo_backends.ort.compiler import compile_graph
+        from dynamo_backends.ort.trial import try_together
+
+        calls = [node for node in graph.calls if isinstance(node.target, OpOverload)]
+        alike: dict[Any, list[fx.Node]] = {}
+        for node in calls:
+            alike.setdefault(_of_trials(node, options), []).append(node)
+        for settings, nodes in alike.items():
+            if settings.device[0] == "cpu":
+                make = functools.partial(compile_graph, settings=settings)
+                try_together(nodes, make, settings, options.cache)
 
     def compile(self, graph: Graph, options: OrtOptions) -> Any:
         """See `Backend.compile`."""
@@ -212,12 +233,14 @@ def _providers(device: tuple[str, int], options: OrtOptions) -> tuple[cuda.Provi
     return tuple((name, tuple(sorted(entries.items()))) for name, entries in found)
 
 
-def _of_trials(settings: Any) -> Any:
-    """Settings for trying a single call.
+def _of_trials(node: fx.Node, options: OrtOptions) -> Any:
+    """Settings for trying a call.
 
     One for which there is no kernel on the device is left to torch, which has one, rather than
     computed on the host.
     """
+    alone = dataclasses.replace(options, cudagraphs=False, provider="cuda")
+    settings = _settings((node, *node.all_input_nodes), alone)
     if settings.device[0] == "cuda":
         config = tuple(sorted({**dict([cuda.NO_HOST]), **dict(settings.config)}.items()))
         settings = dataclasses.replace(settings, providers=settings.providers[:1], config=config)

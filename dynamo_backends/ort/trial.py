@@ -3,8 +3,11 @@
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
 run on samples (`trials/samples.py`). So a missing kernel, a lowering that fails and one that means
 something else are found before a graph depends on them, and each answer has a reason. Verdicts
-are kept (`runtime/verdicts.py`).
+are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
+(`trials/together.py`).
 """
+
+from collections.abc import Iterable, Mapping
 
 from torch import fx
 
@@ -15,6 +18,13 @@ from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
+from dynamo_backends.trials.together import (
+    Trial,
+    bound,
+    bound_decomposed,
+    right_together,
+    trial_of,
+)
 from dynamo_backends.trials.trials import Compile, attempt, decomposing, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
@@ -36,6 +46,33 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool)
         return Verdict(reason)
     kind = f"{settings} {kind_of(node)}"
     return _verdicts(kind, lambda: _try(smaller(node), compile_graph), keep)
+
+
+def try_together(
+    nodes: Iterable[fx.Node], compile_graph: Compile, settings: object, keep: bool
+) -> None:
+    """Finds verdicts on those calls that are right when they are compiled side by side.
+
+    Args:
+        nodes: Calls.
+        compile_graph: Makes an executable of a graph.
+        settings: What `compile_graph` depends on.
+        keep: Whether verdicts are kept on disk.
+    """
+    calls = {f"{settings} {kind_of(n)}": n for n in nodes if _untriable(n) is None}
+    _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, compile_graph), keep)
+
+
+def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, Verdict]:
+    """Verdicts on those calls that are right as they are, or decomposed if they must be."""
+    native: dict[str, Trial] = {}
+    decomposed: dict[str, Trial] = {}
+    for kind, node in calls.items():
+        trials = native if rules.why_not_call(node) is None else decomposed
+        trials[kind] = trial_of(smaller(node), rules.spared)
+    found = dict.fromkeys(right_together(native, bound(compile_graph)), Verdict())
+    make = bound_decomposed(compile_graph, rules.inner_rules)
+    return found | dict.fromkeys(right_together(decomposed, make), Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node) -> str | None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
+from typing import TypeVar
 
 import torch
 
@@ -29,6 +30,8 @@ FOLDER = "verdicts"
 """In the cache folder."""
 
 _LIMIT = 64 << 20  # bytes
+
+T = TypeVar("T")
 
 _makes_trials = ContextVar("makes_trials", default=True)
 
@@ -94,6 +97,30 @@ class Verdicts:
                     verdict = find()
                 self.put(kind, verdict, keep)
             return verdict
+
+    def beforehand(
+        self,
+        calls: Mapping[str, T],
+        find: Callable[[Mapping[str, T]], Mapping[str, Verdict]],
+        keep: bool,
+    ) -> None:
+        """Finds verdicts on several kinds at once, as far as that is possible.
+
+        Args:
+            calls: One of each kind, by that.
+            find: Is given those that there is no verdict on, and gives verdicts on some.
+            keep: See `__call__`.
+        """
+        if not _makes_trials.get():
+            return
+        with self._lock:
+            unknown = {kind: call for kind, call in calls.items() if self.get(kind, keep) is None}
+            if len(unknown) < 2:
+                return
+            with stage(TRIALS), disable_current_modes(), torch.no_grad():
+                found = find(unknown)
+            for kind, verdict in found.items():
+                self.put(kind, verdict, keep)
 
     def get(self, kind: str, keep: bool) -> Verdict | None:
         """The verdict on a kind of call; None if there is none yet.

@@ -25,10 +25,9 @@ from dynamo_backends.graph.planned import Rules, compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.logs import silenced
+from dynamo_backends.trials.judge import EagerRefused, Judge, Run
 from dynamo_backends.trials.samples import samples, without_infinities
-from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
-from dynamo_backends.verify.noise import UNWRITTEN
-from dynamo_backends.verify.rule import aliases, shape_difference
+from dynamo_backends.verify import restore_rng, snapshot_rng
 
 Compile = Callable[[Graph], Any]
 
@@ -40,15 +39,6 @@ TOO_LARGE = 1 << 24
 
 _SIZES = (4096, 1024, 256, 64, 16)
 _ROWS = 2  # 1 is special to some operators
-
-# The accuracy rule is about a whole tensor, as wide for float64 as for float32, and does not look
-# further where the reference has NaN.
-TOLERANCE = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.float16: 5e-3,
-    torch.bfloat16: 5e-2,
-}
 
 
 def alone(node: fx.Node) -> Graph:
@@ -103,7 +93,7 @@ def smaller(node: fx.Node) -> fx.Node:
     Returns:
         The call itself if it is small, cannot be made on less, or is not run (see `is_run`).
     """
-    if elements(node) <= LARGE or _is_product(node):
+    if elements(node) <= LARGE or is_product(node):
         return node
     values = [n.meta["val"] for n in node.all_input_nodes]
     for sizes in _fewer(node, values):
@@ -190,130 +180,13 @@ def is_run(node: fx.Node) -> bool:
         node: The call (see `smaller`).
     """
     size = elements(node)
-    return size <= LARGE or (size <= TOO_LARGE and not _is_product(node))
+    return size <= LARGE or (size <= TOO_LARGE and not is_product(node))
 
 
-def _is_product(node: fx.Node) -> bool:
+def is_product(node: fx.Node) -> bool:
+    """Whether a call is a product, or a convolution, with one result."""
     one = isinstance(node.meta["val"], Tensor)
     return one and isinstance(node.target, OpOverload) and counts_flops(node.target)
-
-
-class EagerRefused(Exception):
-    """Eager does not take the inputs of a trial."""
-
-
-Run = Callable[[list[Any]], Sequence[Any]]
-"""A compiled call, on the list of its inputs."""
-
-
-class Judge:
-    """Compares what a compiled call does with eager.
-
-    Args:
-        graph: From `alone`.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._precise = in_float64(graph.module)
-        self._promised = [n.meta["val"].stride() for n in graph.outputs]
-
-    def __call__(self, run: Run, args: Sequence[Any]) -> str | None:
-        """What is wrong with a call's results, in words; None if nothing is.
-
-        Args:
-            run: The compiled call.
-            args: Inputs of the trial.
-
-        Raises:
-            EagerRefused: Eager does not take these inputs, so they show nothing.
-        """
-        graph = self._graph
-        try:
-            expected = graph.module(*args)
-            precise = self._precise(*map(widen, args))
-        except Exception as error:
-            raise EagerRefused(type(error).__name__) from error
-        before = [x.clone() for x in args]
-        results = run(list(args))
-        wrong = self._handling(args, before, expected, results)
-        if wrong is not None:
-            return wrong
-        if graph.calls[0].target in UNWRITTEN:
-            expected, results, precise = (
-                [torch.zeros_like(x) for x in values] for values in (expected, results, precise)
-            )
-        compared: Sequence[Sequence[Any]] = (expected, results, precise)
-        if not is_pointwise(graph.calls[0].target):
-            scaled = [_of_size_one(*three) for three in zip(*compared, strict=True)]
-            compared = list(zip(*scaled, strict=True))
-        with silenced("torch._dynamo"):  # which says that a reference has NaN
-            wrong = difference(*compared)
-        return _imprecise(graph, expected, results, precise) if wrong is None else wrong
-
-    def _handling(
-        self,
-        args: Sequence[Any],
-        before: Sequence[Any],
-        expected: Sequence[Any],
-        results: Sequence[Any],
-    ) -> str | None:
-        """What is wrong about anything but the values of the results."""
-        if len(results) != len(expected):
-            return f"results are {len(results)} instead of {len(expected)}"
-        for i, (e, r, promised) in enumerate(zip(expected, results, self._promised, strict=True)):
-            text = shape_difference(e, r, promised)
-            if text is not None:
-                return f"output {i} {text}"
-        pairs = zip(aliases(args, expected), aliases(args, results), strict=True)
-        for i, (usual, found) in enumerate(pairs):
-            if not set(found) <= set(usual):
-                return f"output {i} shares memory that eager's does not"
-        for i, (now, then) in enumerate(zip(args, before, strict=True)):
-            if not _is_same(now, then):
-                return f"run writes to input {i}"
-        return None
-
-
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a kind have the same elements, NaN among them."""
-    return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
-
-
-def _of_size_one(e: Tensor, r: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three results of a call, divided by a power of two if the precise one is large.
-
-    The accuracy rule allows an absolute error besides eager's own, which for sums of thousands of
-    numbers, as in a trial's convolution, would be a smaller and smaller part of the results.
-    """
-    if not p.is_floating_point() or e.dtype != r.dtype or not p.numel():
-        return e, r, p
-    largest = p.nan_to_num(0, 0, 0).abs().max().item()
-    if largest <= 1:
-        return e, r, p
-    part = 2.0 ** -math.floor(math.log2(largest))
-    return e * part, r * part, p * part
-
-
-def _imprecise(
-    graph: Graph,
-    expected: Sequence[Tensor],
-    results: Sequence[Tensor],
-    precise: Sequence[Tensor],
-) -> str | None:
-    elementwise = is_pointwise(graph.calls[0].target)
-    for i, (e, r, p) in enumerate(zip(expected, results, precise, strict=True)):
-        tolerance = TOLERANCE.get(e.dtype)
-        if tolerance is None or not e.numel():
-            continue
-        both_nan = e.isnan() & r.isnan()
-        # Eager's own NaN where there is a number, such as gelu(inf), need not be copied.
-        e = torch.where(e.isnan() & ~p.isnan(), p.to(e.dtype), e)
-        finite = e.nan_to_num(0, 0, 0).abs()
-        scale = finite + 0.1 if elementwise else finite.max()
-        if not (((e - r).abs() <= tolerance * scale) | (e == r) | both_nan).all():
-            return f"output {i} is less precise than eager's"
-    return None
 
 
 def not_plain(node: fx.Node, vendor: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.trials.trials import TOLERANCE
+from dynamo_backends.trials.judge import TOLERANCE
 from dynamo_backends.tuning.race import Race
 from dynamo_backends.tuning.statistics import Ratio
 from dynamo_backends.tvm.dtypes import TO_TORCH

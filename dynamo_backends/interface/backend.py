@@ -143,6 +143,12 @@ class Executable(ABC):
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
         """Gives it the report of its graph, for what turns out only when it is called."""
 
+    def rest(self) -> None:  # noqa: B027 - has a default
+        """Gives back what memory it keeps between calls: something else is to take much, once.
+
+        Calls of other threads may be running.
+        """
+
     def dump(self) -> dict[str, bytes] | None:
         """What must be kept on disk to `Backend.load` it in another process; None: cannot be."""
         return None

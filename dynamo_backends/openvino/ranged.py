@@ -51,6 +51,7 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         constants: Sequence[int],
         weights: dict[int, Tensor] | None = None,
     ) -> Bound:
+        self._running.add(compiled)
         moved, layout, pid = self.moved(constants), self._layout, self._pid
         inputs = [(x.at, moved[x.place], layout.checks[x.at]) for x in self._activations]
         scalars = [moved[place] for place in self._scalars]

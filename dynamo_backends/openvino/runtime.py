@@ -1,8 +1,10 @@
 """Runs OpenVINO models on torch's memory."""
 
+import contextlib
 import functools
 import json
 import os
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +67,7 @@ class OpenVinoExecutable(Executable):
             if (place := lowered.inputs[i]) is not None
         ]
         self._outputs = [_Output(node.meta["val"]) for node in graph.outputs]
+        self._running: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
         # Errors of a graph without weights show when it is compiled, not when it is first called.
         self._fixed = None
         if not self._weights:
@@ -86,6 +89,12 @@ class OpenVinoExecutable(Executable):
         copied = [a for a, place in self._weights
                   if given[place].data_ptr() != weights[a].data_ptr()]  # fmt: skip
         return self._run(self._live, (), given), copied
+
+    def rest(self) -> None:
+        """See `Executable.rest`: of intermediate results, which the next call allocates again."""
+        for compiled in tuple(self._running):
+            with contextlib.suppress(RuntimeError):  # a call is running, or the device cannot
+                compiled.release_memory()
 
     @functools.cached_property
     def _live(self) -> CompiledModel:
@@ -114,6 +123,7 @@ class OpenVinoExecutable(Executable):
             constants: Places of the inputs that became constants: the others have moved up.
             weights: By place. Those that are no constants are inputs of every request.
         """
+        self._running.add(compiled)
         moved = self.moved(constants)
         inputs = [(moved[x.place], x) for x in self._activations]
         outputs = self._outputs

@@ -185,6 +185,7 @@ class Reserve:
                 self.release()
         for pointer in former:
             _glibc().free(pointer)
+        return_free_memory()  # where the former block was, and runs without one
 
     def release(self) -> None:
         """Gives the block back to malloc."""
@@ -199,6 +200,7 @@ class Reserve:
                 self._resting = self.size, self._piece
                 self._runs = 0
                 self.release()
+                return_free_memory()
 
     def _wake(self) -> None:
         self._runs += 1
@@ -237,7 +239,6 @@ class Reserve:
         if not all(wide) and self._runs >= self._patience:
             self._patience *= 2
             self._move(self.size)
-            return_free_memory()
 
     def _take(self) -> None:
         aside, *large = self._rooms

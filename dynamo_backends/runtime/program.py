@@ -133,21 +133,29 @@ class Block:
         return self(values)
 
     def _compare(self, values: Sequence[Any]) -> Sequence[Any]:
-        if self._verify == "first":
-            arena.rest()
+        is_once = self._verify == "first"
+        given = list(values)  # eager is to read what compiled code may write over
+
+        def run() -> Sequence[Any]:
+            if is_once:
+                return_free_memory()  # eager's temporaries
+            return self._compiled(given)
+
         try:
+            if is_once:
+                arena.rest()
+                self.executable.rest()
             comparison = Comparison(self.graph, self._reduced)
-            given = list(values)  # eager is to read what compiled code may write over
             for i in self._updated:
                 given[i] = given[i].clone()
-            outcome = comparison(lambda: self._compiled(given), values)
+            outcome = comparison(run, values)
         except Exception as error:
             return self._after_failure(error, values)
         self._report.note_comparison(outcome.seconds, outcome.unverified)
         if not outcome.wrong:
-            if self._verify == "first":
+            if is_once:
                 self._instead = None
-                return_free_memory()  # eager's temporaries, and what the compiler left
+                return_free_memory()  # what the compiler left
             return outcome.results
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")

@@ -12,6 +12,8 @@ import dynamo_backends
 from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
 from dynamo_backends.openvino.session import compile_model, core, passed_through
+from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.tuning.memory import rss_bytes
 from tests import backend_checks as checks
 from tests.backend_checks import mlp
 from tests.checking import check
@@ -92,6 +94,48 @@ def test_weights_that_change_at_every_call_stop_being_prepared(made: list[Any]):
     model = mlp()
     function, _, executable = compiled(model, torch.randn(4, 6))
     checks.weights_that_change_stop_being_prepared(function, model, executable, made)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_of_intermediate_results_is_given_back(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+):
+    executables: list[Any] = []
+    run = runtime.OpenVinoExecutable.bind
+
+    def noting(self: Any, weights: Any) -> Any:
+        executables.append(self)
+        return run(self, weights)
+
+    monkeypatch.setattr(runtime.OpenVinoExecutable, "bind", noting)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Tanh(), nn.Conv2d(64, 1, 1)).eval()
+    call = torch.compile(model, backend="ov", dynamic=dynamic, options={"cache": False})
+    x = torch.randn(8, 3, 128, 128)
+    for _ in range(2):
+        call(x)
+    return_free_memory()
+    before = rss_bytes()
+    executables[-1].rest()
+    return_free_memory()
+    assert before - rss_bytes() > 20 << 20
+    for size in (8, 5) if dynamic else (8, 8):
+        x = torch.randn(size, 3, 128, 128)
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_running_keeps_its_memory():
+    class Busy:
+        def release_memory(self) -> None:
+            raise RuntimeError("busy")
+
+    model, x = mlp(), torch.randn(4, 6)
+    function, _, executable = compiled(model, x)
+    busy = Busy()
+    executable._running.add(busy)
+    executable.rest()
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_results_are_the_callers():

@@ -134,6 +134,29 @@ harness.hand_back(resting=resting, sizes=sizes, within=within)
     assert faulting(found["within"]) <= 10
 
 
+def test_what_runs_left_outside_of_it_goes_back_to_the_system() -> None:
+    found = measured("""
+def left_in_the_heap():
+    blocks = [torch.ones(5 * MiB) for _ in range(8)]  # glibc keeps blocks of up to 32 MiB
+    last = torch.ones(100_000)
+    return last
+
+reserve = Reserve()
+reserve.grow(60 * MiB)
+reserve.rest()
+grown = []
+for act in (reserve.rest, lambda: reserve.grow(200 * MiB)):
+    for _ in range(6):
+        run(reserve, 60 * MiB)  # it is awake after these
+    kept = [left_in_the_heap() for _ in range(4)]
+    before = harness.rss_bytes()
+    act()
+    grown.append(harness.rss_bytes() - before)
+harness.hand_back(grown=grown)
+""")
+    assert max(found["grown"]) < -(60 << 20)
+
+
 @pytest.mark.long
 def test_it_is_made_for_larger_pieces() -> None:
     found = measured("""

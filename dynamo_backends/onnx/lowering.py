@@ -26,8 +26,8 @@ from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.optimizing import optimize
+from dynamo_backends.onnx.registered import OPSET, registry
 from dynamo_backends.onnx.rows import scatter_rows
-from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions
 from dynamo_backends.onnx.storage import store
 

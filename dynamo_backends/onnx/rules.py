@@ -10,20 +10,11 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload, onnx_registry
+from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
+from dynamo_backends.onnx.registered import is_registered, registered_overloads
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import used_results, without_lost_means
-
-OPSET = 20
-"""What `torch.onnx.export` takes by default; ONNX Runtime has kernels of its own for `Gelu`."""
-
-
-@functools.cache
-def registry() -> Any:
-    """The lowerings that `torch.onnx.export(dynamo=True)` uses."""
-    return onnx_registry(OPSET)
-
 
 WRONG: dict[str, str] = {
     "erfc.default": "it is lowered to 1 - erf(x), which has no correct digit for x > 4",
@@ -69,7 +60,7 @@ def is_lowered(op: Any) -> bool:
 
 def why_not(op: Any) -> str | None:
     """Why an operator has no lowering that is used; None if it has."""
-    if not registry().is_registered(op):
+    if not is_registered(op):
         return "onnxscript has no lowering of it"
     return WRONG.get(str(op).removeprefix("aten."))
 
@@ -101,8 +92,7 @@ def _starts_at_a_bound(node: fx.Node) -> bool:
 @functools.cache
 def lowered_overloads() -> frozenset[OpOverload]:
     """Every overload that has a lowering that is used."""
-    targets = (metas[0].fx_target for metas in registry().functions.values())
-    return frozenset(t for t in targets if isinstance(t, OpOverload) and is_lowered(t))
+    return frozenset(filter(is_lowered, registered_overloads()))
 
 
 @functools.cache

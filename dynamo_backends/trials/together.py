@@ -36,7 +36,7 @@ log = logging.getLogger("dynamo_backends")
 TOGETHER = 32
 """So many calls are compiled in one program at most."""
 
-ELEMENTS = 1 << 22
+ELEMENTS = 1 << 23
 """So many elements are read and written by the calls of one program at most, if it is run."""
 
 Make = Callable[[Graph, Sequence[str]], Run]

@@ -1,0 +1,44 @@
+"""Names of the operators that the exporter can lower."""
+
+import operator
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.decompositions import every_rule
+from dynamo_backends.onnx import registered
+
+
+@pytest.fixture(autouse=True)
+def _not_known() -> Iterator[None]:
+    registered._names.cache_clear()
+    yield
+    registered._names.cache_clear()
+
+
+def test_they_are_those_of_the_exporters_registry():
+    table = registered.registry()
+    overloads = {getattr(packet, name) for packet in map(_packet, dir(torch.ops.aten)) if packet
+                 for name in packet.overloads()}  # fmt: skip
+    overloads |= {op for op in every_rule() if isinstance(op, OpOverload)}
+    differ = [op for op in overloads if registered.is_registered(op) != table.is_registered(op)]
+    assert len(overloads) > 1000
+    assert differ == []
+    assert registered.is_registered(operator.add)
+    assert torch.ops.aten.cos.default in registered.registered_overloads()
+
+
+def _packet(name: str) -> torch._ops.OpOverloadPacket | None:
+    found = getattr(torch.ops.aten, name, None)
+    return found if isinstance(found, torch._ops.OpOverloadPacket) else None
+
+
+def test_a_second_process_does_not_load_the_lowerings(monkeypatch: pytest.MonkeyPatch):
+    first = registered.registered_overloads()
+    registered._names.cache_clear()
+    monkeypatch.setattr(registered, "registry", lambda: pytest.fail("lowerings are loaded"))
+    assert registered.registered_overloads() == first
+    assert registered.is_registered(torch.ops.aten.cos.default)
+    assert not registered.is_registered(torch.ops.aten.linalg_eig.default)

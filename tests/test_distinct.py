@@ -42,6 +42,36 @@ def test_sizes_near_those_of_a_call(sizes, ranges, expected):
     assert distinct(sizes, ranges) == expected
 
 
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ({A: (2, None), B: (2, None)}, {A: 9, B: 7}),  # A may not be 7, and B is
+        ({A: (7, 7), B: (2, None)}, None),
+    ],
+    ids=["another", "no room"],
+)
+def test_a_size_that_was_always_the_same_gets_another(ranges, expected):
+    assert distinct({B: 7, A: 8}, ranges | {A: ranges[A]}, {A}) == expected
+
+
+def test_sizes_that_never_vary_are_proven():
+    """As the batch of a service whose lengths vary."""
+    backend = Counting()
+    run = compiled(lambda x: (x * x.shape[0]).sum(1), backend)
+    proven = []
+    with dynamo_backends.record() as reports:
+        for length in (4, 6, 9, 5, 7):
+            x = torch.randn(8, length)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(x, 1)
+            torch.testing.assert_close(run(x), (x * x.shape[0]).sum(1))
+            proven.append(reports[-1].executable.ranged.proven is not None)
+    assert proven == [False, False, True, True, True]
+    assert backend.compiled == 1
+    torch.testing.assert_close(run(y := torch.randn(3, 5)), (y * 3).sum(1))
+    assert backend.compiled == 1, "the batch is another one, and was looked at"
+
+
 def test_sizes_that_no_call_tells_apart_are_proven():
     """As those of the caches of two layers; from then on nobody looks at new ones."""
     backend = Counting()

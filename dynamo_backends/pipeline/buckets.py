@@ -267,7 +267,7 @@ class PaddedPrograms:
         proof = self._proofs.setdefault(mark, made)  # programs are made beside the calls
         if proof is not made:
             proof.add(graph)
-        proof.complete(mark, lambda: with_distinct_sizes(self._symbols, graph))
+        proof.complete(mark, lambda still: with_distinct_sizes(self._symbols, graph, still))
         if proof.is_proven:
             self._proven = mark
 

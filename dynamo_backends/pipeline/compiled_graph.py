@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -352,8 +352,8 @@ class CompiledGraph:
             in_eager(self._eager, module, self.report, self._options, error, what)
             return self._eager
 
-    def _with_distinct_sizes(self, graph: Graph) -> Graph | None:
-        return with_distinct_sizes(Symbols(self._graph), graph)
+    def _with_distinct_sizes(self, graph: Graph, still: Collection[Any]) -> Graph | None:
+        return with_distinct_sizes(Symbols(self._graph), graph, still)
 
     def _shared(self, graph: Graph) -> Compiled | None:
         """The program of another captured graph of the same function; None: none is right for it.

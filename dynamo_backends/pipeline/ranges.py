@@ -7,7 +7,7 @@ for each new set of sizes until those seen tell every two expressions of the gra
 on all sizes that Dynamo's guards allow are the program's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -16,6 +16,12 @@ from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sizes import inner_sizes
 from dynamo_backends.interface.report import Served
 from dynamo_backends.runtime.lru import LRU
+
+STILL = 3
+"""After so many sets of sizes what was the same in all of them may be so for ever."""
+
+Distinct = Callable[[Graph, Collection[Any]], Graph | None]
+"""See `distinct.with_distinct_sizes`."""
 
 
 class Compiled(Protocol):
@@ -48,7 +54,7 @@ class Proof:
     def __init__(self, graph: Graph):
         self._examples: list[dict[Any, int]] = []
         self._has_forgotten = has_forgotten(graph.module.graph)
-        self._is_completed = False
+        self._tried: set[bool] = set()  # with sizes that were always the same, and without
         self.add(graph)
 
     def add(self, graph: Graph) -> None:
@@ -62,28 +68,37 @@ class Proof:
         seen = self._seen()
         return not self._has_forgotten and _have_varied(seen) and len(set(seen)) == len(seen)
 
-    def complete(self, mark: str, distinct: Callable[[], Graph | None]) -> None:
-        """Tells apart what varies in calls, but always alike; tried once.
+    def complete(self, mark: str, distinct: Callable[[Collection[Any]], Graph | None]) -> None:
+        """Tells apart what calls do not; tried once for each of two reasons.
+
+        Expressions vary, but always alike; or some are the same in all calls, such as the batch of
+        a service whose lengths vary.
 
         Args:
             mark: Fingerprint of the graphs.
-            distinct: Makes one for sizes that differ, after all passes; None: there is none.
+            distinct: Makes one for sizes that differ, and that are others than a call's where they
+                have these symbols, after all passes; None: there is none.
         """
-        seen = self._seen()
-        alike = _have_varied(seen) and len(set(seen)) < len(seen)
-        if self._has_forgotten or self._is_completed or not alike:
+        values = self._values()
+        still = {s for e, v in values.items() if len(set(v)) == 1 for s in e.free_symbols}
+        seen = list(values.values())
+        needed = len(self._examples) >= STILL if still else len(set(seen)) < len(seen)
+        if self._has_forgotten or bool(still) in self._tried or not needed:
             return
-        self._is_completed = True
-        graph = distinct()
+        self._tried.add(bool(still))
+        graph = distinct(still)
         if graph is not None and fingerprint(graph, ranged=True) == mark:
             self.add(graph)
 
     def _seen(self) -> list[tuple[int, ...]]:
+        return list(self._values().values())
+
+    def _values(self) -> dict[Any, tuple[int, ...]]:
         """What each expression has been."""
         values: dict[Any, list[int]] = {}
         for expression, value in (pair for x in self._examples.copy() for pair in x.items()):
             values.setdefault(expression, []).append(value)
-        return [tuple(v) for expression, v in values.items() if expression.free_symbols]
+        return {e: tuple(v) for e, v in values.items() if e.free_symbols}
 
 
 def _have_varied(seen: Sequence[tuple[int, ...]]) -> bool:
@@ -115,7 +130,7 @@ class RangedPrograms:
         proven: The program for all sizes, once there is one.
     """
 
-    def __init__(self, most: int, distinct: Callable[[Graph], Graph | None]) -> None:
+    def __init__(self, most: int, distinct: Distinct) -> None:
         self.proven: Compiled | None = None
         self._distinct = distinct
         self._candidates: LRU[str, Ranged] = LRU(most)
@@ -144,7 +159,7 @@ class RangedPrograms:
         if found is None:
             return None
         found.add(graph)
-        found.complete(found.mark, lambda: self._distinct(graph))
+        found.complete(found.mark, lambda still: self._distinct(graph, still))
         found.program.verify_again()
         if found.is_proven:
             self.proven = found.program

@@ -71,12 +71,15 @@ def failures_table(run: Run) -> str:
 
 def left_list(run: Run) -> str:
     """The models that were not run, by backend; a sentence if all were."""
-    lines = [
-        f"- {found.name}: {len(found.left)} models: {', '.join(found.left)}\n"
-        for found in rates(run)
-        if found.left
-    ]
-    return "".join(lines) or "Every model was run with every backend.\n"
+    lines = [f"- {found.name}: {_left(found)}\n" for found in rates(run) if found.left]
+    return "".join(["Not run:\n\n", *lines]) if lines else "Every model was run.\n"
+
+
+def _left(found: Rate) -> str:
+    count = len(found.left)
+    if not found.outcomes and not found.eager_failed:
+        return f"all {count} models"
+    return f"{count} models: {', '.join(found.left)}"
 
 
 def _rate(run: Run, key: _Kind, cells: Sequence[Cell], several: bool) -> Rate:
@@ -97,7 +100,7 @@ def _line(found: Rate) -> list[str]:
         str(found.eager_failed),
         str(len(found.left)),
         _operators(found.outcomes),
-        str(sum(outcome.breaks or 0 for outcome in found.outcomes)),
+        str(sum(outcome.breaks or 0 for outcome in found.outcomes)) if of else "-",
     ]
 
 

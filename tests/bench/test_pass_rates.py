@@ -53,8 +53,11 @@ def test_failures_have_reasons_in_one_line():
 
 
 def test_what_was_not_run_is_named():
-    assert left_list(run()) == "- `y`: 2 models: second, third\n"
-    assert left_list(run_of({("a", "x"): right()})).startswith("Every model was run")
+    found = run()
+    found.cells += [Cell("first", "z"), Cell("second", "z")]
+    lines = left_list(found).splitlines()
+    assert lines == ["Not run:", "", "- `y`: 2 models: second, third", "- `z`: all 2 models"]
+    assert left_list(run_of({("a", "x"): right()})) == "Every model was run.\n"
 
 
 def test_the_text_has_all_three():

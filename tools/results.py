@@ -9,8 +9,9 @@ docs/, asks for one by a comment; what stands from there to the next one is writ
     <!-- results: NAME backends -->
     <!-- until here -->
 
-"backends" is a line per backend, "models" one per model. docs/results/NAME.svg is the chart of each
-file. --check writes nothing and says which pages and charts are not what their results say.
+"backends" is a line per backend, "models" one per model; "rates" counts what passes, with the
+reasons of what does not and what was not run. docs/results/NAME.svg is the chart of each file that
+has times. --check writes nothing and says which pages and charts are not what their results say.
 """
 
 import argparse
@@ -60,7 +61,8 @@ def rendered(root: Path, folder: Path) -> list[tuple[Path, str]]:
         ResultError: A file of results cannot be read.
     """
     runs = {path.stem: ledger.read(path) for path in sorted(folder.glob("*.json"))}
-    found = [(folder / f"{name}.svg", chart(run)) for name, run in runs.items()]
+    timed = {name: run for name, run in runs.items() if not run.context.get("accuracy")}
+    found = [(folder / f"{name}.svg", chart(run)) for name, run in timed.items()]
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if _PLACE.search(text):

@@ -65,6 +65,8 @@ class How:
         timeout_s: Seconds that a process may take.
         memory_gb: Resident memory in GB (10^9 bytes) that a process and its children may have.
         device: Where models run, one of `bench.device.DEVICES`.
+        accuracy: Only whether results are right is looked at: nothing is timed, and there is no
+            second process.
     """
 
     suite: str
@@ -76,6 +78,7 @@ class How:
     timeout_s: float = 900.0
     memory_gb: float | None = None
     device: str = "cpu"
+    accuracy: bool = False
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ class Series:
 
 
 def panels(run: Run) -> list[Panel]:
-    """A panel for each model in each mode, dtype and batch size."""
+    """A panel for each model in each mode, dtype and batch size; none of a run without times."""
+    if run.context.get("accuracy"):
+        return []
     kinds = {(c.mode, c.dtype, c.batch) for c in run.outcomes}
     groups: dict[tuple[str, str], list[Series]] = {}
     for cell, outcome in run.outcomes.items():

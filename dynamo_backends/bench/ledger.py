@@ -9,6 +9,9 @@ from dynamo_backends.bench.results_files import ResultError
 
 KIND = "dynamo-backends bench"
 
+_BEFORE = {"device": "cpu", "accuracy": False}
+"""What runs did that were saved before there was a choice."""
+
 
 def save(run: Run, path: Path) -> None:
     """Writes a run; the file appears whole or not at all."""
@@ -31,7 +34,7 @@ def read(path: Path) -> Run:
     """
     content = results_files.read(path, KIND)
     try:
-        run = Run({"device": "cpu"} | content["context"], [Cell(**c) for c in content["cells"]])
+        run = Run(_BEFORE | content["context"], [Cell(**c) for c in content["cells"]])
         run.command = content["command"]
         for given in content["results"]:
             cell = Cell(**given.pop("cell"))

@@ -33,7 +33,7 @@ Tell = Callable[..., None]
 
 
 def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
-    """Compiles with nothing in a cache, compares with eager and float64, and times both.
+    """Compiles with nothing in a cache, compares with eager and float64, and times both if asked.
 
     Args:
         case: The model.
@@ -63,6 +63,9 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     tell(max_rel=accuracy.max_rel)
     if not accuracy.passed:
         tell(status="fail_accuracy", reason=accuracy.detail)
+        return
+    if how.accuracy:
+        tell(stage="done")
         return
     del expected, found, precise
     gc.collect()

@@ -33,7 +33,7 @@ _GB = 10**9
 
 
 def measure(cell: Cell, how: How) -> Outcome:
-    """Measures a cell: once from cold and, if that passes, once from warm.
+    """Measures a cell: once from cold and, if that passes, once from warm if times are asked for.
 
     Whatever the processes do, the outcome says it: only an interruption of this one is raised, and
     ends them.
@@ -41,7 +41,7 @@ def measure(cell: Cell, how: How) -> Outcome:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         found, failure = _process(cell, how, "cold", Path(folder))
-        if failure is None and "status" not in found:
+        if failure is None and "status" not in found and not how.accuracy:
             more, failure = _process(cell, how, "warm", Path(folder))
             if failure is not None:
                 failure = failure[0], f"in the second process: {failure[1]}"

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.dots import Series, panel
+from dynamo_backends.bench.markdown import table
+from dynamo_backends.bench.pass_rates import rates_text
 from dynamo_backends.bench.rendering import render
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.bench.summary import in_words, summaries
@@ -16,13 +18,14 @@ _HEADS = (
 
 
 def caption(run: Run) -> str:
-    """Command, date, processor and versions in one sentence."""
+    """Command, date, sizes, processor and versions in one sentence."""
     facts = run.context
     versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items() if v)
     device = facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
+    sizes = ", small versions of the models" if facts.get("scale") == "test" else ""
     left = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
     return (
-        f"Measured on {facts.get('date')} by `{run.command}` on {device}, "
+        f"Measured on {facts.get('date')} by `{run.command}`{sizes} on {device}, "
         f"{facts.get('torch_threads')} torch threads (Python {facts.get('python')}, {versions})."
         f"{left}"
     )
@@ -36,7 +39,7 @@ def backends_table(run: Run) -> str:
     rows = [
         [f"`{short(s.key[0])}`", *([s.kind] if several else []), *summary_cells(s)] for s in found
     ]
-    return _table(head, rows, words=2 if several else 1)
+    return table(head, rows, words=2 if several else 1)
 
 
 def models_table(run: Run) -> str:
@@ -58,10 +61,14 @@ def models_table(run: Run) -> str:
     means = [_mean(run, backend) for backend in backends]
     lines.append(["geometric mean", *([""] if several else []), "", *means])
     head = ["model", *(["mode"] if several else []), "eager ms"]
-    return _table([*head, *(f"`{short(b)}`" for b in backends)], lines, words=2 if several else 1)
+    return table([*head, *(f"`{short(b)}`" for b in backends)], lines, words=2 if several else 1)
 
 
-TABLES: Mapping[str, Callable[[Run], str]] = {"backends": backends_table, "models": models_table}
+TABLES: Mapping[str, Callable[[Run], str]] = {
+    "backends": backends_table,
+    "models": models_table,
+    "rates": rates_text,
+}
 """What a page can ask for."""
 
 
@@ -126,9 +133,3 @@ def _cell(outcome: Outcome | None) -> str:
     if outcome.passed and outcome.speedup is not None:
         return as_ratio(outcome.speedup.value)
     return outcome.status
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """A table whose first columns are words."""
-    rule = ["---" if i < words else "--:" for i in range(len(head))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))

@@ -19,7 +19,7 @@ Source = Callable[[How, int | None], Sequence[Case]]
 
 _LISTS: dict[str, Source] = {
     "huggingface": lambda how, batch: huggingface(how.scale, batch),
-    "timm": lambda how, batch: timm(batch),
+    "timm": lambda how, batch: timm(how.scale, batch),
     "traffic": lambda how, batch: _without_batch(how, batch, traffic),
     "generation": lambda how, batch: _without_batch(how, batch, generation),
     "torchbench": lambda how, batch: torchbench(how.path, batch),

@@ -25,7 +25,7 @@ from dynamo_backends.pipeline import background
 
 
 def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
-    """Answers requests with nothing in a cache, compares the answers, and times both.
+    """Answers requests with nothing in a cache, compares the answers, and times both if asked.
 
     Args:
         case: The stream.
@@ -54,6 +54,9 @@ def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
         if wrong:
             text = f"{wrong} of {len(stream.requests)} answers are wrong: {reason}"
             tell(status="fail_accuracy", reason=text)
+            return
+        if how.accuracy:
+            tell(stage="done")
             return
         gc.collect()
         tell(stage="rounds")

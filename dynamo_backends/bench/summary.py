@@ -101,7 +101,8 @@ def headline(run: Run) -> str:
     shown = [s.brief for s in others[:_NAMED]]
     if len(others) > _NAMED:
         shown.append(f"{len(others) - _NAMED} more in the table")
-    text = "; ".join([f"{best.sentence} ({best.kind}; geometric mean)", *shown])
+    mean = "" if best.speedup is None else "; geometric mean"
+    text = "; ".join([f"{best.sentence} ({best.kind}{mean})", *shown])
     missing = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
     return f"{text}.{missing}"
 

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", nargs="+", type=positive, metavar="N", help="default: the suite's own")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
     add("--threads", type=positive, metavar="N", help="of torch")
+    add("--accuracy", action="store_true", help="only whether results are right: nothing is timed")
     add("--rounds", type=positive, default=20, metavar="N", help="samples of each (default: 20)")
     add("--patience", type=float, default=60.0, metavar="S",
         help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
@@ -114,7 +115,7 @@ def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
     path = str(Path(args.path).resolve()) if args.path else ""
     how = How(
         absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
-        args.timeout, args.memory, args.device,
+        args.timeout, args.memory, args.device, args.accuracy,
     )  # fmt: skip
     device.require(args.device)
     known = sources.cases(how, args.batch[0] if args.batch else None)

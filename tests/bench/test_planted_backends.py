@@ -1,6 +1,7 @@
 """What backends do wrong, each in processes of its own: shown as it is, and no run stops."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_what_does_not_end_is_a_timeout():
     found = outcome("hanging", How(f"{FILE}:models", timeout_s=12))
     assert found.status == "timeout"
     assert found.reason.startswith("not done after 12 s,")
+
+
+def test_whether_results_are_right_is_said_without_times():
+    how = replace(HOW, accuracy=True)
+    found = outcome("slow", how)
+    assert (found.status, found.stage, found.graphs) == ("pass", "done", 1)
+    assert (found.eager_s, found.speedup, found.compile_warm_s) == ((), None, None)
+    assert outcome("wrong", how).status == "fail_accuracy"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,14 @@ def test_models_of_the_list_are_built_from_configurations(name: str):
     assert torch.equal(inputs["input_ids"], case.inputs()["input_ids"])
 
 
+def test_small_bigbird_has_sparse_attention():
+    case = find(How("huggingface", scale="test"), "BigBird")
+    model = case.make()
+    with torch.no_grad():
+        call(model, case.inputs())
+    assert model.bert.attention_type == "block_sparse", "it takes the whole one for short sequences"
+
+
 def test_sizes_are_the_lists():
     inputs = find(How("huggingface"), "ElectraForCausalLM").inputs()
     assert inputs["input_ids"].shape == inputs["labels"].shape == (8, 512)

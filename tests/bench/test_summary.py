@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_backends.bench.cells import Cell
+from dynamo_backends.bench.cells import Cell, Outcome
 from dynamo_backends.bench.significance import adjusted, p_of_groups, p_of_pairs
 from dynamo_backends.bench.summary import headline, summaries
 from tests.bench.made_up import failing, passing, run_of
@@ -41,6 +41,8 @@ def test_the_headline_names_the_best_and_what_is_left():
     assert many.startswith("backend_0 passes 1 of 1")
     assert "; backend_1: 1 of 1, 1.89 times; " in many
     assert many.endswith("; 3 more in the table.")
+    alone = headline(run_of({("a", "x"): Outcome("pass")}))
+    assert alone == "x passes 1 of 1 models (inference, float32)."
     assert headline(run_of({})) == "Nothing has been measured yet."
 
 

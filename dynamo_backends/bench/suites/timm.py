@@ -5,13 +5,15 @@ Names and batch sizes are those of timm_models_list_cpu.txt in PyTorch's benchma
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from dynamo_backends.bench.suites.case import Inputs, ModelCase
+from dynamo_backends.bench.suites.case import Inputs, ModelCase, Scale
+from dynamo_backends.bench.suites.smaller import shorten
 from dynamo_backends.bench.torchvision_shim import import_torchvision
 from dynamo_backends.interface.errors import ModelError
 
@@ -36,14 +38,18 @@ MODELS: Mapping[str, int] = {
 }  # fmt: skip
 """Name to batch size."""
 
+_FEW = 2  # images at scale "test"; of one, batch norms of single values have no statistics
 
-def timm(batch: int | None = None) -> list[ModelCase]:
+
+def timm(scale: Scale = "bench", batch: int | None = None) -> list[ModelCase]:
     """The suite.
 
     Weights are those of `ModelCase.enliven`: batch norms of a network that was never trained would
     be the identity.
 
     Args:
+        scale: "bench": models of the list. "test": no more than two blocks alike in a row (see
+            `shorten`), and two images. Images have their published size at both.
         batch: Images per call; None: as many as the list has.
 
     Raises:
@@ -51,10 +57,11 @@ def timm(batch: int | None = None) -> list[ModelCase]:
     """
     if importlib.util.find_spec("timm") is None:
         raise ModelError(f"the suite timm needs timm, which is not installed; run: {INSTALL}")
+    counts = MODELS if scale == "bench" else dict.fromkeys(MODELS, _FEW)
     tags = frozenset({"conv"})
     return [
-        ModelCase(name, _build(name), _images(name, batch or listed), tags)
-        for name, listed in MODELS.items()
+        ModelCase(name, _build(name, scale), _images(name, batch or usual), tags)
+        for name, usual in counts.items()
     ]
 
 
@@ -63,13 +70,23 @@ def _import() -> ModuleType:
     return importlib.import_module("timm")
 
 
-def _build(name: str) -> Callable[[], Any]:
-    return lambda: _import().create_model(name, pretrained=False)
+def _build(name: str, scale: Scale) -> Callable[[], Any]:
+    def build() -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Mapping deprecated model name")
+            model = _import().create_model(name, pretrained=False)
+        if scale == "test":
+            shorten(model)
+        return model
+
+    return build
 
 
 def _images(name: str, batch: int) -> Callable[[], Inputs]:
     def example() -> Inputs:
-        config = _import().get_pretrained_cfg(name)
+        models = _import().models
+        known = models.get_deprecated_models().get(name) or name
+        config = models.get_pretrained_cfg(known)
         shape = tuple(config.input_size) if config is not None else (3, 224, 224)
         return (torch.randn(batch, *shape),)
 

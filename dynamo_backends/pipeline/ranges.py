@@ -18,7 +18,7 @@ from dynamo_backends.interface.report import Served
 from dynamo_backends.runtime.lru import LRU
 
 STILL = 3
-"""After so many sets of sizes what was the same in all of them may be so for ever."""
+"""After so many different sets of sizes what was the same in all of them may be so for ever."""
 
 Distinct = Callable[[Graph, Collection[Any]], Graph | None]
 """See `distinct.with_distinct_sizes`."""
@@ -82,7 +82,8 @@ class Proof:
         values = self._values()
         still = {s for e, v in values.items() if len(set(v)) == 1 for s in e.free_symbols}
         seen = list(values.values())
-        needed = len(self._examples) >= STILL if still else len(set(seen)) < len(seen)
+        sets = set(zip(*seen, strict=True))
+        needed = len(sets) >= STILL if still else len(set(seen)) < len(seen)
         if self._has_forgotten or bool(still) in self._tried or not needed:
             return
         self._tried.add(bool(still))

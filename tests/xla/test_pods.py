@@ -1,5 +1,6 @@
 """TPUs, as a pod of two processes has them: which are ours, and what code for them depends on."""
 
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,9 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     chips = [chip(number, process=number // 2) for number in range(4)]
     client = SimpleNamespace(devices=lambda: chips, process_index=lambda: 1)
     monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: client)
-    caches: list[Any] = [runtime._open, hardware.tpu, hardware.has_tpu]
+    # Devices that other tests have opened stay open.
+    monkeypatch.setattr(runtime, "_open", functools.cache(runtime._open.__wrapped__))
+    caches: list[Any] = [hardware.tpu, hardware.has_tpu]
     caches += [xla_bridge.local_devices, xla_bridge.process_count]
     for function in caches:
         function.cache_clear()

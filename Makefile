@@ -14,9 +14,8 @@ STAMP := $(VENV)/.installed
 PINS := $(VENV)/constraints.txt
 # What builds the site reads the sources and needs no torch.
 DOCS := .venv-docs
-# torch_xla, whose last release is for torch 2.9. PyPI has torch for CUDA, of some gigabytes; with
-# PIP_INDEX_URL=https://download.pytorch.org/whl/cpu PIP_EXTRA_INDEX_URL=https://pypi.org/simple
-# it is the one for CPUs.
+# torch_xla, whose last release is for torch 2.9. PyPI has torch for CUDA, of some gigabytes; pip takes
+# the one for CPUs where PIP_INDEX_URL is PyTorch's index of those, and PIP_EXTRA_INDEX_URL is PyPI.
 TORCH_XLA := .venv-torch-xla
 
 .DEFAULT_GOAL := help

@@ -22,20 +22,13 @@ from tests.bench.programs import ROOT
 DOUBLE = """
 import torch
 from torch import Tensor, nn
-from tests.doubles.python_device import start
+from tests.doubles.python_device import raised, start
 
 Foreign = start("foreign")
 x = Foreign(torch.arange(6.0).reshape(2, 3))
 
 def function(x, scale=torch.tensor(2.0)):
     return (x * scale).sin()
-
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
 """
 
 

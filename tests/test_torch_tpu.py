@@ -17,15 +17,9 @@ import dynamo_backends
 from dynamo_backends.interface.errors import DeviceError, StepCaptureError
 from dynamo_backends.xla import to_device
 from tests.doubles import torch_tpu
+from tests.doubles.python_device import raised
 
 Tpu, backend = torch_tpu.load()
-
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
 
 def on_tpu(model):
     model = copy.deepcopy(model)

@@ -3,6 +3,7 @@
 The slot is one per process and never given back, so what starts it runs in a process of its own.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -58,3 +59,12 @@ def start(name: str) -> type[PythonTensor]:
     """Takes the slot; returns the class of the device's tensors."""
     backend_registration._setup_privateuseone_for_python_backend(name, DeviceModule())
     return type(name.title(), (PythonTensor,), {"device_name": name})
+
+
+def raised(call: Callable[[], Any]) -> str:
+    """The text of the error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    raise AssertionError("nothing was raised")

@@ -1,10 +1,12 @@
 """Whatever torch promises beyond values: mutation, aliases, strides, dtypes, random numbers.
 
 What is checked is `dynamo_backends.conformance.semantics`; here is what reports have to say of it.
-Another backend: `DYNAMO_BACKENDS_TEST_BACKEND=ltc python -m pytest tests/test_semantics.py`.
+Another backend: `DYNAMO_BACKENDS_TEST_BACKEND=ltc python -m pytest tests/test_semantics.py`; with
+`DYNAMO_BACKENDS_TEST_DEVICE=cuda` beside it, tensors are made on a GPU.
 """
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +20,14 @@ from dynamo_backends.conformance.subject import Subject
 
 _NAMED = os.environ.get("DYNAMO_BACKENDS_TEST_BACKEND")
 NAMES = [_NAMED] if _NAMED else ["openxla", "onnxrt", "ov"]
+
+
+@pytest.fixture(autouse=True)
+def default_device() -> Iterator[None]:
+    torch.set_default_device(os.environ.get("DYNAMO_BACKENDS_TEST_DEVICE"))
+    yield
+    torch.set_default_device(None)
+
 
 HAS_EVERY_OPERATOR = {"openxla"}
 OF_MISSING_OPERATORS = "gradients of large bags"

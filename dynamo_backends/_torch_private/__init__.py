@@ -24,6 +24,7 @@ from dynamo_backends._torch_private.autograd import (
     checkpoint_draws,
     divide_by_min_cut,
     hooks_on_gradient,
+    in_form_to_save,
     is_autocast_on,
     is_of_backward,
     keep_saved_tensors,

@@ -12,6 +12,7 @@
 | `torch._dynamo.config.caching_precompile` | 2.12+ |
 | `torch._functorch.config`: `bundled_autograd_cache`, `force_autograd_cache` | 2.12+ |
 | `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.12+ |
+| `torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable` | 2.11+ |
 | `torch.compiler.config.cache_key_tag` (public) | 2.12+ |
 | `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.12+ |
 | `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.12+ |
@@ -65,6 +66,15 @@ def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> 
     from torch._inductor.output_code import OutputCode
 
     return SerializableAOTDispatchCompiler(OutputCode, compiler)
+
+
+def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
+    """What AOT Autograd made, as `aot_compile` saves it, which torch 2.11 does for its own only."""
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+    if getattr(called, "serialize", None) is None:
+        return called
+    return BundledAOTAutogradSerializableCallable(called)
 
 
 def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@
 | `torch._dynamo.eval_frame`: `_stance`, `_callback_from_stance` | 2.12+ |
 | `torch._dynamo.eval_frame`: `RunOnlyContext`, `DisableContext`, `OptimizedModule` | 2.12+ |
 | `torch._dynamo.convert_frame`: `CatchErrorsWrapper`, `register_bytecode_hook` | 2.12+ |
+| `torch._dynamo.trace_rules.check`, which takes the frame from torch 2.12 on | 2.11+ |
 | `torch._dynamo.output_graph.OutputGraph.call_user_compiler` | 2.12+ |
 | `torch._TorchCompileWrapper`, `torch._TorchCompileInductorWrapper` | 2.12+ |
 | `torch._dynamo.utils.get_compilation_metrics`, `torch._guards.CompileContext` | 2.12+ |
@@ -18,6 +19,7 @@
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
@@ -113,10 +115,20 @@ def _is_forward_of_torch_nn(frame: Any) -> bool:
     module = frame.f_locals.get("self")
     if not isinstance(module, nn.Module) or not type(module).__module__.startswith("torch.nn."):
         return False
-    from torch._dynamo import config, convert_frame, trace_rules
+    from torch._dynamo import config, convert_frame
 
     in_a_mode = convert_frame.is_in_any_mode_without_ignore_compile_internals()
-    return trace_rules.check(frame.f_code, frame=frame) and not (config.disable or in_a_mode)
+    return _is_passed_over(frame) and not (config.disable or in_a_mode)
+
+
+def _is_passed_over(frame: Any) -> bool:
+    """Whether Dynamo passes over a frame. In torch 2.11 that depends on the code alone."""
+    from torch._dynamo import trace_rules
+
+    check: Callable[..., bool] = trace_rules.check
+    if "frame" in inspect.signature(check).parameters:
+        return check(frame.f_code, frame=frame)
+    return check(frame.f_code)
 
 
 class _StancePerThread:

@@ -74,6 +74,8 @@ def compile_functional(
     )
     with private.kept_under(pickled), private.keep_unused_draws(), recurrent_as_in_eager(captured):
         called = backend(captured, example_inputs)
+    if private.must_keep_compiled():
+        called = private.in_form_to_save(called)
     return _shortened(called, *sufficient[0]) if sufficient else called
 
 

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.interface.backend import Bound
+from dynamo_backends.runtime import device_values
 from dynamo_backends.runtime.staging import LIMIT
 from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import compile_graph
@@ -58,8 +59,9 @@ def test_the_cpu_client_shares_memory(dtype: torch.dtype):
     assert back.data_ptr() == tensor.data_ptr()
 
 
-def test_a_program_runs_on_a_device_that_needs_copies():
+def test_a_program_runs_on_a_device_that_needs_copies(monkeypatch: pytest.MonkeyPatch):
     device = remote()
+    monkeypatch.setitem(device_values._homes, device.name, device)  # as `open_device` does
     compiled = compile_graph(
         captured(lambda x, y: ((x @ y).transpose(0, 1), x > 0), torch.ones(2, 3), torch.ones(3, 4)),
         dataclasses.replace(device, platform="cpu"),

@@ -66,7 +66,8 @@ def _truncates(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _full(x: Tensor) -> Tensor:
-    return torch.zeros_like(x) + torch.arange(x.shape[-1]) + torch.ones(()) * x
+    numbers = torch.arange(x.shape[-1], device=x.device)
+    return torch.zeros_like(x) + numbers + torch.ones((), device=x.device) * x
 
 
 SEMANTICS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {

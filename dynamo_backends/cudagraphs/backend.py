@@ -34,6 +34,7 @@ class CudaGraphsEager(Backend):
     name = "cudagraphs_eager"
     summary = "torch's own kernels, launched together as CUDA graphs"
     Options = EagerGraphOptions
+    numbers_with_tensors = True  # those on the host would be part of the graph
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -66,6 +67,7 @@ class WithCudaGraphs(Backend):
     """
 
     inner: ClassVar[Backend]
+    numbers_with_tensors = True
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +66,22 @@ class Cuda:
         """A memory pool that graphs can share."""
         return torch.cuda.graph_pool_handle()
 
+    def keep_pool(self, pool: Any, index: int) -> Any:
+        """What keeps a pool alive: an empty graph.
+
+        torch gives a pool up with the last graph in it, and records into none that it has given up.
+
+        Args:
+            pool: Of `new_pool`.
+            index: Of the device.
+        """
+        graph = self.new_graph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+            with self.capture(graph, pool, self.side_stream(index)):
+                pass
+        return graph
+
     def new_graph(self) -> Any:
         """An empty graph; has `replay()`."""
         return torch.cuda.CUDAGraph()
@@ -86,8 +103,8 @@ class Cuda:
         torch.cuda.synchronize(stream.device)
         torch.cuda.empty_cache()  # the graph's pool cannot take what the other pool has cached
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 yield
                 graph.capture_end()
             except BaseException:
@@ -124,18 +141,26 @@ class Order:
 
     Attributes:
         lock: Held while a graph is recorded or launched.
-        pool: Memory that graphs share whose results are copied out after each launch.
     """
 
     def __init__(self, index: int):
         self.index = index
         self.lock = threading.RLock()
-        self.pool = driver().new_pool()
+        self._pool: Any = None
+        self._alive: Any = None
         self._last: Any = None
+
+    @property
+    def pool(self) -> Any:
+        """Memory that graphs share whose results are copied out after each launch."""
+        if self._pool is None:
+            self._pool = driver().new_pool()
+            self._alive = driver().keep_pool(self._pool, self.index)
+        return self._pool
 
     def renew_pool(self) -> None:
         """Another pool for later graphs: torch does not record into one again after a failure."""
-        self.pool = driver().new_pool()
+        self._pool = self._alive = None
 
     def enter(self) -> Any:
         """Makes the current stream wait for all that was launched so far; returns it."""

@@ -88,12 +88,33 @@ def lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
         value = getattr(module, str(node.target), None)
         if not isinstance(value, Tensor):
             continue
+        _write_out(node, value)
+        if not node.users:
+            module.graph.erase_node(node)
+            continue
         if id(value) not in lifted:
             last = lifted[id(value)] = _add_placeholder(module.graph, node, value, last)
             constants[last.name] = value
         node.replace_all_uses_with(lifted[id(value)])
         module.graph.erase_node(node)
     return constants
+
+
+def _write_out(constant: fx.Node, value: Tensor) -> None:
+    """Writes a literal that tensors are filled with (`x[0] = 5`) as the number that it is.
+
+    As a tensor it is one of the host, which a graph of another device would have to read.
+    """
+    if value.ndim or value.device.type != "cpu":
+        return
+    copies = [n for n in constant.users if n.target is aten.lift_fresh_copy.default]
+    for filled in [n for copy in copies for n in copy.users if n.target is aten.fill.Tensor]:
+        filled.target = aten.fill.Scalar
+        with private.disable_current_modes():
+            filled.args = (filled.args[0], value.item())
+    for copy in copies:
+        if not copy.users:
+            constant.graph.erase_node(copy)
 
 
 def _add_placeholder(

@@ -6,6 +6,7 @@ What CUDA would do wrong, silently or not, it does too, or raises:
 - A replay reads and writes the memory that was recorded, at the same addresses. Memory from outside
   that nobody else holds any more is an illegal access.
 - Graphs of one pool share memory: a replay destroys what the pool may have put to another use.
+- A pool ends with the last graph in it, and cannot be recorded into again.
 - Operations that wait for the device, or were never run on the stream before (libraries would
   initialise themselves), end the capture, and its pool cannot be recorded into again.
 - Work on several streams must be ordered: an access that did not wait for a write is a race.
@@ -13,6 +14,7 @@ What CUDA would do wrong, silently or not, it does too, or raises:
 
 import contextlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +86,23 @@ class Pool:
 
     def __init__(self) -> None:
         self.graphs: list[Graph] = []
+        self.living: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.broken = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has been given up."""
+        return bool(self.graphs) and not self.living
+
+
+class Handle:
+    """What its owner holds of a graph; the double itself looks at graphs that are gone, too."""
+
+    def __init__(self, graph: "Graph"):
+        self.graph = graph
+
+    def replay(self) -> None:
+        self.graph.replay()
 
 
 class Graph:
@@ -215,17 +233,28 @@ class DoubleCuda:
     def new_pool(self) -> Pool:
         return Pool()
 
-    def new_graph(self) -> Graph:
-        return Graph(self)
+    def new_graph(self) -> Handle:
+        return Handle(Graph(self))
+
+    def keep_pool(self, pool: Pool, index: int) -> Handle:
+        assert index == 0
+        kept = self.new_graph()
+        kept.graph.pool = pool
+        pool.graphs.append(kept.graph)
+        pool.living.add(kept)
+        return kept
 
     def keep_for(self, tensor: Tensor, stream: Stream) -> None:
         assert stream is self.current_stream(0)
         self.kept.add(tensor.untyped_storage()._cdata)
 
     @contextlib.contextmanager
-    def capture(self, graph: Graph, pool: Pool, stream: Stream) -> Iterator[None]:
+    def capture(self, handle: Handle, pool: Pool, stream: Stream) -> Iterator[None]:
+        graph = handle.graph
         if pool.broken:
             raise RuntimeError("already recording to this pool")
+        if pool.ended:
+            raise RuntimeError("the pool was given up with the last of its graphs")
         assert stream is not self.main, "the default stream cannot be captured"
         assert self.capturing is None, "two captures at the same time"
         self.capturing, self._captured = graph, stream
@@ -240,6 +269,7 @@ class DoubleCuda:
             self.capturing = self._captured = None
         graph.pool = pool
         pool.graphs.append(graph)
+        pool.living.add(handle)
         self.graphs.append(graph)
 
 

@@ -8,9 +8,16 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends.interface import registry
 from tests.cudagraphs.conftest import Machine
-from tests.nvfuser.conftest import preferred
+from tests.nvfuser.conftest import is_real, preferred
 
 __all__ = ["preferred"]  # the fixture
+
+
+@pytest.fixture
+def machine(machine: Machine) -> Machine:
+    if machine.double is None and not is_real():
+        pytest.skip("nvFuser is not installed, and its double is for the CPU")
+    return machine
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ class StepBackend:
         home: The device on which what lives from step to step stays; None: torch's own.
         target: The mesh over which steps are spread; None: they are not.
         compile_on_mesh: Makes a program for it; None without.
+        numbers_with_tensors: See `Backend.numbers_with_tensors`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class StepBackend:
     home: str | None = None
     target: MeshTarget | None = None
     compile_on_mesh: Callable[[Graph, MeshLayout], StepProgram] | None = None
+    numbers_with_tensors: bool = False
 
     @property
     def draws_seeds(self) -> bool:
@@ -105,6 +107,7 @@ def step_backend(
         home=backend.home(parsed) if target is None else target.name,
         target=target,
         compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
+        numbers_with_tensors=backend.numbers_with_tensors or getattr(parsed, "cudagraphs", False),
     )
 
 

@@ -48,6 +48,7 @@ def record(
     batch: Sequence[Any],
     batch_spec: BatchSpec,
     promoted: Sequence[Place] = (),
+    numbers_on: torch.device | None = None,
 ) -> Recording:
     """Records one call.
 
@@ -57,6 +58,7 @@ def record(
         batch: The leaves of its arguments; floats become inputs like the optimizers' numbers.
         batch_spec: How they are put together: positional and keyword arguments.
         promoted: Places in Python whose numbers are inputs, too.
+        numbers_on: The device of the tensor of all numbers; None: the host.
 
     Raises:
         UndeclaredTensors: Other tensors were used; record again with an inventory that has them.
@@ -64,7 +66,7 @@ def record(
         StepCaptureError: It cannot be one graph.
     """
     refuse_outside_effects(definition.models, definition.optimizers)
-    recorder = _Recorder(definition, inventory, batch, batch_spec, promoted)
+    recorder = _Recorder(definition, inventory, batch, batch_spec, promoted, numbers_on)
     try:
         return recorder.record()
     except (StepCaptureError, UndeclaredTensors, StandInRefused):
@@ -84,7 +86,9 @@ class _Recorder:
         batch: Sequence[Any],
         batch_spec: BatchSpec,
         promoted: Sequence[Place],
+        numbers_on: torch.device | None,
     ):
+        self._numbers_on = numbers_on
         self._definition = definition
         self._inventory = inventory
         self._batch = batch
@@ -173,7 +177,8 @@ class _Recorder:
     def _inputs(self) -> Iterator[tuple[Tensor, Role, str]]:
         """For each input of the graph a fake tensor, its role and its name."""
         with self._mode:
-            numbers = torch.empty(len(self._scalars.values), dtype=torch.float64)
+            count = len(self._scalars.values)
+            numbers = torch.empty(count, dtype=torch.float64, device=self._numbers_on or "cpu")
         yield numbers, Role.HYPERPARAMETERS, "numbers"
         slots = self._inventory.slots
         for i, (slot, tensor) in enumerate(zip(slots, self._inventory.tensors, strict=True)):

@@ -53,6 +53,37 @@ def test_the_page_says_what_failed_and_what_could_not_be_run():
     ]
 
 
+def test_the_page_says_what_the_environments_lacked():
+    listed = {
+        "backends": [
+            {"name": "openxla", "usable": True, "detail": "jaxlib 0.10.2"},
+            {"name": "tensorrt", "usable": False, "detail": "tensorrt is not installed"},
+            {"name": "nnc", "usable": False, "detail": "torch was built without LLVM"},
+        ]
+    }
+    lacks = matrix.lacking(listed)
+    assert lacks == {"tensorrt": "tensorrt is not installed", "nnc": "torch was built without LLVM"}
+    rows = [
+        row("3.11", "2.14.1", lacks=lacks),
+        row("3.11", "2.15.0", lacks={"tensorrt": lacks["tensorrt"]}),
+        row("3.12", "2.15.0", reason="could not be installed"),
+    ]
+    text = matrix.page(rows)
+    assert text.count("## What the environments lacked") == 1
+    assert text.splitlines()[-2:] == [
+        "| `nnc` | torch was built without LLVM | 3.11 with 2.14.1 |",
+        "| `tensorrt` | tensorrt is not installed | all |",
+    ]
+
+
+def test_what_pip_says_is_the_reason():
+    said = "make: entering\nERROR: No matching distribution found for torch==2.99.0\nmake: *** [x]"
+    assert matrix.why_not_installed(said).endswith(
+        "No matching distribution found for torch==2.99.0"
+    )
+    assert matrix.why_not_installed("make: *** [x]") == "could not be installed"
+
+
 def test_the_page_is_that_of_its_data():
     assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(matrix.read(matrix.DATA))
 
@@ -70,15 +101,16 @@ def test_a_run_writes_rows_and_page(
     monkeypatch.setattr(matrix, "_version", {"python3.12": "3.12"}.get)
     tried: list[Any] = []
 
-    def pretend(cell: Any, interpreter: str, tests: Any, name: str) -> Any:
-        tried.append((cell.python, cell.torch, interpreter, tests, name))
+    def pretend(cell: Any, interpreter: str, tests: Any, name: str, workers: int) -> Any:
+        tried.append((cell.python, cell.torch, interpreter, tests, name, workers))
         made = (cell.python, cell.torch, cell.jax, "2026-01-02", name)
         return matrix.Row(*made, *result) if result else matrix.Row(*made, reason="no")
 
     monkeypatch.setattr(matrix, "_tested", pretend)
     asked = ["--python", "python3.12", "--python", "python3.99", "--torch", "2.15.0", "tests"]
+    asked += ["--workers", "1"]
     assert matrix.main(asked) == (result is None)
-    assert tried == [("3.12", "2.15.0", "python3.12", ["tests"], "all")]
+    assert tried == [("3.12", "2.15.0", "python3.12", ["tests"], "all", 1)]
     (written,) = matrix.read(matrix.DATA)
     assert json.loads(matrix.DATA.read_text()) == [asdict(written)]
     assert "| 3.12 | 2.15.0 |" in matrix.PAGE.read_text()

@@ -5,7 +5,8 @@ python tools/matrix.py --page
 
 Each combination gets an environment of its own (`make venv`), which is kept, and a row in
 docs/versions.json, which replaces an earlier one of the same combination. Interpreters that are not
-there are left out; what cannot be installed is noted. --page only writes the page.
+there are left out; what cannot be installed is noted, and which backends could not run in an
+environment, for the tests of those are skipped. --page only writes the page.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +54,12 @@ runs tests with others, each combination in an environment of its own, and write
 
     make matrix ARGS="--torch 2.15.0 --python python3.12"   # one combination, a share of the tests
     make matrix ARGS="--torch 2.15.0 tests"                 # all tests, with each Python there is
+
+"""
+LACKS = """
+## What the environments lacked
+
+Tests of these backends were skipped, or ran with a double of the vendor's package.
 
 """
 NOTHING = "No run has been recorded yet.\n"
@@ -86,6 +94,7 @@ class Row:
         tests: What was run.
         passed: How many tests did; failed and skipped alike.
         reason: Why nothing was run; empty if something was.
+        lacks: The backends that could not run, each with the reason.
     """
 
     python: str
@@ -97,6 +106,7 @@ class Row:
     failed: int = 0
     skipped: int = 0
     reason: str = ""
+    lacks: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[tuple[int, ...], ...]:
@@ -124,6 +134,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("tests", nargs="*", metavar="TEST", help="files or folders of tests")
     for name, what in (("python", "an interpreter"), ("torch", "a version"), ("jax", "a version")):
         parser.add_argument(f"--{name}", action="append", help=f"{what}; may be repeated")
+    parser.add_argument("--workers", type=int, default=2, help="processes that run tests")
     parser.add_argument("--page", action="store_true", help="only write the page")
     return parser.parse_args(arguments)
 
@@ -134,7 +145,8 @@ def _run(settings: argparse.Namespace) -> Iterable[Row]:
     interpreters = {version: path for path in pythons if (version := _version(path))}
     for cell in cells(interpreters, settings.torch or TORCHES, settings.jax or JAXES):
         print(f"== Python {cell.python}, torch {cell.torch}, jax {cell.jax or 'pinned'}")
-        yield _tested(cell, interpreters[cell.python], tests, named(settings.tests))
+        name = named(settings.tests)
+        yield _tested(cell, interpreters[cell.python], tests, name, settings.workers)
 
 
 def named(tests: Sequence[str]) -> str:
@@ -158,21 +170,45 @@ def _version(interpreter: str) -> str:
     return told.stdout.strip() if told.returncode == 0 else ""
 
 
-def _tested(cell: Cell, interpreter: str, tests: Sequence[str], name: str) -> Row:
+def _tested(cell: Cell, interpreter: str, tests: Sequence[str], name: str, workers: int) -> Row:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    versions = (f"PYTHON={interpreter}", f"TORCH={cell.torch}", f"JAX={cell.jax}")
-    make = ["make", "-C", str(ROOT), f"VENV={cell.folder}", *versions, "venv"]
     row = (cell.python, cell.torch, cell.jax, date, name)
-    if subprocess.run(make, check=False).returncode:
-        return Row(*row, reason="could not be installed")
+    if reason := _installed(cell, interpreter):
+        return Row(*row, reason=reason)
+    python = str(ROOT / cell.folder / "bin" / "python")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        python = ROOT / cell.folder / "bin" / "python"
-        command = [str(python), "-m", "pytest", "-n", "2", f"--junitxml={report}", *tests]
+        command = [python, "-m", "pytest", "-n", str(workers), f"--junitxml={report}", *tests]
         subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
         if not report.exists():
             return Row(*row, reason="pytest did not finish")
-        return Row(*row, *counts(report.read_text(encoding="utf-8")))
+        return Row(*row, *counts(report.read_text(encoding="utf-8")), lacks=_lacking(python))
+
+
+def _installed(cell: Cell, interpreter: str) -> str:
+    """Makes the environment of a combination; returns why that failed, or nothing."""
+    versions = (f"PYTHON={interpreter}", f"TORCH={cell.torch}", f"JAX={cell.jax}")
+    make = ["make", "-C", str(ROOT), f"VENV={cell.folder}", *versions, "venv"]
+    done = subprocess.run(make, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    return why_not_installed(done.stderr) if done.returncode else ""
+
+
+def why_not_installed(errors: str) -> str:
+    """What pip or make say of it, in one line."""
+    found = re.search(r"^ERROR: (.+)$", errors, re.MULTILINE)
+    return f"could not be installed: {found[1]}" if found else "could not be installed"
+
+
+def _lacking(python: str) -> dict[str, str]:
+    command = [python, "-m", "dynamo_backends.cli", "list", "--json"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return lacking(json.loads(told.stdout))
+
+
+def lacking(listed: dict[str, Any]) -> dict[str, str]:
+    """The backends that cannot run, each with the reason; given what the command `list` prints."""
+    return {b["name"]: b["detail"] for b in listed["backends"] if not b["usable"]}
 
 
 def counts(report: str) -> tuple[int, int, int]:
@@ -207,7 +243,22 @@ def page(rows: Sequence[Row]) -> str:
         f"| {r.python} | {r.torch} | {r.jax or 'as pinned'} | {r.tests} | {_result(r)} | {r.date} |"
         for r in rows
     ]
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + "".join(_lacks(rows))
+
+
+def _lacks(rows: Sequence[Row]) -> Iterator[str]:
+    """What was missing, each with the combinations in which it was."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for backend, reason in row.lacks.items():
+            where.setdefault((backend, reason), []).append(f"{row.python} with {row.torch}")
+    if where:
+        yield LACKS
+        yield "| backend | why it could not run | Python with torch |\n|---|---|---|\n"
+    everywhere = [f"{row.python} with {row.torch}" for row in rows if not row.reason]
+    for (backend, reason), places in sorted(where.items()):
+        shown = "all" if places == everywhere else ", ".join(places)
+        yield f"| `{backend}` | {reason} | {shown} |\n"
 
 
 def _result(row: Row) -> str:

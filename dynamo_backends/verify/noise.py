@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.aliasing import is_view
-from dynamo_backends.graph.tf32 import allowed_tf32
+from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
 from dynamo_backends.verify.rule import is_inexact
 
 aten = torch.ops.aten
@@ -24,7 +24,6 @@ _UNITS = 16  # in the last place; kernels that approximate, or sum in float32, a
 _UNITS_OF_HALVES = 2
 _UNITS_OF_SUMS = 1  # these are rounded once, by everybody
 _REDUCED = 2**-7  # relative, where a user admits bfloat16
-_TF32 = 2**-11  # relative, of what GPUs multiply where torch allows them TF32
 
 _SUMS = frozenset(
     {
@@ -36,18 +35,6 @@ _SUMS = frozenset(
         aten.mul.Scalar,
         aten.div.Tensor,
         aten.div.Scalar,
-    }
-)
-
-_CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
-_PRODUCTS = frozenset(
-    {
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_efficient_attention_backward.default,
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.bmm.default,
-        aten.mm.default,
     }
 )
 
@@ -97,7 +84,7 @@ class Noise:
 
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `replay.Call`."""
-        if _may_be_tf32(node):
+        if may_be_tf32(node):
             args = tuple(self._rounded(a) for a in args)
         value = node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target in UNWRITTEN:
@@ -136,7 +123,7 @@ class Noise:
         """As TF32 has it, where that can be: which kernels round is their own choice."""
         if not isinstance(value, Tensor) or not _is_on_gpu(value):
             return value
-        return value * (1 + self._uniform(value, _TF32, torch.float32))
+        return value * (1 + self._uniform(value, ROUNDING, torch.float32))
 
     def _filled(self, value: Tensor) -> Tensor:
         noise = self._uniform(value, 1.0, torch.float32)
@@ -164,12 +151,6 @@ class Noise:
         apart = given.double() + self._uniform(given, most, torch.float64)
         found = node.target(apart, *args[1:], **kwargs)  # type: ignore[operator]
         return found if isinstance(found, Tensor) else type(value)((value[0], found[1]))
-
-
-def _may_be_tf32(node: fx.Node) -> bool:
-    if node.target in _CONVOLUTIONS:
-        return allowed_tf32().convolutions
-    return node.target in _PRODUCTS and allowed_tf32().products
 
 
 def _is_on_gpu(value: Tensor) -> bool:

@@ -54,7 +54,9 @@ def compile_graph(
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
         traced = fold_transposes(_trace(graph, lowering))
-        parts = prologue.split(traced, len(graph.weights))
+        # Whether weights on a GPU are still those that were prepared, only the GPU could say: each
+        # call would wait for all that is on the way.
+        parts = prologue.split(traced, len(graph.weights), prepare=device.platform != "cuda")
         main, updated = _compile_main(graph, parts, device)
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()

@@ -251,6 +251,7 @@ def _lacks(rows: Sequence[Row]) -> Iterator[str]:
     where: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for backend, reason in row.lacks.items():
+            reason = re.sub(r"torch \d\S*", "torch", reason)
             where.setdefault((backend, reason), []).append(f"{row.python} with {row.torch}")
     if where:
         yield LACKS

@@ -27,7 +27,7 @@ def save(
 ) -> None:
     """Saves a compiled graph as an ONNX model, with the weights of its last call.
 
-    Examples:
+    Example:
         >>> with dynamo_backends.record() as reports:
         ...     compiled(x)
         >>> dynamo_backends.ort.save(reports[0], "model.onnx")

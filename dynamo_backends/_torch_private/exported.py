@@ -12,6 +12,7 @@ Imported apart: it loads torch.export.
 """
 
 import dataclasses
+import inspect
 import json
 import threading
 import types
@@ -28,6 +29,13 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.symbolic_shapes import ValueRanges
 
 from dynamo_backends._torch_private.operators import is_composite
+
+_LEFT_OUT: dict[str, Any] = {
+    name: False
+    for name in ("serialize_state_dict", "serialize_constants", "serialize_example_inputs")
+    if name in inspect.signature(serialize.serialize).parameters
+}
+"""What is not to be written; torch 2.11 writes it nevertheless, and it is thrown away here."""
 
 _lock = threading.Lock()
 """torch reads one graph at a time, in the whole process."""
@@ -71,12 +79,7 @@ def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        artifact = serialize.serialize(
-            exported,
-            serialize_state_dict=False,
-            serialize_constants=False,
-            serialize_example_inputs=False,
-        )
+        artifact = serialize.serialize(exported, **_LEFT_OUT)
     made: dict[str, Any] = json.loads(artifact.exported_program)
     made["guards_code"] = []
     made["graph_module"]["module_call_graph"] = []

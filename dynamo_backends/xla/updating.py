@@ -22,6 +22,7 @@ from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.launch import Launch
 from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
+from dynamo_backends.xla.returned import note
 from dynamo_backends.xla.runtime import Device, Staging, XlaExecutable, XlaInputMap
 
 
@@ -129,6 +130,8 @@ class XlaUpdatingExecutable(XlaExecutable):
             for k, tensor in zip(self._order, tensors, strict=False):
                 outputs[k] = tensor
             for (k, export), result in zip(exports, taken[0][count:], strict=True):
+                if k in self._noted:
+                    note(result)
                 outputs[k] = export(from_dlpack(_jaxlib.export_dlpack(result)))
             return outputs
 

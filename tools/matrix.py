@@ -42,6 +42,8 @@ TESTS = (
     "tests/training/test_gradients.py",
     "tests/aot/test_step_training.py",
     "tests/xla/test_runtime.py",
+    "tests/package/test_export.py",
+    "tests/package/test_package.py",
     "tests/models/test_every_backend.py",
 )
 """What touches torch's private names, and each backend once. The whole suite: `tests`."""

@@ -1,10 +1,12 @@
 """Every private torch API that this package uses, in one place; Dynamo's own hooks beside them.
 
-Each module lists what it reaches for with the torch versions for which it was checked. "2.12+"
-stands for 2.13.0, with which every change is tested, and for 2.12.1 and 2.15.0: with these all
-tests ran once, and the code was mended where they failed. Code elsewhere imports these names from
-here and never from torch's insides. `watching` and `control`, which steer Dynamo itself, are
-imported apart.
+Each module lists what it reaches for with the torch versions for which it was checked. "2.11+"
+stands for 2.13.0, with which every change is tested, and for 2.11.0, 2.12.1, 2.14.1 and 2.15.0:
+with 2.12.1 and 2.15.0 all tests ran once, with each of them a share (docs/versions.md), and the
+code was mended where they failed. "2.13*" stands for 2.13.0, 2.11.0 and 2.15.0.
+
+Code elsewhere imports these names from here and never from torch's insides. `watching` and
+`control`, which steer Dynamo itself, are imported apart.
 """
 
 # ruff: noqa: F401 - all of these are names for the rest of the package

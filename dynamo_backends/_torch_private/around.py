@@ -2,10 +2,10 @@
 
 | what | checked |
 |---|---|
-| `register_hook`, `register_prehook` of an autograd node; `RemovableHandle.hooks_dict_ref` | 2.13 |
-| `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13 |
-| `torch.nn.modules.module._global_*_hooks`, `torch.optim.optimizer._global_*_hooks` | 2.13 |
-| `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13 |
+| `register_hook`, `register_prehook` of a node; `RemovableHandle.hooks_dict_ref` | 2.13* |
+| `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13* |
+| `torch.nn.modules.module._global_*_hooks`, `torch.optim.optimizer._global_*_hooks` | 2.13* |
+| `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13* |
 """
 
 import sys

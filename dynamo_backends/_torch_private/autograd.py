@@ -2,22 +2,22 @@
 
 | what | checked |
 |---|---|
-| `torch._dynamo.backends.common.aot_autograd` | 2.12+ |
-| `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.12+ |
-| `...fw_metadata`: what else AOT Autograd does at a call (see `only_calls_graph`) | 2.12+ |
-| `torch._C._is_any_autocast_enabled`, `_DisableAutocast` | 2.12+ |
-| `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.12+ |
-| `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.12+ |
-| `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.12+ |
-| `torch._dynamo.config.caching_precompile` | 2.12+ |
-| `torch._functorch.config`: `bundled_autograd_cache`, `force_autograd_cache` | 2.12+ |
-| `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.12+ |
+| `torch._dynamo.backends.common.aot_autograd` | 2.11+ |
+| `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.11+ |
+| `...fw_metadata`: what else AOT Autograd does at a call (see `only_calls_graph`) | 2.11+ |
+| `torch._C._is_any_autocast_enabled`, `_DisableAutocast` | 2.11+ |
+| `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.11+ |
+| `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.11+ |
+| `torch._prims.rng_prims`, `torch._functorch.config.cse` | 2.11+ |
+| `torch._dynamo.config.caching_precompile` | 2.11+ |
+| `torch._functorch.config`: `bundled_autograd_cache`, `force_autograd_cache` | 2.11+ |
+| `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.11+ |
 | `torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable` | 2.11+ |
-| `torch.compiler.config.cache_key_tag` (public) | 2.12+ |
-| `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.12+ |
-| `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.12+ |
-| `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.12+ |
-| `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.12+ |
+| `torch.compiler.config.cache_key_tag` (public) | 2.11+ |
+| `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.11+ |
+| `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.11+ |
+| `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.11+ |
+| `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.11+ |
 | `torch.autograd.Variable._execution_engine.queue_callback` | 2.13 |
 """
 

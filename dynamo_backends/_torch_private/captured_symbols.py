@@ -2,10 +2,10 @@
 
 | what | checked |
 |---|---|
-| `torch._guards.TracingContext.tensor_to_context`, `fake_mode` | 2.13 |
-| `StatefulSymbolicContext.dynamic_sizes`, `DimDynamic` | 2.13 |
-| `ShapeEnv.guards`, also of a frozen one; `replacements` | 2.13 |
-| `torch._dynamo.maybe_mark_dynamic`, `mark_static` | 2.13 |
+| `torch._guards.TracingContext.tensor_to_context`, `fake_mode` | 2.11+ |
+| `StatefulSymbolicContext.dynamic_sizes`, `DimDynamic` | 2.11+ |
+| `ShapeEnv.guards`, also of a frozen one; `replacements` | 2.11+ |
+| `torch._dynamo.maybe_mark_dynamic`, `mark_static` | 2.11+ |
 """
 
 from collections.abc import Sequence

@@ -4,17 +4,17 @@
 
 | what | checked |
 |---|---|
-| `torch._C._dynamo.eval_frame.set_eval_frame`, `set_skip_guard_eval_unsafe` | 2.12+ |
-| `torch._dynamo.optimize`: `callback` and `enter_exit_hooks` of its result | 2.12+ |
-| `torch._dynamo.eval_frame`: `_stance`, `_callback_from_stance` | 2.12+ |
-| `torch._dynamo.eval_frame`: `RunOnlyContext`, `DisableContext`, `OptimizedModule` | 2.12+ |
-| `torch._dynamo.convert_frame`: `CatchErrorsWrapper`, `register_bytecode_hook` | 2.12+ |
+| `torch._C._dynamo.eval_frame.set_eval_frame`, `set_skip_guard_eval_unsafe` | 2.11+ |
+| `torch._dynamo.optimize`: `callback` and `enter_exit_hooks` of its result | 2.11+ |
+| `torch._dynamo.eval_frame`: `_stance`, `_callback_from_stance` | 2.11+ |
+| `torch._dynamo.eval_frame`: `RunOnlyContext`, `DisableContext`, `OptimizedModule` | 2.11+ |
+| `torch._dynamo.convert_frame`: `CatchErrorsWrapper`, `register_bytecode_hook` | 2.11+ |
 | `torch._dynamo.trace_rules.check`, which takes the frame from torch 2.12 on | 2.11+ |
-| `torch._dynamo.output_graph.OutputGraph.call_user_compiler` | 2.12+ |
-| `torch._TorchCompileWrapper`, `torch._TorchCompileInductorWrapper` | 2.12+ |
-| `torch._dynamo.utils.get_compilation_metrics`, `torch._guards.CompileContext` | 2.12+ |
-| `torch.utils._python_dispatch`: `ignore_compile_internals`, `_pop_mode_temporarily` | 2.12+ |
-| `torch.utils._contextlib.context_decorator`, `torch._C._current_graph_task_id` | 2.12+ |
+| `torch._dynamo.output_graph.OutputGraph.call_user_compiler` | 2.11+ |
+| `torch._TorchCompileWrapper`, `torch._TorchCompileInductorWrapper` | 2.11+ |
+| `torch._dynamo.utils.get_compilation_metrics`, `torch._guards.CompileContext` | 2.11+ |
+| `torch.utils._python_dispatch`: `ignore_compile_internals`, `_pop_mode_temporarily` | 2.11+ |
+| `torch.utils._contextlib.context_decorator`, `torch._C._current_graph_task_id` | 2.11+ |
 """
 
 import contextlib

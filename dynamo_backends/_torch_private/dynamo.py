@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `torch._dynamo.lookup_backend` | 2.12+ |
-| `torch._dynamo.utils`: `same`, `counters` | 2.12+ |
+| `torch._dynamo.lookup_backend` | 2.11+ |
+| `torch._dynamo.utils`: `same`, `counters` | 2.11+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
 | `torch._disable_dynamo`, which imports `torch._dynamo` at the first call | 2.13.0 |

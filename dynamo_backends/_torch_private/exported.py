@@ -4,11 +4,11 @@ Imported apart: it loads torch.export.
 
 | what | checked |
 |---|---|
-| `torch._export.serde.serialize`: `serialize`, `_Union` | 2.13 |
-| `torch._export.serde.serialize`: `GraphModuleDeserializer`, `_int_to_sympy_int` | 2.13 |
-| `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13 |
-| `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.12+ |
-| `torch.export.default_decompositions` | 2.12+ |
+| `torch._export.serde.serialize`: `serialize`, `_Union` | 2.13* |
+| `torch._export.serde.serialize`: `GraphModuleDeserializer`, `_int_to_sympy_int` | 2.13* |
+| `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13* |
+| `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.11+ |
+| `torch.export.default_decompositions` | 2.11+ |
 """
 
 import dataclasses

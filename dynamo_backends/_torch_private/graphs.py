@@ -2,9 +2,9 @@
 
 | what | checked |
 |---|---|
-| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.12+ |
-| `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.12+ |
-| `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.12+ |
+| `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.11+ |
+| `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.11+ |
+| `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.11+ |
 """
 
 from collections.abc import Callable

@@ -2,20 +2,20 @@
 
 | what | checked |
 |---|---|
-| `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.12+ |
-| `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.12+ |
-| `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.12+ |
-| `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.12+ |
-| `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.12+ |
+| `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.11+ |
+| `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.11+ |
+| `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.11+ |
+| `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.11+ |
+| `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.11+ |
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
-| `torch._inductor.codecache.CppCodeCache.load` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
 | `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
-| `torch._inductor.lowering.make_fallback` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch.ops.mkldnn._convolution_pointwise` | 2.11.0, 2.13.0, 2.15.0 |
-| `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._inductor.lowering.make_fallback` | 2.11+ |
+| `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11+ |
+| `torch.ops.mkldnn._convolution_pointwise` | 2.11+ |
+| `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11+ |
 """
 
 import functools

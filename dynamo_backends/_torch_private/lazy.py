@@ -2,7 +2,7 @@
 
 | what | checked |
 |---|---|
-| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi`, `wait_device_ops` | 2.12+ |
+| `torch._lazy`: `ts_backend`, `computation`, `metrics`, `sync_multi`, `wait_device_ops` | 2.11+ |
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `torch.onnx._internal.exporter`: `_core`, `_registration`, `_ir_passes` | 2.12+ |
-| `torch.onnx._internal.fx.passes.type_promotion` | 2.12+ |
+| `torch.onnx._internal.exporter`: `_core`, `_registration`, `_ir_passes` | 2.11+ |
+| `torch.onnx._internal.fx.passes.type_promotion` | 2.11+ |
 """
 
 import functools

@@ -2,13 +2,13 @@
 
 | what | checked |
 |---|---|
-| `torch._prims_common.elementwise_dtypes`, `ELEMENTWISE_TYPE_PROMOTION_KIND` | 2.12+ |
-| `torch._ops`: `OpOverload`, `HigherOrderOperator` | 2.12+ |
-| `OpOverload.has_kernel_for_dispatch_key` | 2.12+ |
-| `torch._C._dispatch_get_all_op_names`, `_dispatch_has_kernel_for_dispatch_key` | 2.12+ |
-| `torch._decomp`: `core_aten_decompositions`, `decomposition_table` | 2.12+ |
-| `torch._decomp._core_aten_decompositions_post_autograd` | 2.12+ |
-| `torch.utils.flop_counter.flop_registry` | 2.12+ |
+| `torch._prims_common.elementwise_dtypes`, `ELEMENTWISE_TYPE_PROMOTION_KIND` | 2.11+ |
+| `torch._ops`: `OpOverload`, `HigherOrderOperator` | 2.11+ |
+| `OpOverload.has_kernel_for_dispatch_key` | 2.11+ |
+| `torch._C._dispatch_get_all_op_names`, `_dispatch_has_kernel_for_dispatch_key` | 2.11+ |
+| `torch._decomp`: `core_aten_decompositions`, `decomposition_table` | 2.11+ |
+| `torch._decomp._core_aten_decompositions_post_autograd` | 2.11+ |
+| `torch.utils.flop_counter.flop_registry` | 2.11+ |
 """
 
 import functools

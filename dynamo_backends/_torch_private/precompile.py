@@ -4,9 +4,9 @@ Imported apart, and only where torch is going to keep something: it loads Induct
 
 | what | checked |
 |---|---|
-| `torch._inductor.output_code.OutputCode` | 2.12+ |
-| `torch._guards.TracingContext.fake_mode` | 2.12+ |
-| `torch.fx._graph_pickler.GraphPickler` | 2.12+ |
+| `torch._inductor.output_code.OutputCode` | 2.11+ |
+| `torch._guards.TracingContext.fake_mode` | 2.11+ |
+| `torch.fx._graph_pickler.GraphPickler` | 2.11+ |
 """
 
 from collections.abc import Callable, Collection, Sequence

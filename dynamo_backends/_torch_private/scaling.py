@@ -2,10 +2,10 @@
 
 | what | checked |
 |---|---|
-| `GradScaler._maybe_opt_step`, `._unscale_grads_`, `._lazy_init_scale_growth_tracker` | 2.13 |
-| `GradScaler._per_optimizer_states`, `._growth_factor` and other settings | 2.13 |
-| `torch._amp_foreach_non_finite_check_and_unscale_`, `torch._amp_update_scale_` | 2.13 |
-| `Optimizer._step_supports_amp_scaling` | 2.13 |
+| `GradScaler._maybe_opt_step`, `._unscale_grads_`, `._lazy_init_scale_growth_tracker` | 2.13* |
+| `GradScaler._per_optimizer_states`, `._growth_factor` and other settings | 2.13* |
+| `torch._amp_foreach_non_finite_check_and_unscale_`, `torch._amp_update_scale_` | 2.13* |
+| `Optimizer._step_supports_amp_scaling` | 2.13* |
 """
 
 import sys

@@ -2,11 +2,11 @@
 
 | what | checked |
 |---|---|
-| `torch.utils._python_dispatch.return_and_correct_aliasing` | 2.13 |
-| `torch._subclasses.functional_tensor.FunctionalTensor` | 2.13 |
-| `torch._C._functorch.is_functorch_wrapped_tensor` | 2.13 |
-| `torch.Tensor._make_wrapper_subclass`, `Tensor._is_param`, `._dynamo_static_indices` | 2.13 |
-| the descriptors `SubclassGetAttrAOTOutput`, `SavedForBackwards*`, `PlainAOTOutput` | 2.13 |
+| `torch.utils._python_dispatch.return_and_correct_aliasing` | 2.13* |
+| `torch._subclasses.functional_tensor.FunctionalTensor` | 2.13* |
+| `torch._C._functorch.is_functorch_wrapped_tensor` | 2.13* |
+| `torch.Tensor._make_wrapper_subclass`, `Tensor._is_param`, `._dynamo_static_indices` | 2.13* |
+| the descriptors `SubclassGetAttrAOTOutput`, `SavedForBackwards*`, `PlainAOTOutput` | 2.13* |
 """
 
 from collections.abc import Sequence

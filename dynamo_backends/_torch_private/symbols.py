@@ -2,10 +2,10 @@
 
 | name | torch |
 |---|---|
-| `ShapeEnv.create_symbol`, `create_symintnode`, `guards`, `var_to_range` | 2.11 to 2.13 |
-| `torch.utils._sympy.value_ranges.ValueRanges`, `numbers.int_oo` | 2.12+ |
-| `Tensor._dynamo_dynamic_range`, of `torch._dynamo.mark_dynamic` | 2.11 to 2.13 |
-| `DimDynamic`, `ConstantSource` | 2.11 to 2.13 |
+| `ShapeEnv.create_symbol`, `create_symintnode`, `guards`, `var_to_range` | 2.11+ |
+| `torch.utils._sympy.value_ranges.ValueRanges`, `numbers.int_oo` | 2.11+ |
+| `Tensor._dynamo_dynamic_range`, of `torch._dynamo.mark_dynamic` | 2.11+ |
+| `DimDynamic`, `ConstantSource` | 2.11+ |
 """
 
 from collections.abc import Mapping

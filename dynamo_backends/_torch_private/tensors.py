@@ -2,12 +2,12 @@
 
 | what | checked |
 |---|---|
-| `torch._C._to_dlpack`, `_from_dlpack`, `_has_storage`, `_storage_Use_Count` | 2.12+ |
-| `UntypedStorage._cdata`, `torch.SymInt.node.hint` | 2.12+ |
-| `torch._subclasses.fake_tensor.FakeTensor` | 2.12+ |
-| `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.12+ |
-| `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.12+ |
-| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.12+ |
+| `torch._C._to_dlpack`, `_from_dlpack`, `_has_storage`, `_storage_Use_Count` | 2.11+ |
+| `UntypedStorage._cdata`, `torch.SymInt.node.hint` | 2.11+ |
+| `torch._subclasses.fake_tensor.FakeTensor` | 2.11+ |
+| `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.11+ |
+| `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.11+ |
+| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11+ |
 | `torch._C._dynamo.guards.TensorGuards` | 2.13; without it tensors are asked one by one |
 """
 

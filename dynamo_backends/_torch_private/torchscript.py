@@ -2,10 +2,10 @@
 
 | what | checked |
 |---|---|
-| `torch._C.Graph` and TorchScript's types, `torch._C._create_function_from_graph` | 2.12+ |
-| `torch._C.ScriptModule._register_attribute`, `_define`, `torch.jit._recursive` | 2.12+ |
-| `torch._C._jit_to_static_module`, `_llvm_enabled`, `_jit_set_llga_enabled` | 2.12+ |
-| `torch._C._jit_set_texpr_fuser_enabled`, `_jit_set_profiling_executor`, ... | 2.12+ |
+| `torch._C.Graph` and TorchScript's types, `torch._C._create_function_from_graph` | 2.11+ |
+| `torch._C.ScriptModule._register_attribute`, `_define`, `torch.jit._recursive` | 2.11+ |
+| `torch._C._jit_to_static_module`, `_llvm_enabled`, `_jit_set_llga_enabled` | 2.11+ |
+| `torch._C._jit_set_texpr_fuser_enabled`, `_jit_set_profiling_executor`, ... | 2.11+ |
 """
 
 import contextlib

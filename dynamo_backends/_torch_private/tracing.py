@@ -2,16 +2,16 @@
 
 | what | checked |
 |---|---|
-| `torch.utils._python_dispatch._disable_current_modes` | 2.12+ |
-| `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.12+ |
-| `torch._guards`: `TracingContext`, `tracing` | 2.12+ |
+| `torch.utils._python_dispatch._disable_current_modes` | 2.11+ |
+| `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.11+ |
+| `torch._guards`: `TracingContext`, `tracing` | 2.11+ |
 | `torch._dynamo.utils.preserve_rng_state` calls `torch.random.set_rng_state` | 2.13 |
-| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.12+ |
-| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.12+ |
-| `torch._dispatch.python.enable_python_dispatcher` | 2.12+ |
-| `torch.compiler._is_compiling_flag` | 2.12+ |
-| `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.12+ |
-| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.12+ |
+| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.11+ |
+| `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.11+ |
+| `torch._dispatch.python.enable_python_dispatcher` | 2.11+ |
+| `torch.compiler._is_compiling_flag` | 2.11+ |
+| `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.11+ |
+| `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.11+ |
 """
 
 import contextlib

@@ -2,14 +2,14 @@
 
 | what | checked |
 |---|---|
-| `torch._dynamo.convert_frame`: `convert_frame`, `input_codes` | 2.12+ |
-| `torch._dynamo.eval_frame`: `_optimize_catch_errors`, `get_compiler_fn` | 2.12+ |
-| `torch._dynamo.eval_frame.cached_backends`, `torch._dynamo.guards` | 2.12+ |
-| `torch._dynamo.hooks.Hooks`, `GuardFail`, `torch._guards.Guard` | 2.12+ |
-| `torch._dynamo.utils.graph_break_reasons`, `torch._dynamo.exc` | 2.12+ |
-| `torch._dynamo.pgo._CODE_STATE`, `_INIT_CODE_STATE` | 2.12+ |
-| `torch._C._dynamo.eval_frame`: cache entries and execution strategies of code objects | 2.12+ |
-| `torch._dynamo.backends.registry.lookup_backend` | 2.12+ |
+| `torch._dynamo.convert_frame`: `convert_frame`, `input_codes` | 2.11+ |
+| `torch._dynamo.eval_frame`: `_optimize_catch_errors`, `get_compiler_fn` | 2.11+ |
+| `torch._dynamo.eval_frame.cached_backends`, `torch._dynamo.guards` | 2.11+ |
+| `torch._dynamo.hooks.Hooks`, `GuardFail`, `torch._guards.Guard` | 2.11+ |
+| `torch._dynamo.utils.graph_break_reasons`, `torch._dynamo.exc` | 2.11+ |
+| `torch._dynamo.pgo._CODE_STATE`, `_INIT_CODE_STATE` | 2.11+ |
+| `torch._C._dynamo.eval_frame`: cache entries and execution strategies of code objects | 2.11+ |
+| `torch._dynamo.backends.registry.lookup_backend` | 2.11+ |
 """
 
 import contextlib

@@ -33,6 +33,7 @@ NOT_RUN = {
     "needs two processes",
     "needs a package that is not installed",
     "needs a model and its tokenizer",
+    "changes a class for the whole process",
 }
 BLOCK = re.compile(
     r"^(?:<!-- ([\w ]+): ([^\n]+) -->\n)?```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL

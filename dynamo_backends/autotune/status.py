@@ -143,7 +143,7 @@ def tuning_status() -> list[TuningStatus]:
 
     Graphs that were dropped, such as by `torch.compiler.reset()`, are not listed.
 
-    Example:
+    Examples:
         >>> for status in dynamo_backends.tuning_status():
         ...     print(status.graph, status)
         inference graph 1 with 12 operations: tuning candidate ov (2 of 5, 3.1 s of 120 s used)

@@ -28,10 +28,10 @@ from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import Outcome, failure_of
 from dynamo_backends.autotune.verify import Trial
 from dynamo_backends.graph.private_draws import DrawsError
+from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
 from dynamo_backends.interface.report import CandidateReport, plain
-from dynamo_backends.runtime.tf32 import product_precision
 from dynamo_backends.tuning.children import environment
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run

@@ -11,7 +11,7 @@ def counters() -> dict[str, float]:
         The counts of `interface.counters.Counters`, which only grow; "autotune_..." are those of
         `tuning.counts.Counts`; "executables_kept" is how many are in memory now.
 
-    Example:
+    Examples:
         >>> dynamo_backends.counters()["failed"]
         0
     """

@@ -170,7 +170,7 @@ def coverage(
 ) -> contextlib.AbstractContextManager[Coverage] | Coverage:
     """Measures how much of a run is captured, with whatever backend.
 
-    Example:
+    Examples:
         >>> with coverage() as found:
         ...     compiled(images)
         >>> print(found)

@@ -45,7 +45,7 @@ def explain(
     is differentiated too, so that the backward graphs are compiled; no `.grad` is written. To
     see recompilations, call it several times with `Explainer`.
 
-    Example:
+    Examples:
         >>> print(explain(model, images, backend="openxla"))
 
     Args:
@@ -78,7 +78,7 @@ class Explainer:
 
     While it is active, other threads should not compile.
 
-    Example:
+    Examples:
         >>> with Explainer(model, backend="openxla") as call:
         ...     call(torch.rand(4, 8))
         ...     call(torch.rand(5, 8))

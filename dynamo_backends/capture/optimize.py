@@ -18,7 +18,7 @@ def optimize(
 ) -> "Optimize":
     """Captures graphs and hands them to a compiler.
 
-    Example:
+    Examples:
         >>> def compiler(gm, example_inputs):
         ...     gm.graph.print_tabular()
         ...     return gm.forward

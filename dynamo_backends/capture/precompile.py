@@ -48,7 +48,7 @@ def precompile(
     executable serves all sizes, later calls inside the ranges compile nothing; other backends have
     compiled the sizes called with.
 
-    Example:
+    Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
         >>> compiled, done = precompile(
         ...     model, (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"

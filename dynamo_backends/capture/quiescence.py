@@ -25,7 +25,7 @@ def run() -> "NoCompilation":
     It holds for what this package's backends compile late, too: the backward graph, and executables
     for further sizes of a symbolic shape. Those of other packages may still compile these.
 
-    Example:
+    Examples:
         >>> with run():
         ...     compiled(images)
         >>> serve = run()(compiled)
@@ -38,7 +38,7 @@ def disable() -> "Disable":
 
     Inside a captured function, a call of a function under it is a graph break.
 
-    Example:
+    Examples:
         >>> with disable():
         ...     expected = compiled(images)
     """

@@ -57,7 +57,7 @@ def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
     before. With grad mode on, results are differentiated, so that backward graphs are compiled,
     too; no `.grad` is written.
 
-    Example:
+    Examples:
         >>> warm_up(compiled, [(torch.zeros(b, 128),) for b in (1, 2, 5, 8)])
         >>> with dynamo_backends.run():
         ...     serve(compiled)

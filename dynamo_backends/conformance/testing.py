@@ -19,7 +19,7 @@ _LIFETIME = 150  # checks of a process: what was compiled stays in memory
 class BackendConformance:
     """The checks of a backend, a test each; subclass it in a test file.
 
-    Example:
+    Examples:
         >>> class TestMine(BackendConformance):
         ...     backend = "mine.plugin:mine"
 

@@ -76,10 +76,8 @@ class Cuda:
             index: Of the device.
         """
         graph = self.new_graph()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
-            with self.capture(graph, pool, self.side_stream(index)):
-                pass
+        with self.capture(graph, pool, self.side_stream(index)):
+            pass
         return graph
 
     def new_graph(self) -> Any:
@@ -106,7 +104,9 @@ class Cuda:
             try:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 yield
-                graph.capture_end()
+                with warnings.catch_warnings():  # of tensors without elements it may well be
+                    warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+                    graph.capture_end()
             except BaseException:
                 _abandon(graph, stream.device.index)
                 raise

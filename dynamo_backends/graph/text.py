@@ -18,7 +18,7 @@ def format_graph(graph: fx.Graph, inputs: Sequence[Input] = ()) -> str:
         graph: The graph.
         inputs: Roles of its placeholders, if known.
 
-    Example:
+    Examples:
         >>> print(format_graph(graph))
         graph(x: float32[3, 4])
           mul: float32[3, 4] = aten.mul.Tensor(x, 2)

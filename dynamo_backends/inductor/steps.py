@@ -29,7 +29,8 @@ from dynamo_backends.runtime.atomic import give_up, signals_held
 
 def step_backend() -> StepBackend:
     """How Inductor compiles steps."""
-    return StepBackend("inductor", decompositions(), InductorStep)
+    # A loop on a GPU cannot read a tensor of the host.
+    return StepBackend("inductor", decompositions(), InductorStep, numbers_with_tensors=True)
 
 
 class InductorStep(StepProgram):

@@ -72,7 +72,7 @@ _compilers: dict[tuple[Any, ...], Compiler] = {}
 def compiler(name: str, /, **options: Any) -> Compiler:
     """The compiler object of a backend with these options; the same ones give the same object.
 
-    Example:
+    Examples:
         >>> torch.compile(model, backend=compiler("openxla", verify="always"))
 
     Raises:

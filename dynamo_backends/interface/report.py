@@ -413,7 +413,7 @@ _lock = threading.Lock()
 def record() -> Iterator[list[GraphReport]]:
     """Collects a report of each graph that is compiled inside the block, in any thread.
 
-    Example:
+    Examples:
         >>> with record() as reports:
         ...     compiled(x)
         >>> reports[0].ops_in_eager

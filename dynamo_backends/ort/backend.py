@@ -12,6 +12,7 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.tf32 import allowed_tf32
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
 from dynamo_backends.interface.containment import done_without
@@ -21,7 +22,6 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.runtime.tf32 import allowed_tf32
 
 _INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
 _PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}

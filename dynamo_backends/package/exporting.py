@@ -36,7 +36,7 @@ def export(
 
     The file is run here, at the example's sizes and a few others, and compared with eager.
 
-    Example:
+    Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
         >>> dynamo_backends.export("model.onnx", model, (x,), dynamic_shapes={"x": {0: batch}})
         >>> dynamo_backends.export("model.stablehlo", model, (x,))

@@ -43,7 +43,7 @@ def save(
     The model is called with the arguments, and at a few other sizes of the ranges, which are made
     by repeating or cutting them.
 
-    Example:
+    Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
         >>> dynamo_backends.save(
         ...     "model.dbp", model, (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"

@@ -19,6 +19,7 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input
 from dynamo_backends.graph.sizes import SIZES, STRIDES
+from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface import errors
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error
@@ -26,7 +27,6 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import is_found_elsewhere
 from dynamo_backends.interface.report import Kind
-from dynamo_backends.runtime.tf32 import product_precision
 from dynamo_backends.runtime.verdicts import without_trials
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
 from dynamo_backends.tuning.children import environment

@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from dynamo_backends.graph.tf32 import allowed_tf32
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.onnx.lowering import WEIGHTS_FILE
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
-from dynamo_backends.runtime.tf32 import allowed_tf32
 from dynamo_backends.trt import precision, vendor
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.options import TensorRTOptions

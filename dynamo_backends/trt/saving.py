@@ -28,7 +28,7 @@ def save(report: GraphReport, path: str | os.PathLike[str]) -> None:
     The file is a plain TensorRT engine: other programs can load it too. `<path>.json` says which of
     its tensors is which input and output, and how torch stores them.
 
-    Example:
+    Examples:
         >>> with dynamo_backends.record() as reports:
         ...     compiled(x)
         >>> dynamo_backends.trt.save(reports[0], "model.engine")

@@ -36,7 +36,7 @@ class AnsweringProcess:
         command: What Python runs there.
         niceness: By how much the priority of the process is lower than that of this one.
 
-    Example:
+    Examples:
         >>> with MeasuringProcess() as process:
         ...     process.ask({"do": "open", ...}, 60)
         {'seconds': 0.001}

@@ -39,10 +39,12 @@ class Promise:
     Attributes:
         dtype: Its dtype; None: it is no tensor.
         strides: Its strides; None: it has none.
+        device: Its device; None: it is no tensor.
     """
 
     dtype: torch.dtype | None = None
     strides: tuple[int, ...] | None = None
+    device: torch.device | None = None
 
 
 @dataclass
@@ -195,6 +197,9 @@ class _Outputs:
             # The graphs around this one were compiled for what is promised, not for what torch's
             # kernel makes: layer_norm's statistics under autocast, for one.
             expected = expected.to(promise.dtype)
+        if _is_where_promised(result, promise, expected):
+            # The seeds of attention without dropout: torch's kernel makes them on the host.
+            expected = expected.to(promise.device)
         text = shape_difference(expected, result, promise.strides)
         if text is None and self._is_borrowed(result) and not self._is_borrowed(expected):
             text = "shares memory with an input, which eager's does not"
@@ -249,12 +254,19 @@ def acts_on(node: fx.Node) -> str:
     return ""
 
 
+def _is_where_promised(result: Any, promise: Promise, expected: Any) -> bool:
+    """Whether a result is on the device that was promised, and eager's is not."""
+    if not isinstance(result, Tensor) or not isinstance(expected, Tensor):
+        return False
+    return result.device == promise.device != expected.device
+
+
 def _promise(output: Any) -> Promise:
     value = output.meta.get("val") if isinstance(output, fx.Node) else None
     if not isinstance(value, Tensor):
         return Promise()
     strided = value.layout == torch.strided
-    return Promise(value.dtype, tuple(value.stride()) if strided else None)
+    return Promise(value.dtype, tuple(value.stride()) if strided else None, value.device)
 
 
 def described_region(graph: Graph) -> str:

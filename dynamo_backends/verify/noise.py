@@ -3,6 +3,9 @@
 Where a result follows from the inputs, such errors change it a little. Where it does not, they
 change it as much as another order of summation would: a difference of nearly equal sums, an index
 of one of two nearly equal elements, the sign of a gradient that is zero but for rounding.
+
+Where torch allows GPUs TF32, kernels for the same product differ by as much as that rounds its
+factors: eager's may not use it where another's does.
 """
 
 import operator
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.aliasing import is_view
+from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
 from dynamo_backends.verify.rule import is_inexact
 
 aten = torch.ops.aten
@@ -80,6 +84,8 @@ class Noise:
 
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `replay.Call`."""
+        if may_be_tf32(node):
+            args = tuple(self._rounded(a) for a in args)
         value = node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target in UNWRITTEN:
             return self._filled(value)
@@ -113,6 +119,12 @@ class Noise:
             most = max(most, _REDUCED)
         return value * (1 + self._uniform(value, most, real))
 
+    def _rounded(self, value: Any) -> Any:
+        """As TF32 has it, where that can be: which kernels round is their own choice."""
+        if not isinstance(value, Tensor) or not _is_on_gpu(value):
+            return value
+        return value * (1 + self._uniform(value, ROUNDING, torch.float32))
+
     def _filled(self, value: Tensor) -> Tensor:
         noise = self._uniform(value, 1.0, torch.float32)
         return (noise > 0) if value.dtype == torch.bool else (noise * 8).to(value.dtype)
@@ -139,3 +151,7 @@ class Noise:
         apart = given.double() + self._uniform(given, most, torch.float64)
         found = node.target(apart, *args[1:], **kwargs)  # type: ignore[operator]
         return found if isinstance(found, Tensor) else type(value)((value[0], found[1]))
+
+
+def _is_on_gpu(value: Tensor) -> bool:
+    return value.device.type == "cuda" and value.dtype == torch.float32

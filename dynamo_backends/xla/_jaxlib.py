@@ -226,7 +226,9 @@ def copied(device: Any, array: np.ndarray) -> Any:
 # --- programs that are split over several devices
 
 
-def compile_split(client: Any, devices: Sequence[Any], module: bytes) -> Any:
+def compile_split(
+    client: Any, devices: Sequence[Any], module: bytes, reduces_apart: bool = False
+) -> Any:
     """Compiles StableHLO bytecode with shardings for several devices, as one program.
 
     XLA splits it by its own partitioner (shardy). On CPUs its operations run in the order that
@@ -237,6 +239,9 @@ def compile_split(client: Any, devices: Sequence[Any], module: bytes) -> Any:
         client: The devices' PJRT client.
         devices: In the order of the mesh.
         module: The bytecode.
+        reduces_apart: On CPUs, whether each all-reduce runs when its operand is there. By default
+            XLA makes one of all that do not depend on each other, which needs all operands and all
+            results at once.
     """
     options = xc.CompileOptions()
     options.num_replicas = 1
@@ -247,7 +252,8 @@ def compile_split(client: Any, devices: Sequence[Any], module: bytes) -> Any:
     options.executable_build_options.use_shardy_partitioner = True
     if devices[0].platform == "cpu":
         order = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-        options.env_option_overrides = [("xla_cpu_scheduler_type", order)]
+        combiner = [("xla_disable_hlo_passes", "cpu-all-reduce-combiner")] if reduces_apart else []
+        options.env_option_overrides = [("xla_cpu_scheduler_type", order), *combiner]
     return client.compile_and_load(module, _jax.DeviceList(tuple(devices)), options)
 
 

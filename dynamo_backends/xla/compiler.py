@@ -1,10 +1,12 @@
 """Compiles a graph: trace its lowering with jax, split off the prologue, hand StableHLO to PJRT."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax.extend import core
 
 from dynamo_backends.graph.graph import Graph
@@ -22,6 +24,7 @@ from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
 from dynamo_backends.xla.shared_heads import share_heads
+from dynamo_backends.xla.skinny import split_skinny
 from dynamo_backends.xla.transposes import fold_transposes
 from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
 
@@ -54,7 +57,12 @@ def compile_graph(
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
         traced = fold_transposes(_trace(graph, lowering))
-        parts = prologue.split(traced, len(graph.weights))
+        # Whether weights on a GPU are still those that were prepared, only the GPU could say: each
+        # call would wait for all that is on the way.
+        parts = prologue.split(traced, len(graph.weights), prepare=device.platform != "cuda")
+        if device.platform == "cpu" and not device.is_remote:
+            main = split_skinny(parts.main, torch.get_num_threads())
+            parts = replace(parts, main=main)
         main, updated = _compile_main(graph, parts, device)
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dynamo_backends.graph.tf32 import allowed_tf32, product_precision
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.options import Limits, Options
-from dynamo_backends.runtime.tf32 import allowed_tf32, product_precision
 from dynamo_backends.xla.padded.named import check_buckets
 from dynamo_backends.xla.platforms import PLATFORMS, parts_of
 

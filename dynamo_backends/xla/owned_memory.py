@@ -17,6 +17,7 @@ from dynamo_backends._torch_private import storage_users
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import to_numpy
+from dynamo_backends.xla.returned import find_returned
 from dynamo_backends.xla.runtime import Device
 
 
@@ -95,7 +96,9 @@ def find_owned(tensor: Tensor) -> OwnedBuffer | None:
 
 
 def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuffer | None:
-    """Moves a tensor, with its contents, into memory of XLA's, if nobody else would notice.
+    """Has a tensor live, with its contents, in memory of XLA's, if nobody else would notice.
+
+    What a program of XLA's has returned is there already, and is not copied.
 
     Args:
         tensor: On the CPU.
@@ -104,7 +107,10 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
     """
     if not is_movable(tensor):
         return None
-    owner = OwnedBuffer(_jaxlib.copied(device.handle, to_numpy(importer(tensor))), tensor)
+    buffer = find_returned(tensor, importer.dense_shape)
+    if buffer is None:
+        buffer = _jaxlib.copied(device.handle, to_numpy(importer(tensor)))
+    owner = OwnedBuffer(buffer, tensor)
     _owned[owner.pointer] = owner
     tensor.data = owner.tensor()
     return owner

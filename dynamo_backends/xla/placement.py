@@ -30,7 +30,7 @@ def to_device(values: T, device: str) -> T:
     To torch they stay tensors of the CPU, whose contents come to the host when they are read.
     Graphs that `openxla` compiles of them run on the device, and what these return stays there.
 
-    Example:
+    Examples:
         >>> model = to_device(model, "tpu:0")
         >>> batch = to_device(batch, "tpu:0")
         >>> loss = torch.compile(model, backend="openxla")(batch)

@@ -38,19 +38,24 @@ class SplitProgram:
     activations: tuple[int, ...]
 
 
-def split(program: core.ClosedJaxpr, weights: int) -> SplitProgram:
+def split(program: core.ClosedJaxpr, weights: int, prepare: bool = True) -> SplitProgram:
     """Splits a traced program.
 
     Args:
         program: Its first `weights` inputs are weights, the others activations.
         weights: How many inputs are weights.
+        prepare: Whether anything may be computed once per binding; else the main program reads all
+            weights as they are.
     """
     jaxpr = program.jaxpr
     weight_vars = jaxpr.invars[:weights]
     from_weights = _derived_from(jaxpr, weight_vars)
     producer = {v: e for e in jaxpr.eqns for v in e.outvars}
     needed = _needed_by_main(jaxpr, from_weights)
-    boundary = _pull_back(needed, producer, set(weight_vars), _read_by_dot_only(jaxpr))
+    if prepare:
+        boundary = _pull_back(needed, producer, set(weight_vars), _read_by_dot_only(jaxpr))
+    else:
+        boundary = dict.fromkeys(_slice(jaxpr.eqns, jaxpr.outvars, set())[1] & set(weight_vars))
     prepared = [v for v in boundary if v in producer]
     untouched = tuple(i for i, v in enumerate(weight_vars) if v in boundary)
 

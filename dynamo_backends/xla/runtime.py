@@ -31,6 +31,7 @@ from dynamo_backends.xla.equal_weights import equal_weights
 from dynamo_backends.xla.in_flight import InFlight
 from dynamo_backends.xla.platforms import OPENERS
 from dynamo_backends.xla.preparation import Preparation
+from dynamo_backends.xla.returned import note, worth_noting
 
 _LOOKED_FOR = 4
 """So many sets of weights that were prepared are looked for elsewhere; then they keep changing."""
@@ -266,6 +267,7 @@ class XlaExecutable(Executable):
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
         self._dtypes = [v.dtype for v in fakes]
+        self._noted = worth_noting(fakes)
         self._name = f"a graph of {len(graph.calls)} operators ({graph.kind})"
         ends = [activations[i] for i in wiring.activations] + fakes
         self._all_on_cpu = all(v.device.type == "cpu" for v in ends)
@@ -351,6 +353,7 @@ class XlaExecutable(Executable):
         offset = len(prepared)
         import_dlpack, export_dlpack = _jaxlib.import_dlpack, _jaxlib.export_dlpack
         exporters = None if all(e.is_plain for e in self._exporters) else self._exporters
+        noted = self._noted
 
         def run(inputs: list[Tensor]) -> list[Tensor]:
             check_process(pid, "XLA")
@@ -367,6 +370,8 @@ class XlaExecutable(Executable):
             with kept_memory:
                 results = execute(buffers)
                 free.append(staging)
+                for k in noted:
+                    note(results[k])
                 outputs = [from_dlpack(export_dlpack(r)) for r in results]
             if exporters is None:
                 return outputs

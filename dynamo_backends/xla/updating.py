@@ -5,6 +5,7 @@ are donated at each. What has to stay where it is, because others see its memory
 contents copied in the same run (`launch`).
 """
 
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.launch import Launch
 from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
+from dynamo_backends.xla.returned import note
 from dynamo_backends.xla.runtime import Device, Staging, XlaExecutable, XlaInputMap
 
 
@@ -89,6 +91,7 @@ class XlaUpdatingExecutable(XlaExecutable):
             _Updated(place, slots.get(place), Importer(places[place].meta["val"]))
             for place in wiring.updated
         ]
+        self._recent: tuple[list[int], list[weakref.ref[OwnedBuffer]]] = [], []
         self._order = results_order(graph, wiring.updated)
         values = [graph.outputs[k].meta["val"] for k in self._order]
         shapes = [e.storage.dense_shape for e in map(self._exporters.__getitem__, self._order)]
@@ -114,7 +117,7 @@ class XlaUpdatingExecutable(XlaExecutable):
                 apart = [x.slot for x in self._updated if x.slot is not None]
                 staging = Staging(self._device, self._activations, apart)
             tensors = [inputs[x.place] for x in self._updated]
-            owners = [x.owner(t, self._device) for x, t in zip(self._updated, tensors, strict=True)]
+            owners = self._owners(tensors)
             buffers = prepared + self._given(staging, inputs, tensors, owners)
             guests = [
                 x.importer.view(t)
@@ -129,10 +132,30 @@ class XlaUpdatingExecutable(XlaExecutable):
             for k, tensor in zip(self._order, tensors, strict=False):
                 outputs[k] = tensor
             for (k, export), result in zip(exports, taken[0][count:], strict=True):
+                if k in self._noted:
+                    note(result)
                 outputs[k] = export(from_dlpack(_jaxlib.export_dlpack(result)))
             return outputs
 
         return run
+
+    def _owners(self, tensors: Sequence[Tensor]) -> list[OwnedBuffer | None]:
+        """Where what is updated lives from now on; None: not in memory of XLA's.
+
+        Mostly it is what it was at the last call, and lives where it did.
+        """
+        addresses = [t.data_ptr() for t in tensors]
+        before, references = self._recent
+        if before == addresses:
+            owners = [reference() for reference in references]
+            pairs = zip(owners, tensors, strict=True)
+            if all(owner is not None and owner.is_filled_by(t) for owner, t in pairs):
+                return owners
+        owners = [x.owner(t, self._device) for x, t in zip(self._updated, tensors, strict=True)]
+        owned = [owner for owner in owners if owner is not None]
+        if len(owned) == len(owners):
+            self._recent = [o.pointer for o in owned], [weakref.ref(o) for o in owned]
+        return owners
 
     def _given(
         self,
@@ -146,7 +169,8 @@ class XlaUpdatingExecutable(XlaExecutable):
         places, importers = self.wiring.activations, self._activations
         for k, memory in staging.small:
             memory.copy_(importers[k].view(inputs[places[k]]))
-        written = {t.untyped_storage().data_ptr() for t in tensors}
+        if staging.large:
+            written = {t.untyped_storage().data_ptr() for t in tensors}
         for k in staging.large:
             tensor = importers[k](inputs[places[k]])
             if tensor.untyped_storage().data_ptr() in written:  # it is read while this is written

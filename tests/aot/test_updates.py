@@ -18,7 +18,7 @@ from tests.aot.interruptions import Instructions, watched
 FILES = (
     "aot/updates.py", "aot/autograd.py", "aot/boxed.py", "runtime/atomic.py", "runtime/program.py",
     "runtime/staging.py", "graph/layouts.py", "pipeline/compiled_graph.py", "xla/updating.py",
-    "xla/launch.py", "xla/owned_memory.py", "xla/_jaxlib.py", "ort/runtime.py",
+    "xla/launch.py", "xla/owned_memory.py", "xla/returned.py", "xla/_jaxlib.py", "ort/runtime.py",
 )  # fmt: skip
 BACKENDS = ("openxla", "onnxrt", "ts_trace")
 
@@ -179,6 +179,27 @@ def test_views_taken_later_see_what_is_written():
     compiled(*cache.tensors, row())
     assert torch.equal(view, cache.tensors[0][:, :, 5:7])
     assert find_owned(cache.tensors[0])
+
+
+@pytest.mark.parametrize("is_seen", [False, True], ids=["alone", "seen"])
+def test_what_a_program_returned_is_updated_where_it_is(is_seen: bool):
+    """If nobody else sees it; else it becomes a guest, as any other tensor."""
+    fill = torch.compile(lambda x: x.sin() + 1, backend="openxla", fullgraph=True)
+    compiled = torch.compile(decode, backend="openxla", fullgraph=True)
+    for _ in range(2):  # the first is compared with eager, on a copy
+        cache, expected = Cache(400), Cache(400)
+        cache.tensors[:2] = [fill(t) for t in cache.tensors[:2]]
+        expected.put([t.clone() for t in cache.tensors])
+        view = cache.tensors[0][:, :, 3:5] if is_seen else None
+        addresses = [t.data_ptr() for t in cache.tensors[:2]]
+        for _ in range(2):
+            x = row()
+            torch.testing.assert_close(compiled(*cache.tensors, x), decode(*expected.tensors, x))
+            torch.testing.assert_close(cache.tensors, expected.tensors)
+        assert addresses == [t.data_ptr() for t in cache.tensors[:2]]
+        assert view is None or torch.equal(view, cache.tensors[0][:, :, 3:5])
+    owners = [find_owned(t) is not None for t in cache.tensors]
+    assert owners == [not is_seen, True, True]
 
 
 def _from_the_other(x: Tensor, y: Tensor) -> Tensor:

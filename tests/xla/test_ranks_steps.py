@@ -77,6 +77,8 @@ for kind in sys.argv[1:]:
     assert all(torch.equal(p, whole[name]) for name, p in model.state_dict().items())
     step(*(t[:each] for t in batch(0)))
     assert step.compilations == 1
+    for found in step.reports[0].mesh.collectives:
+        print(f"{kind}: {found.kind} {found.count} times", flush=True)
 """
 )
 
@@ -202,6 +204,13 @@ attempt("choices", 16, 4 + rank, torch.nn.ReLU, (4, 5, 4))
 @pytest.fixture(scope="module")
 def said_by_ranks(done: tuple[Path, list[str]]) -> list[str]:
     return done[1]
+
+
+def test_no_gradient_is_kept_until_all_are_there(said_by_ranks: list[str]):
+    for said in said_by_ranks:
+        found = re.search(r"^ddp: all-reduce (\d+) times", said, re.MULTILINE)
+        assert found is not None
+        assert int(found[1]) >= len(list(helpers["net"]().parameters()))
 
 
 def test_arguments_with_several_processes(said_by_ranks: list[str]):

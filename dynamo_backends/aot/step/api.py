@@ -42,7 +42,7 @@ def compile_step(
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
-    Example:
+    Examples:
         >>> def train(images, labels):
         ...     loss = F.cross_entropy(model(images), labels)
         ...     loss.backward()

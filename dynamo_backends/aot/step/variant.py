@@ -68,10 +68,8 @@ class SentNumbers:
         return sent[1]
 
 
-def _device_of(inventory: Inventory) -> torch.device:
-    return next(
-        (t.device for t in inventory.tensors if t.device.type != "cpu"), torch.device("cpu")
-    )
+def _device_of(inventory: Inventory) -> torch.device | None:
+    return next((t.device for t in inventory.tensors if t.device.type != "cpu"), None)
 
 
 class Variant:

@@ -31,7 +31,7 @@ def shapes_as_outputs_and_in_arithmetic(subject: Subject) -> None:
 
     def fn(x: Tensor) -> tuple[Any, ...]:
         n = x.shape[0]
-        return x.view(n // 2, 2, -1) * n, n, torch.arange(n), x.new_zeros(n, n + 1)
+        return x.view(n // 2, 2, -1) * n, n, torch.arange(n, device=x.device), x.new_zeros(n, n + 1)
 
     compiled = subject.compile(fn, dynamic=True)
     for n in (4, 6, 10):

@@ -43,7 +43,7 @@ def load_step(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedSt
 
     A file has machine code: load those alone whose origin you trust. Nothing is unpickled.
 
-    Example:
+    Examples:
         >>> step.save("step.dbp")
         >>> loaded = dynamo_backends.load_step("step.dbp")
         >>> loaded.param_groups[0]["lr"] = 0.01

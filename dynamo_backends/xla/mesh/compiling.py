@@ -41,9 +41,14 @@ def lower_split(
 def compile_lowered(lowered: Any, device: MeshDevice, what: str) -> Any:
     """What runs StableHLO on all devices of a mesh.
 
+    Processes take their temporary memory from the system anew in each step, and pay for each page.
+    So their gradients are not all kept until the last one is there. Devices of one process have
+    them summed together: they are threads, which seldom run all at once.
+
     Raises:
         CompileError: XLA refuses it.
     """
     with as_compile_error(f"XLA cannot compile the {what} for the mesh"):
         module = _jaxlib.bytecode(lowered)
-        return _jaxlib.compile_split(device.client, device.handles, module)
+        apart = device.ranks is not None
+        return _jaxlib.compile_split(device.client, device.handles, module, reduces_apart=apart)

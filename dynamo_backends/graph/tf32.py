@@ -8,6 +8,24 @@ default and for matrix products only when asked
 from dataclasses import dataclass
 
 import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+ROUNDING = 2**-11
+"""What it may change a factor by, relative."""
+
+_CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+_PRODUCTS = frozenset(
+    {
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.mm.default,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -46,3 +64,10 @@ def allowed_tf32() -> Tf32:
         products=torch.backends.cuda.matmul.fp32_precision == "tf32",
         convolutions=torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
     )
+
+
+def may_be_tf32(node: fx.Node) -> bool:
+    """Whether a GPU may compute a call in TF32 now; which of its kernels do is their choice."""
+    if node.target in _CONVOLUTIONS:
+        return allowed_tf32().convolutions
+    return node.target in _PRODUCTS and allowed_tf32().products

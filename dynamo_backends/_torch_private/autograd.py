@@ -18,7 +18,7 @@
 | `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.11+ |
 | `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.11+ |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.11+ |
-| `torch.autograd.Variable._execution_engine.queue_callback` | 2.13 |
+| `torch.autograd.Variable._execution_engine.queue_callback` | 2.13* |
 """
 
 import hashlib

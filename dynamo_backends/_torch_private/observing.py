@@ -2,10 +2,10 @@
 
 | what | checked |
 |---|---|
-| `torch.autograd.profiler._is_profiler_enabled` | 2.13 |
-| `torch._logging.trace_structured`, `torch._logging._internal.trace_log` | 2.13 |
-| `torch._logging._internal.register_log` | 2.13 |
-| `torch._guards.CompileContext.current_compile_id`, `CompileId.from_string` | 2.13 |
+| `torch.autograd.profiler._is_profiler_enabled` | 2.13* |
+| `torch._logging.trace_structured`, `torch._logging._internal.trace_log` | 2.13* |
+| `torch._logging._internal.register_log` | 2.13* |
+| `torch._guards.CompileContext.current_compile_id`, `CompileId.from_string` | 2.13* |
 """
 
 from collections.abc import Callable

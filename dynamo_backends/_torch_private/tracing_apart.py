@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `torch.fx._symbolic_trace`: `Tracer.trace`, `_Patcher`, and its variables `_is_fx_tracing_flag` and `_new_patcher` | 2.13 |
-| `torch.fx.experimental.proxy_tensor.PythonKeyTracer` | 2.13 |
+| `torch.fx._symbolic_trace`: `Tracer.trace`, `_Patcher`, and its variables `_is_fx_tracing_flag` and `_new_patcher` | 2.13* |
+| `torch.fx.experimental.proxy_tensor.PythonKeyTracer` | 2.13* |
 
 `Tracer.trace` says in a variable of its module that something is traced, for which every compiled
 function that is called meanwhile raises, and replaces `nn.Module.__call__` and `__getattr__`, both

@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `torch._C._functorch`: `is_functorch_wrapped_tensor`, `get_unwrapped` | 2.13 |
-| `torch._functorch`: `eager_transforms._wrap_for_grad`, `vmap._add_batch_dim` | 2.13 |
+| `torch._C._functorch`: `is_functorch_wrapped_tensor`, `get_unwrapped` | 2.13* |
+| `torch._functorch`: `eager_transforms._wrap_for_grad`, `vmap._add_batch_dim` | 2.13* |
 """
 
 import contextlib

@@ -13,11 +13,15 @@ Two things bound weak scaling on one machine, and are measured beside: each proc
 its own at the same time, without a mesh, so that they share caches and memory alone; and one
 all-reduce of as many bytes as there are gradients, by torch's gloo. "limit" is what is left if
 steps cost these two, one after the other.
+
+A second table says what the first process's cores did in a step: time in the program and in the
+kernel, and page faults (of memory that is taken from the system anew).
 """
 
 import argparse
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if settings.json:
             Path(settings.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
     console.print(table(rows, settings.processes))
+    console.print(cores(rows))
     for row in rows:
         if (text := mistake(row)) is not None:
             console.print(f"[red]{row['model']}:[/] {text}")
@@ -112,13 +117,16 @@ def child(settings: argparse.Namespace) -> int:
     losses, counts = {}, {}
     for way in WAYS:
         losses[way], counts[way] = begin(steps.get(way))
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    samples: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn in range(settings.rounds):
         for way in WAYS if turn % 2 else reversed(WAYS):
-            times[way].append(sample(steps.get(way), counts[way]))
+            samples[way].append(sample(steps.get(way), counts[way]))
     if rank == 0:
-        milliseconds = {way: statistics.median(taken) * 1e3 for way, taken in times.items()}
-        text = json.dumps({"milliseconds": milliseconds, "losses": losses})
+        found: dict[str, Any] = {
+            kind: {way: statistics.median(x[kind] for x in samples[way]) for way in WAYS}
+            for kind in samples[ONE][0]
+        }
+        text = json.dumps({**found, "losses": losses})
         Path(settings.child).write_text(text, encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
@@ -137,17 +145,24 @@ def begin(step: Callable[[], Tensor] | None) -> tuple[float, int]:
     return loss, int(count)
 
 
-def sample(step: Callable[[], Tensor] | None, count: int) -> float:
-    """Seconds of one step, of so many that are taken one after the other."""
+def sample(step: Callable[[], Tensor] | None, count: int) -> dict[str, float]:
+    """What one step takes, of so many that are taken one after the other."""
     dist.barrier()
+    before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
     if step is not None:
         for _ in range(count):
             loss = step()
         loss.item()
     seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
     dist.barrier()
-    return seconds / count
+    return {
+        "milliseconds": seconds * 1e3 / count,
+        "in the program": (after.ru_utime - before.ru_utime) * 1e3 / count,
+        "in the kernel": (after.ru_stime - before.ru_stime) * 1e3 / count,
+        "page faults": (after.ru_minflt - before.ru_minflt) / count,
+    }
 
 
 def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
@@ -205,6 +220,17 @@ def table(rows: Sequence[dict[str, Any]], processes: int) -> Table:
         scaling = [f"{processes * one / taken:.2f}" for taken in (ddp, apart + reduce, fsdp)]
         ratios = *scaling, f"{torchs / min(ddp, fsdp):.2f}"
         found.add_row(row["model"], *(f"{ms[way]:.1f}" for way in WAYS), *ratios)
+    return found
+
+
+def cores(rows: Sequence[dict[str, Any]]) -> Table:
+    """What the cores of the first process did in a step (medians)."""
+    found = Table(title="the first process in a step: milliseconds of its cores, and page faults")
+    for heading in ("model", "", *WAYS):
+        found.add_column(heading, justify="right" if heading in WAYS else "left")
+    for row in rows:
+        for kind in ("in the program", "in the kernel", "page faults"):
+            found.add_row(row["model"], kind, *(f"{row[kind][way]:.0f}" for way in WAYS))
     return found
 
 

@@ -21,6 +21,8 @@ from jax.core import ShapedArray
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
+from dynamo_backends.runtime.batch_threads import batch_threads
+
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
     """A PJRT client on the CPU, by default a synchronous one, separate from jax's own.
@@ -66,7 +68,8 @@ def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tup
         shutdown_on_destruction=False,
     )
     service.connect()
-    gloo = _jax.make_gloo_tcp_collectives(distributed_client=service, hostname=host)
+    with batch_threads():
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=service, hostname=host)
     client = xc.make_cpu_client(
         asynchronous=True,
         distributed_client=service,

@@ -17,7 +17,7 @@ from dynamo_backends.xla.mesh.processes import own_address
 from tests.xla.ranks import LIMIT, ROOT, job
 
 _SHARED = """
-import sys, torch
+import os, sys, torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -79,6 +79,9 @@ for kind in sys.argv[1:]:
     assert step.compilations == 1
     for found in step.reports[0].mesh.collectives:
         print(f"{kind}: {found.kind} {found.count} times", flush=True)
+threads = map(int, os.listdir("/proc/self/task") if hasattr(os, "SCHED_BATCH") else ())
+policies = list(map(os.sched_getscheduler, threads))
+print(f"threads of batches: {policies.count(os.SCHED_BATCH) if policies else 1}", flush=True)
 """
 )
 
@@ -211,6 +214,14 @@ def test_no_gradient_is_kept_until_all_are_there(said_by_ranks: list[str]):
         found = re.search(r"^ddp: all-reduce (\d+) times", said, re.MULTILINE)
         assert found is not None
         assert int(found[1]) >= len(list(helpers["net"]().parameters()))
+
+
+def test_the_thread_that_receives_does_not_interrupt_the_one_that_computes(
+    said_by_ranks: list[str],
+):
+    for said in said_by_ranks:
+        assert "threads of batches: " in said
+        assert "threads of batches: 0" not in said
 
 
 def test_arguments_with_several_processes(said_by_ranks: list[str]):

@@ -27,6 +27,11 @@ class EagerGraphOptions(CudaGraphOptions):
 
     cudagraphs: bool = True
 
+    @property
+    def numbers_with_tensors(self) -> bool:
+        """See `Options.numbers_with_tensors`: what is on the host stays in eager in any case."""
+        return True
+
 
 class CudaGraphsEager(Backend):
     """torch's own kernels, launched together as a CUDA graph."""
@@ -34,7 +39,6 @@ class CudaGraphsEager(Backend):
     name = "cudagraphs_eager"
     summary = "torch's own kernels, launched together as CUDA graphs"
     Options = EagerGraphOptions
-    numbers_with_tensors = True  # those on the host would be part of the graph
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -67,7 +71,6 @@ class WithCudaGraphs(Backend):
     """
 
     inner: ClassVar[Backend]
-    numbers_with_tensors = True
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""

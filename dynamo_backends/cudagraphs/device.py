@@ -154,8 +154,9 @@ class Order:
     def pool(self) -> Any:
         """Memory that graphs share whose results are copied out after each launch."""
         if self._pool is None:
-            self._pool = driver().new_pool()
-            self._alive = driver().keep_pool(self._pool, self.index)
+            pool = driver().new_pool()
+            self._alive = driver().keep_pool(pool, self.index)
+            self._pool = pool
         return self._pool
 
     def renew_pool(self) -> None:

@@ -30,6 +30,11 @@ class CudaGraphOptions(Options):
 
     LIMITS: ClassVar[Limits] = {"cudagraph_warmup": (1, None)}
 
+    @property
+    def numbers_with_tensors(self) -> bool:
+        """See `Options.numbers_with_tensors`: those on the host would be part of the graph."""
+        return self.cudagraphs
+
     def check(self, graph: Graph, backend: str) -> None:
         """See `Options.check`: CUDA graphs need tensors on a CUDA device."""
         if self.cudagraphs:

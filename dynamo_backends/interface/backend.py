@@ -170,8 +170,6 @@ class Backend(ABC):
         depends_on_ranges: An executable that serves a range depends on how wide it is: on more
             than whether a size may be 0 or 1. Else it is used for other ranges of the same graph,
             too: Dynamo captures a function once for each range that its guards tell apart.
-        numbers_with_tensors: The numbers that a whole step is given anew each time (learning rates)
-            have to be on the device of its tensors; else they are on the host.
         is_verified: It compares what it runs with eager itself.
         packages: The modules that it needs, each with the package on the index that has it.
         optional_packages: Packages that its code depends on where they are installed, such as a
@@ -189,7 +187,6 @@ class Backend(ABC):
     dynamic_shapes: ClassVar[str] = "one executable per shape"
     serves_ranges: ClassVar[bool] = False
     depends_on_ranges: ClassVar[bool] = True
-    numbers_with_tensors: ClassVar[bool] = False
     is_verified: ClassVar[bool] = False
     packages: ClassVar[Mapping[str, str]] = {}
     optional_packages: ClassVar[tuple[str, ...]] = ()

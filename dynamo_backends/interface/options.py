@@ -103,6 +103,14 @@ class Options:
         """Whether captured graphs are compared with eager as wholes, so that blocks are not."""
         return False
 
+    @property
+    def numbers_with_tensors(self) -> bool:
+        """Whether a step needs its numbers on the device of its tensors, not on the host.
+
+        They are given anew each time: learning rates, floats among its arguments.
+        """
+        return False
+
     def refuse_uncaptured(self, who: str) -> None:
         """Refuses graphs that Dynamo does not capture for calls, if these options need that.
 

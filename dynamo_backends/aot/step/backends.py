@@ -41,7 +41,7 @@ class StepBackend:
         home: The device on which what lives from step to step stays; None: torch's own.
         target: The mesh over which steps are spread; None: they are not.
         compile_on_mesh: Makes a program for it; None without.
-        numbers_with_tensors: See `Backend.numbers_with_tensors`.
+        numbers_with_tensors: See `Options.numbers_with_tensors`.
     """
 
     name: str
@@ -107,7 +107,7 @@ def step_backend(
         home=backend.home(parsed) if target is None else target.name,
         target=target,
         compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
-        numbers_with_tensors=backend.numbers_with_tensors or getattr(parsed, "cudagraphs", False),
+        numbers_with_tensors=parsed.numbers_with_tensors,
     )
 
 

@@ -36,6 +36,7 @@ from dynamo_backends.aot.step.recording import (
     numbers_of,
 )
 from dynamo_backends.aot.step.scalars import Scalars
+from dynamo_backends.aot.step.sent_numbers import CPU
 from dynamo_backends.aot.step.substitution import Substitution, fake_of, line_of, user_line
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.roles import Role
@@ -48,7 +49,7 @@ def record(
     batch: Sequence[Any],
     batch_spec: BatchSpec,
     promoted: Sequence[Place] = (),
-    numbers_on: torch.device | None = None,
+    numbers_on: torch.device = CPU,
 ) -> Recording:
     """Records one call.
 
@@ -58,7 +59,7 @@ def record(
         batch: The leaves of its arguments; floats become inputs like the optimizers' numbers.
         batch_spec: How they are put together: positional and keyword arguments.
         promoted: Places in Python whose numbers are inputs, too.
-        numbers_on: The device of the tensor of all numbers; None: the host.
+        numbers_on: The device of the tensor of all numbers.
 
     Raises:
         UndeclaredTensors: Other tensors were used; record again with an inventory that has them.
@@ -86,7 +87,7 @@ class _Recorder:
         batch: Sequence[Any],
         batch_spec: BatchSpec,
         promoted: Sequence[Place],
-        numbers_on: torch.device | None,
+        numbers_on: torch.device,
     ):
         self._numbers_on = numbers_on
         self._definition = definition
@@ -178,7 +179,7 @@ class _Recorder:
         """For each input of the graph a fake tensor, its role and its name."""
         with self._mode:
             count = len(self._scalars.values)
-            numbers = torch.empty(count, dtype=torch.float64, device=self._numbers_on or "cpu")
+            numbers = torch.empty(count, dtype=torch.float64, device=self._numbers_on)
         yield numbers, Role.HYPERPARAMETERS, "numbers"
         slots = self._inventory.slots
         for i, (slot, tensor) in enumerate(zip(slots, self._inventory.tensors, strict=True)):

@@ -1,7 +1,6 @@
 """One compiled step: for one kind of batch, as long as its guards hold."""
 
 import operator
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recording import Definition, Result
 from dynamo_backends.aot.step.refusals import refuse_sparse, refused_by
+from dynamo_backends.aot.step.sent_numbers import CPU, SentNumbers
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
@@ -45,31 +45,8 @@ TRACING = threading.RLock()
 moves torch's generator, and what stands in for numbers in Python stands there for all threads."""
 
 
-class SentNumbers:
-    """The numbers of a step as a tensor; of another device than the host, sent when they change.
-
-    Args:
-        device: None: the host.
-    """
-
-    def __init__(self, device: torch.device | None):
-        self._device = device
-        self._sent: tuple[bytes, Tensor] | None = None
-
-    def sent(self, numbers: tuple[float, ...]) -> Tensor:
-        """The tensor, float64; not to be written to."""
-        if self._device is None:
-            return torch.tensor(numbers, dtype=torch.float64)
-        given = struct.pack(f"{len(numbers)}d", *numbers)
-        sent = self._sent
-        if sent is None or sent[0] != given:  # as bytes: -0.0 equals 0.0
-            sent = given, torch.tensor(numbers, dtype=torch.float64, device=self._device)
-            self._sent = sent
-        return sent[1]
-
-
-def _device_of(inventory: Inventory) -> torch.device | None:
-    return next((t.device for t in inventory.tensors if t.device.type != "cpu"), None)
+def _device_of(inventory: Inventory) -> torch.device:
+    return next((t.device for t in inventory.tensors if t.device.type != "cpu"), CPU)
 
 
 class Variant:
@@ -109,9 +86,9 @@ class Variant:
         promoted: Sequence[Place] = (),
     ):
         start = time.perf_counter()
-        where = _device_of(inventory) if backend.numbers_with_tensors else None
+        where = _device_of(inventory) if backend.numbers_with_tensors else CPU
         recording = record(definition, inventory, batch, batch_spec, promoted, where)
-        self._numbers = SentNumbers(where)
+        self._sent = SentNumbers(where)
         self.recording = recording
         self.last_used = 0
         self._others = OtherTensors(inventory)
@@ -203,7 +180,7 @@ class Variant:
         self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
     ) -> Any:
         recording = self.recording
-        inputs = [self._numbers.sent(numbers), *tensors]
+        inputs = [self._sent(numbers), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
         inputs += [x for x in self._given(batch) if isinstance(x, Tensor)]
         inputs += [batch[i].grad for i in recording.batch_with_gradient]

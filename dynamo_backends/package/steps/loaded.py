@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import is_autocast_on, without_autocast
 from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.sent_numbers import SentNumbers
 from dynamo_backends.aot.step.variant import TRACING
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.report import GraphReport
@@ -56,6 +57,7 @@ class LoadedStep:
         self._tensors, self._constants = list(tensors[:count]), list(tensors[count:])
         self._unread = [spec.empty().zero_() for spec in described.unread]
         self._numbers = list(described.numbers)
+        self._sent = SentNumbers(torch.device(described.values[0].device))
         self._holding: list[float] | None = None
         self._lock = threading.Lock()
 
@@ -83,7 +85,7 @@ class LoadedStep:
         if numbers != self._holding:
             described.check(numbers)
             self._holding = numbers
-        inputs = [torch.tensor(numbers, dtype=torch.float64), *self._tensors, *self._unread, *batch]
+        inputs = [self._sent(numbers), *self._tensors, *self._unread, *batch]
         with TRACING:  # which moves torch's generator, and puts it back
             draws = described.draws()
         inputs += [*self._constants, *draws]

@@ -19,28 +19,15 @@ from typing import Any
 import torch
 
 import harness
-from dynamo_backends.autotune.decisions import FORMAT, Decisions
+from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import call
 from dynamo_backends.interface.compiler import compiler
-from harness.kept import Kept, measure_left
+from harness.kept import Recorded, measure_left
 
 CANDIDATES = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi", "ts_trace")
 SUITES = ("classic", "transformers")
 _PATIENCE_S = 3600.0
-
-
-class Recorded(Kept):
-    """Decisions by model, also in the form of `dynamo-backends cache export`."""
-
-    def extra(self) -> dict[str, Any]:
-        """See `Kept.extra`."""
-        found = {n: r["decisions"] for n, r in self.results.items() if "decisions" in r}
-        return {
-            "format": FORMAT,
-            "decisions": [d for some in found.values() for d in some],
-            "models": {d["key"]: n.split("/")[1] for n, some in found.items() for d in some},
-        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

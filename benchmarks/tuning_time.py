@@ -3,11 +3,16 @@
     python benchmarks/tuning_time.py --json times.json     # a call with the same file goes on
     python benchmarks/tuning_time.py --budgets 20 600 --models resnet50 bert
     python benchmarks/tuning_time.py --json times.json --minutes 60 # begins none later than that
+    python benchmarks/tuning_time.py --json times.json --every onnxrt ov inductor_freezing
 
 Each model and budget is a process of its own with empty caches: the first call tunes, and then
 eager and what it chose are timed in turns. The table shows speedups over eager and the seconds of
-the first call. The exit status is 1 if a budget of 20 s finds less than 92% of the speed of the
-longest one, in the geometric mean, if a model is slower than in eager, or if a result is wrong.
+the first call. `--every` has the longest budget try all these candidates, also those that the
+prior leaves out; the file of results is then one that `dynamo-backends cache import` and
+`tools/priors.py learn` take, as that of record_decisions.py.
+
+The exit status is 1 if a budget of 20 s finds less than 92% of the speed of the longest one, in the
+geometric mean, if a model is slower than in eager, or if a result is wrong.
 """
 
 import argparse
@@ -21,8 +26,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import harness
+from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.bench.results_files import ResultError
-from harness.kept import Kept, Results, measure_left
+from harness.kept import Recorded, Results, measure_left
 
 BUDGETS = (5, 20, 60, 120, 600)
 SUITES = ("classic", "transformers")
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     try:
         models = chosen(settings)
-        kept = Kept(settings.json, "tuning_time", context(settings))
+        kept = Recorded(settings.json, "tuning_time", context(settings))
     except (ValueError, ResultError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
@@ -71,7 +77,7 @@ def chosen(settings: argparse.Namespace) -> list[str]:
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:
     """What results depend on."""
-    facts = {name: getattr(settings, name) for name in ("scale", "batch", "rounds")}
+    facts = {name: getattr(settings, name) for name in ("scale", "batch", "rounds", "every")}
     return {**harness.environment(), **facts}
 
 
@@ -79,6 +85,8 @@ def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     """Tunes and times a model in a fresh process with empty caches."""
     command = [__file__, "--child", name, "--scale", settings.scale]
     command += ["--batch", str(settings.batch), "--rounds", str(settings.rounds)]
+    if settings.every and name.endswith(f"/{max(settings.budgets):g}"):
+        command += ["--every", *settings.every]
     with tempfile.TemporaryDirectory() as folder:
         caches = {
             "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
@@ -92,7 +100,7 @@ def child(settings: argparse.Namespace) -> int:
     """Measures one model with one budget and hands the figures back."""
     suite, model, budget = settings.child.split("/")
     case = harness.find_case(suite, model, settings.scale, settings.batch)
-    options = {"autotune": {"budget_s": float(budget)}}
+    options = {"autotune": {"budget_s": float(budget), "candidates": tuple(settings.every)}}
     (result,) = harness.measure_case(case, ["autotune"], rounds=settings.rounds, options=options)
     compiled, timing = result.compiled, result.timing
     if compiled is None or timing is None:
@@ -104,6 +112,7 @@ def child(settings: argparse.Namespace) -> int:
         speedup_95=[ratio.low, ratio.high],
         first_call_s=compiled.first_call_s,
         chosen=sorted({r.chosen for r in compiled.reports if r.chosen}),
+        decisions=[d.to_dict() for d in Decisions().all()] if settings.every else [],
     )
     return 0
 
@@ -158,6 +167,9 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = harness.model_arguments(__doc__, rounds=20)
     parser.add_argument("--budgets", type=float, nargs="+", default=list(BUDGETS), metavar="S")
+    parser.add_argument(
+        "--every", nargs="+", default=[], metavar="NAME", help="candidates of the longest budget"
+    )
     parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dynamo_backends.autotune.decisions import FORMAT
 from dynamo_backends.bench import results_files
 from harness.processes import ChildError
 
@@ -57,6 +58,19 @@ class Kept:
     def extra(self) -> dict[str, Any]:
         """What else the file has, for other programs."""
         return {}
+
+
+class Recorded(Kept):
+    """Autotune's decisions by suite/model/…, also in the form of `dynamo-backends cache export`."""
+
+    def extra(self) -> dict[str, Any]:
+        """See `Kept.extra`."""
+        found = {n: r["decisions"] for n, r in self.results.items() if r.get("decisions")}
+        return {
+            "format": FORMAT,
+            "decisions": [d for some in found.values() for d in some],
+            "models": {d["key"]: n.split("/")[1] for n, some in found.items() for d in some},
+        }
 
 
 def measure_left(

@@ -156,6 +156,16 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
+def test_the_longest_budget_can_be_learned_from(tmp_path: Path) -> None:
+    program, priors = load("benchmarks/tuning_time.py"), load("tools/priors.py")
+    file = tmp_path / "times.json"
+    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file), "--rounds", "3"]
+    program.main([*flags, "--budgets", "0.001", "600", "--every", "ts_trace", "onnxrt"])
+    (record,) = priors.read(file)
+    assert record.model == "squeezenet1_1"
+    assert set(record.tried) == {"ts_trace", "onnxrt"}
+
+
 def test_tuning_time_says_which_target_is_missed() -> None:
     program = load("benchmarks/tuning_time.py")
 

@@ -22,10 +22,10 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
+from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
 from dynamo_backends.xla.shared_heads import share_heads
 from dynamo_backends.xla.skinny import split_skinny
-from dynamo_backends.xla.transposes import fold_transposes
 from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
 
 
@@ -56,7 +56,7 @@ def compile_graph(
         lowering = GraphLowering(graph.module.graph, options)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
-        traced = fold_transposes(_trace(graph, lowering))
+        traced = simplify_products(_trace(graph, lowering))
         # Whether weights on a GPU are still those that were prepared, only the GPU could say: each
         # call would wait for all that is on the way.
         parts = prologue.split(traced, len(graph.weights), prepare=device.platform != "cuda")

@@ -14,6 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from dynamo_backends.xla.equations import in_place_of
+
 FEW = 32
 """So many rows are few."""
 
@@ -45,7 +47,7 @@ def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
     """The same program; large matrices that few rows are multiplied by are read in parts.
 
     Args:
-        program: After `transposes.fold_transposes`.
+        program: After `products.simplify_products`.
         threads: So many parts, at most, are read at once.
     """
     eqns: list[Any] = []
@@ -55,7 +57,7 @@ def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
         if product is None or parts == 1:
             eqns.append(eqn)
         else:
-            eqns += _in_place_of(eqn, _in_parts(product, parts))
+            eqns += in_place_of(eqn, _in_parts(product, parts))
     return core.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
 
 
@@ -97,7 +99,8 @@ def _in_parts(product: _Product, parts: int) -> Callable[..., jax.Array]:
         outputs, features = matrix.shape
         order = [*(d for d in range(x.ndim) if d != dim), dim]
         x = lax.reshape(lax.transpose(x, order), (product.rows, features))
-        repeated = lax.broadcast_in_dim(x, (parts, *x.shape), (1, 2))
+        # Not broadcast: what XLA fused with that would compute NaN (see `repeated`).
+        repeated = lax.concatenate([lax.expand_dims(x, (0,))] * parts, 0)
         result = lax.dot_general(
             lax.reshape(matrix, (parts, outputs // parts, features)),
             repeated,
@@ -109,15 +112,3 @@ def _in_parts(product: _Product, parts: int) -> Callable[..., jax.Array]:
         return lax.reshape(result.T if product.matrix == 1 else result, shape)
 
     return multiply
-
-
-def _in_place_of(eqn: Any, function: Callable[..., jax.Array]) -> list[Any]:
-    """The equations of a function that computes what an equation does, with its variables."""
-    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    traced = jax.make_jaxpr(function)(*given).jaxpr
-    names = dict(zip((*traced.invars, *traced.outvars), (*eqn.invars, *eqn.outvars), strict=True))
-
-    def renamed(atoms: Any) -> list[Any]:
-        return [names.get(a, a) if isinstance(a, core.Var) else a for a in atoms]
-
-    return [e.replace(invars=renamed(e.invars), outvars=renamed(e.outvars)) for e in traced.eqns]

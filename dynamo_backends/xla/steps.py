@@ -16,10 +16,10 @@ from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, Value, flat
+from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.resident_step import ResidentStep
 from dynamo_backends.xla.runtime import Device
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
-from dynamo_backends.xla.transposes import fold_transposes
 
 
 def compile_step(
@@ -34,7 +34,7 @@ def compile_step(
         CompileError: XLA refuses the program.
     """
     with jax.enable_x64(True):
-        program = fold_transposes(trace_step(graph, options, is_flat=not device.is_remote))
+        program = simplify_products(trace_step(graph, options, is_flat=not device.is_remote))
         lowered = _lower(program, device, donated(graph))
         # A device's program runs by itself, and its failure is seen when something is read.
         can_fail = not device.is_remote and bool(calls_of_libraries(lowered))

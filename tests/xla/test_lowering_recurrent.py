@@ -66,13 +66,13 @@ def test_training_is_as_accurate_as_eagers(
 
 def test_loops_hold_one_product_each(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[core.ClosedJaxpr] = []
-    fold = steps.fold_transposes
+    fold = steps.simplify_products
 
     def spy(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
         programs.append(program)
         return fold(program)
 
-    monkeypatch.setattr(steps, "fold_transposes", spy)
+    monkeypatch.setattr(steps, "simplify_products", spy)
     model = nn.LSTM(FEATURES, HIDDEN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -28,8 +28,8 @@ from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
 from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.mesh.reports import mesh_report
 from dynamo_backends.xla.mesh.splits import Splits, splitting
+from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import trace_step
-from dynamo_backends.xla.transposes import fold_transposes
 
 _ADVICE = (
     "All processes have to compile the same model, with equal weights, and to call it with the "
@@ -57,7 +57,7 @@ def compile_on_mesh(
     splits = Splits(device, graph, layout)
     options = splitting(options, device, graph, layout)
     with jax.enable_x64(True):
-        program = fold_transposes(trace_step(graph, options, is_flat=False))
+        program = simplify_products(trace_step(graph, options, is_flat=False))
         lowered = lower_split(program, device, splits, "graph")
         key = _agreed(device, graph, lowered)
         executable = compile_lowered(lowered, device, "graph")

@@ -34,8 +34,8 @@ from dynamo_backends.xla.mesh.agreement import compiled_together
 from dynamo_backends.xla.mesh.compiling import compile_lowered
 from dynamo_backends.xla.mesh.devices import MeshDevice, open_mesh
 from dynamo_backends.xla.mesh.reports import mesh_report
+from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import trace_step
-from dynamo_backends.xla.transposes import fold_transposes
 
 
 def has_collectives(graph: Graph) -> bool:
@@ -80,7 +80,7 @@ def _compiled(graph: Graph, device: MeshDevice, options: LoweringOptions) -> Any
     sharding = NamedSharding(device.grid, PartitionSpec(AXIS))
     with jax.enable_x64(True):
         axes = [(AXIS, device.mesh.size)]
-        program = fold_transposes(trace_step(graph, options, is_flat=False, axes=axes))
+        program = simplify_products(trace_step(graph, options, is_flat=False, axes=axes))
         inner = prologue.as_function(program)
 
         def local(*arrays: jax.Array) -> list[jax.Array]:

@@ -21,8 +21,8 @@ from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
 from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.mesh.program import MeshStep
 from dynamo_backends.xla.mesh.splits import Splits, splitting
+from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import donated, trace_step
-from dynamo_backends.xla.transposes import fold_transposes
 
 
 class XlaMesh:
@@ -70,7 +70,7 @@ class XlaMesh:
         splits = Splits(self._device, graph, layout)
         options = splitting(self._options, self._device, graph, layout)
         with jax.enable_x64(True):
-            program = fold_transposes(trace_step(graph, options, is_flat=False))
+            program = simplify_products(trace_step(graph, options, is_flat=False))
             lowered = lower_split(program, self._device, splits, "step", donated(graph))
             if calls_of_libraries(lowered):
                 lowered = lower_split(program, self._device, splits, "step")

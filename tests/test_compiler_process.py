@@ -320,7 +320,7 @@ def is_zombie(pid: int) -> bool:
 
 def until(holds: Callable[[], bool]) -> None:
     """Waits until something holds."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -49,10 +49,8 @@ def compile_beside(ensemble: Ensemble) -> Callable[..., Any]:
 
 def _unsuitable(ensemble: Ensemble) -> str:
     """Why a graph is not tuned beside calls; empty if it is."""
-    differentiated = ensemble.kind == "training"
-    if differentiated and has_symbols(ensemble.captured):
-        return "gradients are computed for sizes that change, for which mode='wait' tunes alone"
-    if differentiated and not ensemble.options.cache:
+    of_one_size = not has_symbols(ensemble.captured)
+    if ensemble.kind == "training" and of_one_size and not ensemble.options.cache:
         return "what is chosen for forward and backward graph is found on disk, and cache=False"
     if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in ensemble.example_inputs):
         return "an input is a number that is no size, for which mode='wait' tunes alone"

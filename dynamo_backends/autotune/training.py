@@ -18,6 +18,7 @@ from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
 from dynamo_backends.autotune.names import SPLIT
 from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.symbols import has_symbols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.tuning.race import Run
@@ -48,8 +49,14 @@ class TrainingEnsemble(Ensemble):
         self._split = split
 
     def competing(self) -> list[Candidate]:
-        """See `Ensemble.competing`: backends of this package take part inside of "split"."""
+        """See `Ensemble.competing`: backends of this package take part inside of "split".
+
+        Beside calls for sizes that change each takes part with a forward and a backward graph of
+        its own: inside of "split" there is a choice for each set of sizes, in a call with them.
+        """
         found = [c for c in super().competing() if not c.reduced]
+        if self.options.mode == "background" and has_symbols(self.captured):
+            return found
         foreign = [c for c in found if c.owner != "ours"]
         if any(c.owner == "ours" or c.backend == "inductor" for c in found):
             foreign.append(Candidate(SPLIT, SPLIT, "ours", self._split))

@@ -172,7 +172,7 @@ def _decided(
         subject = ensemble.subject("", others=more, counts=request["counts"])
         prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
         if others:
-            prepared = [_where_right(each, subject, symbols) for each in prepared]
+            prepared = [_where_right(each, subject, symbols, ensemble.kind) for each in prepared]
         model = ensemble.question().model()
         progress = _Telling(say, budget)
         session = TuningSession(subject, prepared, options, model, budget, progress, known)
@@ -180,7 +180,7 @@ def _decided(
 
 
 def _where_right(
-    prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols
+    prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols, kind: str
 ) -> PreparedCandidate:
     """A candidate as it would serve: eager runs the sizes that it is not compiled for.
 
@@ -189,6 +189,8 @@ def _where_right(
 
     def build() -> Run:
         run, eager = prepared.build(), subject.original
+        if kind == "training":  # the backward graph may be compiled, and assume more, in a call
+            run(subject.arguments.fresh())
         assumed = Assumed(symbols.assumed(), symbols.numbers)
         if assumed.unknown:
             raise Unsuitable(f"assumes {assumed}, which no input tells")

@@ -1,7 +1,7 @@
 """What a benchmark run consists of: cells, how they are measured, and what came of each."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -243,9 +243,13 @@ class Run:
     @property
     def left(self) -> list[Cell]:
         """The cells that were not measured yet."""
-        return [cell for cell in self.cells if cell not in self.outcomes]
+        return self.left_of(self.cells)
 
-    def seconds_left(self) -> float:
-        """What the cells that are left will take, if they are like those before; NaN at first."""
+    def left_of(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of some cells that were not measured yet."""
+        return [cell for cell in cells if cell not in self.outcomes]
+
+    def seconds_for(self, cells: Sized) -> float:
+        """What cells will take, if they are like those that were measured; NaN without any."""
         took = [outcome.seconds for outcome in self.outcomes.values()]
-        return sum(took) / len(took) * len(self.left) if took else math.nan
+        return sum(took) / len(took) * len(cells) if took else math.nan

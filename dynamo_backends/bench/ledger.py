@@ -1,7 +1,9 @@
 """The file of a benchmark run: saved after every cell, and continued by the next run."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dynamo_backends.bench import results_files
 from dynamo_backends.bench.cells import Cell, Outcome, Run
@@ -44,11 +46,11 @@ def read(path: Path) -> Run:
     return run
 
 
-def begin(asked: Run, path: Path, resume: bool) -> Run:
-    """The run that goes on in a file, or begins there.
+def begin(context: Mapping[str, Any], path: Path, resume: bool) -> Run:
+    """The run that goes on in a file, or an empty one that begins there.
 
     Args:
-        asked: What is to be measured.
+        context: What figures depend on that are to be measured.
         path: The file.
         resume: Go on with what is there: what it has is not measured again.
 
@@ -57,10 +59,9 @@ def begin(asked: Run, path: Path, resume: bool) -> Run:
             machine, version or way of measuring.
     """
     if not path.exists():
-        return asked
+        return Run(dict(context), [])
     if not resume:
         raise ResultError(f"{path} exists: --resume goes on with it, --output names another file.")
     found = read(path)
-    results_files.check_context(path, found.context, asked.context)
-    found.cells = list(dict.fromkeys([*found.cells, *asked.cells]))
+    results_files.check_context(path, found.context, context)
     return found

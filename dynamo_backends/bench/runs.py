@@ -4,7 +4,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,28 +29,32 @@ def context(how: How) -> dict[str, Any]:
     return {**facts, **asdict(how), "date": time.strftime("%Y-%m-%d")}
 
 
-def measure_all(run: Run, how: How, path: Path, console: Console) -> None:
-    """Measures what is left of a run; each cell is saved as soon as it is measured.
+def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: Console) -> None:
+    """Measures what is left of some cells of a run; each is saved as soon as it is measured.
 
     Args:
-        run: Gets the outcomes.
+        run: Gets the cells that it does not have, and the outcomes.
+        cells: Those that are asked for.
         how: How they are measured.
         path: Where it is saved.
         console: Gets a line for each, and how long the rest will take.
     """
+    run.cells = list(dict.fromkeys([*run.cells, *cells]))
     ledger.save(run, path)
+    due = run.left_of(cells)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     with (
         ending_in_order(),
         Progress(*columns, console=console, transient=True) as progress,
     ):
-        task = progress.add_task("", total=len(run.cells), completed=len(run.outcomes))
-        for cell in run.left:
-            progress.update(task, description=f"{cell}, {in_words(run.seconds_left())} left")
+        task = progress.add_task("", total=len(cells), completed=len(cells) - len(due))
+        for number, cell in enumerate(due):
+            text = in_words(run.seconds_for(due[number:]))
+            progress.update(task, description=f"{cell}, {text} left")
             run.outcomes[cell] = measure(cell, how)
             ledger.save(run, path)
             progress.advance(task)
-            console.print(_line(run, cell), highlight=False, soft_wrap=True)
+            console.print(_line(run, cells, cell), highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -63,11 +67,11 @@ def ending_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _line(run: Run, cell: Cell) -> str:
-    outcome = run.outcomes[cell]
-    left = f", {in_words(run.seconds_left())} left" if run.left else ""
+def _line(run: Run, cells: Sequence[Cell], cell: Cell) -> str:
+    outcome, due = run.outcomes[cell], run.left_of(cells)
+    left = f", {in_words(run.seconds_for(due))} left" if due else ""
     return (
-        rf"\[{len(run.outcomes)}/{len(run.cells)}] {cell}: {_what(outcome)} "
+        rf"\[{len(cells) - len(due)}/{len(cells)}] {cell}: {_what(outcome)} "
         f"[dim]({in_words(outcome.seconds)}{left})[/]"
     )
 

@@ -1,8 +1,8 @@
 """`dynamo-backends bench SUITE`: models on backends, whether right and how fast."""
 
 import argparse
-import itertools
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from dynamo_backends.interface.errors import OptionError
 
 if TYPE_CHECKING:
     from dynamo_backends.bench.cells import Cell, How, Run
+    from dynamo_backends.bench.sources import Case
 
 SUMMARY = "suites of models on backends: right? how fast? how long to compile?"
 
@@ -40,6 +41,7 @@ examples:
   dynamo-backends bench classic --backends openxla inductor
   dynamo-backends bench huggingface --backends openxla --timeout 1800 --memory 20 --output hf.json
   dynamo-backends bench huggingface --backends openxla --timeout 1800 --memory 20 --output hf.json --resume
+  dynamo-backends bench huggingface --timeout 1800 --memory 20 --output hf.json --resume --models T5Small
   dynamo-backends bench models.py:models --backends backend.py:mine --mode inference training
   dynamo-backends bench compare before.json after.json
 """  # noqa: E501 - a command is one line
@@ -50,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("suite", metavar="SUITE", help='see below; or "compare", "page"')
     add("files", nargs="*", metavar="FILE.json", help="of compare and page")
-    add("--backends", nargs="+", metavar="BACKEND", default=["openxla"], help="default: openxla")
+    add("--backends", nargs="+", metavar="BACKEND", help="default: openxla")
     add("--models", nargs="+", metavar="NAME", help="only these models")
-    add("--mode", nargs="+", default=["inference"], choices=["inference", "training", "step"],
+    add("--mode", nargs="+", choices=["inference", "training", "step"],
         help="training: forward and backward; step: with the optimizer, as one graph where the "
-        "backend can")  # fmt: skip
-    add("--dtype", nargs="+", default=["float32"], choices=["float32", "bf16"])
+        "backend can (default: inference)")  # fmt: skip
+    add("--dtype", nargs="+", choices=["float32", "bf16"], help="default: float32")
     add("--batch", nargs="+", type=positive, metavar="N", help="default: the suite's own")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
     add("--threads", type=positive, metavar="N", help="of torch")
@@ -69,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale", default="bench", choices=["bench", "test"], help="sizes of the models")
     add("--path", default="", metavar="CHECKOUT", help="of torchbench")
     add("--output", default="bench.json", metavar="FILE.json", help="default: bench.json")
-    add("--resume", action="store_true", help="go on with what OUTPUT has")
+    add("--resume", action="store_true",
+        help="go on with what OUTPUT has: with the --models, --backends, --mode, --dtype and "
+        "--batch that are given, and all that it has of those that are not")  # fmt: skip
     add("--threshold", type=float, default=0.05, metavar="SHARE",
         help="compare: smaller changes are none (default: 0.05)")  # fmt: skip
     add("--html", metavar="FILE.html", help="the page; default: OUTPUT.html, none of compare")
@@ -89,16 +93,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
     from dynamo_backends.bench import ledger, packages, runs
-    from dynamo_backends.bench.cells import Run
 
     for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
-    how, cells = _asked(args)
-    path = Path(args.output)
-    run = ledger.begin(Run(runs.context(how), cells), path, args.resume)
+    how, path = _how(args), Path(args.output)
+    run = ledger.begin(runs.context(how), path, args.resume)
+    cells = _asked(args, how, run)
     run.command = shlex.join(["dynamo-backends", *args.given])
     try:
-        runs.measure_all(run, how, path, console)
+        runs.measure_all(run, cells, how, path, console)
     except KeyboardInterrupt:
         console.print(f"Interrupted. {path} has {len(run.outcomes)} of {len(run.cells)} results; "
                       "the same command with --resume goes on.", highlight=False)  # fmt: skip
@@ -108,33 +111,44 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
     return int(bool(failed))
 
 
-def _asked(args: argparse.Namespace) -> "tuple[How, list[Cell]]":
-    from dynamo_backends.bench import backends, device, exports, sources
-    from dynamo_backends.bench.cells import Cell, How
+def _how(args: argparse.Namespace) -> "How":
+    from dynamo_backends.bench import device
+    from dynamo_backends.bench.cells import How
 
     path = str(Path(args.path).resolve()) if args.path else ""
-    how = How(
+    device.require(args.device)
+    return How(
         absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory, args.device, args.accuracy,
     )  # fmt: skip
-    device.require(args.device)
+
+
+def _asked(args: argparse.Namespace, how: "How", begun: "Run") -> "list[Cell]":
+    from dynamo_backends.bench import backends, exports, sources
+    from dynamo_backends.bench.selection import Selection
+
     known = sources.cases(how, args.batch[0] if args.batch else None)
-    cases = sources.named(known, args.models) if args.models else known
-    for name in args.backends:
+    named = Selection(
+        args.models or (), [*map(absolute, args.backends or ())],
+        args.mode or (), args.dtype or (), args.batch or (),
+    )  # fmt: skip
+    cells = named.of(known, begun.cells)
+    for name in args.backends or dict.fromkeys(c.backend for c in begun.left_of(cells)):
         backends.require(name)
-    every = itertools.product(args.mode, args.dtype, args.batch or [None], cases, args.backends)
-    cells = [
-        Cell(case.name, absolute(backend), mode, dtype, batch)
-        for mode, dtype, batch, case, backend in every
-        if sources.has_mode(case, mode)
-    ]
-    if any(map(exports.is_export, args.backends)):
-        one_size = not any(isinstance(case, sources.StreamCase) for case in cases)
-        if args.mode != ["inference"] or args.device != "cpu" or not one_size:
-            raise OptionError("export:... is for inference of models of one size on the CPU.")
+    _require_exportable([c for c in cells if exports.is_export(c.backend)], known, how)
     if not cells:
-        raise OptionError(f"nothing of {args.suite} is for --mode {' '.join(args.mode)}.")
-    return how, cells
+        mode = " ".join(args.mode or ["inference"])
+        raise OptionError(f"nothing of {args.suite} is for --mode {mode}.")
+    return cells
+
+
+def _require_exportable(cells: "Sequence[Cell]", known: "Sequence[Case]", how: "How") -> None:
+    from dynamo_backends.bench.sources import StreamCase
+
+    streams = {case.name for case in known if isinstance(case, StreamCase)}
+    other = [c for c in cells if c.mode != "inference" or c.model in streams]
+    if other or (cells and how.device != "cpu"):
+        raise OptionError("export:... is for inference of models of one size on the CPU.")
 
 
 def _report(run: "Run", path: Path, html: str | None, console: Console) -> None:

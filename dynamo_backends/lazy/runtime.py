@@ -12,6 +12,7 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
+from dynamo_backends.lazy.views import with_views_first
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.results import Results
 
@@ -26,15 +27,16 @@ class Recorded:
     """
 
     def __init__(self, graph: Graph):
-        self._graph = graph
+        self._graph, self._views = with_views_first(graph)
         self._lock = threading.Lock()
-        self._recorded = record(graph)
+        self._recorded = record(self._graph)
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
         """Runs it on all inputs of the graph."""
         recorded = self._recorded
+        inputs = values if self._views is None else self._views(*values)
         try:
-            return recorded(*values)
+            return recorded(*inputs)
         except RuntimeError as error:
             if "hash" not in str(error):
                 raise
@@ -42,7 +44,7 @@ class Recorded:
             if self._recorded is recorded:
                 log.debug("Lazy Tensor Core has dropped a program; it is recorded again")
                 self._recorded = record(self._graph)
-        return self._recorded(*values)
+        return self._recorded(*inputs)
 
 
 class RecordedAtEveryCall(Executable):

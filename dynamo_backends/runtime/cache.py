@@ -24,7 +24,14 @@ log = logging.getLogger("dynamo_backends")
 
 _MAGIC = b"dynamo-backends cache 1\n"
 _DIGEST = 32
+_SUFFIX = ".bin"
 DEFAULT_LIMIT = 4 << 30
+
+_PARTS = 16
+"""A folder is looked through again after so small a part of its limit was written."""
+
+_room: dict[tuple[Path, int], int] = {}
+"""For each folder and limit: bytes that this process may write before it looks through it again."""
 
 
 def cache_folder() -> Path:
@@ -38,7 +45,8 @@ class DiskCache:
 
     Args:
         folder: Made on first use.
-        limit: Bytes that all entries may take; the least recently used are dropped beyond it.
+        limit: Bytes that all entries may take; the least recently used are dropped beyond it, and a
+            sixteenth of the limit with them.
         what: Is kept there, for warnings.
     """
 
@@ -76,7 +84,8 @@ class DiskCache:
             if not self.is_private():
                 return False
             write_whole(self.folder / name, data)
-            self._trim()
+            if name.endswith(_SUFFIX):
+                self._make_room(len(data))
         except OSError as error:
             _warn_once(f"{self._what} are not kept on disk: {error}")
             return False
@@ -92,27 +101,41 @@ class DiskCache:
         return sum(size for _, size, _ in self._entries())
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.bin"
+        return self.folder / f"{key}{_SUFFIX}"
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         found = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
                 with contextlib.suppress(OSError):
-                    if entry.name.endswith(".bin"):
+                    if entry.name.endswith(_SUFFIX):
                         info = entry.stat()
                         found.append((info.st_mtime, info.st_size, Path(entry.path)))
         return found
 
-    def _trim(self) -> None:
+    def _make_room(self, written: int) -> None:
+        """Drops entries beyond the limit, where there may be any.
+
+        Looking through a folder takes the longer the more entries it has. So it is done at the
+        first write of a process, and again once a part of the limit was written: others write, too.
+        """
+        place = self.folder, self._limit
+        room = _room.get(place, 0) - written
+        _room[place] = room if room >= 0 else self._trim()  # threads may lose a write: no harm
+
+    def _trim(self) -> int:
+        """Drops entries beyond the limit; how many bytes may be written before the next time."""
+        part = self._limit // _PARTS
         entries = sorted(self._entries())
         total = sum(size for _, size, _ in entries)
+        goal = self._limit - part if total > self._limit else total
         for _, size, path in entries:
-            if total <= self._limit:
+            if total <= goal:
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= size
+        return min(part, self._limit - total)
 
     def is_private(self) -> bool:
         """Whether the folder belongs to this user and nobody else can write to it; or a warning."""

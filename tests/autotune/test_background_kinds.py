@@ -267,16 +267,3 @@ def test_threads_train_while_the_winner_takes_over(plant: ModuleType):
         thread.join()
     assert status.winner == "good"
     assert wrong == []
-
-
-def test_training_for_sizes_that_change_stays_in_eager():
-    x = torch.randn(5, 6, requires_grad=True)
-    run = torch.compile(
-        lambda x: x.relu() * 2,
-        backend="autotune",
-        options={"mode": "background", "candidates": ["ts_trace"]},
-        dynamic=True,
-    )
-    torch.testing.assert_close(run(x), x.relu() * 2)
-    reason = "gradients are computed for sizes that change, for which mode='wait' tunes alone"
-    assert str(only_status()) == f"gave up ({reason})"

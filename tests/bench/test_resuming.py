@@ -71,10 +71,48 @@ def test_more_can_be_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runs, "measure", first)
     assert main(arguments(file, "--models", "conv")) == 0
     monkeypatch.setattr(runs, "measure", second)
-    assert main(arguments(file, "--resume", "--mode", "inference", "training")) == 0
+    modes = ["--mode", "inference", "training"]
+    assert main(arguments(file, "--resume", "--models", "conv", "dense", *modes)) == 0
     assert len(first.measured) == 2
     assert len(second.measured) == 6
     assert not set(first.measured) & set(second.measured)
+
+
+BROKEN, RIGHT = f"{FILE}:broken", f"{FILE}:right"
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "expected"),
+    [
+        ([], 4, [("dense", RIGHT), ("conv", BROKEN), ("conv", RIGHT)]),
+        (["--models", "conv"], 2, [("conv", BROKEN), ("conv", RIGHT)]),
+        (["--backends", RIGHT], 2, [("dense", RIGHT), ("conv", RIGHT)]),
+        (["--models", "dense", "--backends", BROKEN], 1, []),
+        (["--backends", "eager"], 2, [("dense", "eager"), ("conv", "eager")]),
+    ],
+)
+def test_a_resumed_run_measures_what_is_asked_for(
+    named: list[str],
+    asked: int,
+    expected: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    file = tmp_path / "run.json"
+    monkeypatch.setattr(runs, "measure", Measuring(1))
+    assert main(arguments(file)) == 130
+    second, third = Measuring(), Measuring()
+    monkeypatch.setattr(runs, "measure", second)
+    resumed = ["bench", f"{FILE}:models", "--rounds", "5", "--output", str(file), "--resume"]
+    capsys.readouterr()
+    assert main([*resumed, *named]) == 0
+    assert [(c.model, c.backend) for c in second.measured] == expected
+    assert not expected or f"[{asked}/{asked}] " in capsys.readouterr().out
+    monkeypatch.setattr(runs, "measure", third)
+    assert main(resumed) == 0
+    assert len({*second.measured, *third.measured}) == len(second.measured) + len(third.measured)
+    assert "cells are measured" not in file.with_suffix(".html").read_text(encoding="utf-8")
 
 
 @pytest.mark.long

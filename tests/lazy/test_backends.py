@@ -114,6 +114,30 @@ def test_a_program_that_was_dropped_is_recorded_again(monkeypatch: pytest.Monkey
     assert reports == []
 
 
+def test_views_of_inputs_are_not_copied_by_the_program(monkeypatch: pytest.MonkeyPatch):
+    """A linear layer multiplies by the transposed weight, which a program of its own would copy."""
+    given: list[list[Any]] = []
+    run = private.lazy_run
+    monkeypatch.setattr(private, "lazy_run", lambda hash, x: given.append([*x]) or run(hash, x))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    compiled = torch.compile(model.eval(), backend=dynamo_backends.compiler("ltc", cache=False))
+    x = torch.randn(4, 5)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
+            model[0].weight.mul_(2)
+    seen = {(v.data_ptr(), v.stride()) for v in given[-1] if isinstance(v, Tensor)}
+    assert {(m.weight.data_ptr(), m.weight.t().stride()) for m in (model[0], model[2])} <= seen
+
+
+def test_views_of_views_and_numbers_among_them():
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        turned = w.t()[1:]
+        return x @ turned + w.select(0, 1)[0], (turned * 2).t()
+
+    checks.agree("ltc", fn, torch.randn(3, 4), torch.randn(6, 5), min_block_size=1)
+
+
 def test_operators_without_a_node_stay_in_eager_with_the_reason():
     reports = checks.agree(
         "ltc", lambda x: torch.special.i0(x * 2 + 1) * 3, torch.randn(4), min_block_size=1

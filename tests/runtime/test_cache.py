@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,45 @@ def test_options_that_matter_give_other_entries():
         compiler = dynamo_backends.compiler("openxla", freezing=freezing)
         torch.compile(lambda x: x.sin() * 2, backend=compiler)(x)
     assert len(list(cache_folder().glob("*.bin"))) == 2
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that are looked through from now on."""
+    seen: list[Path] = []
+    scan = os.scandir
+
+    def watched(folder: Path) -> Any:
+        seen.append(Path(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", watched)
+    return seen
+
+
+def test_a_write_does_not_look_through_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = looks(monkeypatch)
+    for i in range(100):
+        assert DiskCache(tmp_path).put(str(i), {"part": bytes(1000)})
+    assert seen == [tmp_path]
+
+
+def test_the_limit_holds_after_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen, limit = looks(monkeypatch), 100_000
+    for i in range(500):
+        assert DiskCache(tmp_path, limit).put(str(i), {"part": bytes(1000)})
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+    assert len(list(tmp_path.iterdir())) > 80, "no more than a sixteenth is dropped beyond it"
+    assert len(seen) < 150
+
+
+def test_what_other_processes_write_counts_before_long(tmp_path: Path):
+    cache = DiskCache(tmp_path, limit=100_000)
+    cache.put("first", {"part": bytes(1000)})
+    foreign = tmp_path / "foreign.bin"
+    foreign.write_bytes(bytes(200_000))
+    os.utime(foreign, (1, 1))
+    for i in range(7):
+        assert foreign.exists() == (i < 6)
+        cache.put(str(i), {"part": bytes(1000)})
+    assert cache.size() <= 100_000
+    assert cache.get("first") is not None

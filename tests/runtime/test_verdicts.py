@@ -1,5 +1,8 @@
 """Verdicts of trials are found once, also by later processes."""
 
+import os
+from typing import Any
+
 import pytest
 import torch
 
@@ -67,3 +70,16 @@ def test_a_trial_that_fails_leaves_no_verdict():
     trial = Trial(Verdict())
     assert Verdicts("onnxrt", ())("add", trial, keep=True) == Verdict()
     assert trial.count == 1
+
+
+def test_keeping_a_verdict_does_not_look_through_those_that_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen: list[Any] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: seen.append(folder) or scan(folder))
+    known = Verdicts("onnxrt", ())
+    for i in range(20):
+        known.put(f"add {i}", Verdict(), keep=True)
+    assert seen == [verdicts.cache_folder() / verdicts.FOLDER]
+    assert Verdicts("onnxrt", ()).get("add 19", keep=True) == Verdict()

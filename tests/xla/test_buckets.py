@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -289,12 +288,10 @@ for n in range(5, 60):
     run(torch.randn(4, n))
 print("called")
 """
-    start = time.perf_counter()
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], timeout=120, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", code], timeout=300, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout) == (0, "called\n"), ended.stderr
-    assert time.perf_counter() - start < 100
 
 
 def test_an_error_of_the_first_program_makes_the_graph_exact(monkeypatch: pytest.MonkeyPatch):

@@ -29,20 +29,24 @@ OUTPUT = Path(__file__).parents[1] / "docs/coverage.md"
 
 HEAD = """# Capture coverage
 
-Made by `python benchmarks/coverage.py` with torch {torch} on Python {python}; models of
-`benchmarks/harness` at scale "{scale}", inference, `torch._dynamo.config.allow_rnn` on. One call
-of each model after one to warm up, measured by `dynamo_backends.coverage`:
+Which share of the operators of each model Dynamo captures into graphs. For a model of your own,
+call [`dynamo_backends.coverage(model, inputs)`](capture.md#coverage), which measured these.
 
 - **without Dynamo**: ATen calls of the model in eager.
-- **operators**: those in graphs and beside them. They are as many as without Dynamo, unless a model
-  asks whether it is being compiled and then goes another way, as `nn.MultiheadAttention` (vit_s_16)
-  and the masks of transformers do.
+- **operators**: ATen calls inside and outside of graphs. They are as many as without Dynamo, unless
+  a model takes another branch when it is being compiled, as `nn.MultiheadAttention` (vit_s_16) and
+  the masks of transformers do.
 - **captured**: the share of them that runs in graphs.
 - **time**: the share of the time of graphs and eager operators that is spent in graphs.
 - **calls**: calls of graphs; **mean** and **largest**: operators per graph.
-- **compiled**, **again**: frames compiled while warming up, and how many of them again.
+- **compiled**, **again**: frames compiled while warming up, and how many of them were recompiled.
 
-Models with "breaks" decide on values of tensors in Python: what they decide on is read in eager.
+Models with "breaks" have graph breaks: they branch in Python on values of tensors, which are read
+in eager.
+
+Measured by `python benchmarks/coverage.py` with torch {torch} on Python {python}; models of
+`benchmarks/harness` at scale "{scale}", inference, `torch._dynamo.config.allow_rnn` on; one call of
+each model after one to warm up.
 """
 COLUMNS = (
     "model",

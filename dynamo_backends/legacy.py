@@ -77,11 +77,11 @@ def _whose(old: OldName) -> str:
 
 _HEAD = """# Old names
 
-TorchDynamo began with some forty backends, and lists elsewhere still offer their names (such as
-`DynamoBackend` of Hugging Face's accelerate). Each name below works in
-`torch.compile(backend=...)`: it resolves to the backend that does its work today, which one log
-line says, or it raises an error that says what became of it. Names that torch itself registers are
-left to torch.
+Which backend replaces a former name of `torch.compile(backend=...)`. TorchDynamo began with some
+forty backends, and lists elsewhere still offer their names (such as `DynamoBackend` of Hugging
+Face's accelerate). Each name below still works: it resolves to the backend that replaces it, and
+one log line says which. A name without a replacement raises an error that says why. Names that
+torch itself registers are left to torch.
 
 Made by `python -m dynamo_backends.legacy`.
 

@@ -22,9 +22,9 @@ DATA, PAGE = ROOT / "docs/checked", ROOT / "docs/checked-backends.md"
 HEAD = """\
 # Checked backends
 
-What [`dynamo-backends conformance`](checking-backends.md) found, as far as it was run: the checks
-that failed, of those that could be tried. `python tools/checked.py` writes this page from the runs
-in `docs/checked/`.
+Results of [`dynamo-backends conformance`](checking-backends.md) for some backends: the number of
+checks that failed, of those that could be run. `python tools/checked.py` writes this page from the
+runs in `docs/checked/`.
 
 `openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, as
 here, OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT` is `f32`,

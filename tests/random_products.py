@@ -35,7 +35,7 @@ POINTWISE = (
 )
 REDUCTIONS = ("({}).sum({})", "({}).mean({})", "({}).amax({})")
 KEPT = (
-    "({0}) - ({0}).mean({1}, True)", "({0}).softmax({1})", "({0}) / (({0}).abs().sum({1}, True) + 1)",
+    "({0}) - ({0}).mean({1}, True)", "({0}).softmax({1})", "({0}) / (({0}) ** 2).sum({1}, True)",
 )  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -115,6 +115,8 @@ def _transposed(made: Expression, choose: random.Random, shape: Shape, depth: in
 
 
 def _reshaped(made: Expression, choose: random.Random, shape: Shape, depth: int) -> str:
+    if len(shape) < 2:
+        return _operand(made, choose, shape, depth)
     at = choose.randrange(len(shape) - 1)
     merged = (*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
     return f"({_operand(made, choose, merged, depth)}).reshape{shape}"

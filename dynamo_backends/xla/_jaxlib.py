@@ -90,7 +90,12 @@ def tpu_chips() -> int:
 
 
 def compile_program(
-    client: Any, device: Any, module: bytes, runs_once: bool = False, sparing: bool = False
+    client: Any,
+    device: Any,
+    module: bytes,
+    runs_once: bool = False,
+    sparing: bool = False,
+    fuses_products: bool = False,
 ) -> Any:
     """Compiles StableHLO bytecode for one device.
 
@@ -102,14 +107,40 @@ def compile_program(
         sparing: On a CPU, in the order that needs the least memory. XLA itself first runs all
             that waits for nothing, so that operations without work for all cores run beside each
             other; it prepares all weights at the start then, even for the end of a step.
+        fuses_products: On a CPU, whether YNNPACK may compute products together with what is before
+            and after them, which is not right for all (see `repeated.may_fuse_products`).
     """
     options = _compile_options(device)
-    if runs_once:
-        options.env_option_overrides = [("xla_backend_optimization_level", 0)]
-    if sparing and device.platform == "cpu":
-        order = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-        options.env_option_overrides = [("xla_cpu_scheduler_type", order)]
-    return client.compile_and_load(module, _jax.DeviceList((device,)), options)
+    flags: list[_Flag] = [("xla_backend_optimization_level", 0)] if runs_once else []
+    if device.platform == "cpu":
+        flags += _cpu_flags(sparing, fuses_products)
+    return _compile(client, (device,), module, options, flags)
+
+
+_Flag = tuple[str, Any]
+_PRODUCTS_ALONE: _Flag = (
+    "xla_cpu_experimental_ynn_fusion_type",
+    "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+)
+
+
+def _cpu_flags(sparing: bool, fuses_products: bool) -> list[_Flag]:
+    order = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
+    return [order] * sparing + [_PRODUCTS_ALONE] * (not fuses_products)
+
+
+def _compile(
+    client: Any, devices: Sequence[Any], module: bytes, options: Any, flags: Sequence[_Flag]
+) -> Any:
+    options.env_option_overrides = list(flags)
+    try:
+        return client.compile_and_load(module, _jax.DeviceList(tuple(devices)), options)
+    except jax.errors.JaxRuntimeError as error:
+        if _PRODUCTS_ALONE not in flags or f"option: '{_PRODUCTS_ALONE[0]}'" not in str(error):
+            raise
+    # The flag is an experimental one, which not all versions have.
+    others = [flag for flag in flags if flag != _PRODUCTS_ALONE]
+    return _compile(client, devices, module, options, others)
 
 
 def serialize(client: Any, executable: Any) -> bytes:
@@ -230,7 +261,11 @@ def copied(device: Any, array: np.ndarray) -> Any:
 
 
 def compile_split(
-    client: Any, devices: Sequence[Any], module: bytes, reduces_apart: bool = False
+    client: Any,
+    devices: Sequence[Any],
+    module: bytes,
+    reduces_apart: bool = False,
+    fuses_products: bool = False,
 ) -> Any:
     """Compiles StableHLO bytecode with shardings for several devices, as one program.
 
@@ -245,6 +280,7 @@ def compile_split(
         reduces_apart: On CPUs, whether each all-reduce runs when its operand is there. By default
             XLA makes one of all that do not depend on each other, which needs all operands and all
             results at once.
+        fuses_products: See `compile_program`.
     """
     options = xc.CompileOptions()
     options.num_replicas = 1
@@ -253,11 +289,11 @@ def compile_split(
     options.device_assignment = xc.DeviceAssignment.create(ids)
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
+    flags: list[_Flag] = []
     if devices[0].platform == "cpu":
-        order = "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
-        combiner = [("xla_disable_hlo_passes", "cpu-all-reduce-combiner")] if reduces_apart else []
-        options.env_option_overrides = [("xla_cpu_scheduler_type", order), *combiner]
-    return client.compile_and_load(module, _jax.DeviceList(tuple(devices)), options)
+        flags += _cpu_flags(True, fuses_products)
+        flags += [("xla_disable_hlo_passes", "cpu-all-reduce-combiner")] * reduces_apart
+    return _compile(client, devices, module, options, flags)
 
 
 def split_caller(

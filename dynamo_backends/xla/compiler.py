@@ -23,6 +23,7 @@ from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
 from dynamo_backends.xla.products import simplify_products
+from dynamo_backends.xla.repeated import may_fuse_products
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
 from dynamo_backends.xla.shared_heads import share_heads
 from dynamo_backends.xla.skinny import split_skinny
@@ -75,14 +76,15 @@ def _compile_main(
 ) -> tuple[Any, tuple[int, ...]]:
     """The main program, and which activations it updates in place (see `XlaInputMap`)."""
     updated = updated_in_place(graph, parts.activations, device)
+    fuses = may_fuse_products(parts.main)
     if updated:
         program = prologue.with_outputs(parts.main, results_order(graph, updated))
         first = len(program.jaxpr.invars) - len(parts.activations)
         slots = [first + parts.activations.index(i) for i in updated if i in parts.activations]
         lowered = _lower(program, device, slots)
         if not calls_of_libraries(lowered):
-            return _compile(lowered, device), updated
-    return _compile(_lower(parts.main, device), device), ()
+            return _compile(lowered, device, fuses_products=fuses), updated
+    return _compile(_lower(parts.main, device), device, fuses_products=fuses), ()
 
 
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
@@ -153,8 +155,8 @@ def _lower(program: core.ClosedJaxpr, device: Device, donated: Sequence[int] = (
         return traced.lower(lowering_platforms=(device.platform,))
 
 
-def _compile(lowered: Any, device: Device, runs_once: bool = False) -> Any:
+def _compile(lowered: Any, device: Device, **how: bool) -> Any:
     with as_compile_error("XLA cannot compile the graph"):
         module = _jaxlib.bytecode(lowered)
         with stage(VENDOR):
-            return _jaxlib.compile_program(device.client, device.handle, module, runs_once)
+            return _jaxlib.compile_program(device.client, device.handle, module, **how)

@@ -1,15 +1,18 @@
-"""Products of a batch with a matrix that is the same for all of it, as products without a batch.
+"""Products with an operand that is the same along a dimension.
 
 `torch.matmul` and `expand` repeat a matrix along the batch. One product with all rows reads it
-once. And XLA's CPU client (jaxlib 0.10.2) reads memory that is not its own, with NaN or a crash for
-a result, where it fuses a reduction, its repetition along the whole batch, and a product of which
-that is the second operand.
+once.
+
+And XLA's CPU client (jaxlib 0.10.2) has YNNPACK compute a product together with what makes its
+operands and what is made of its result. Where the second operand is repeated along a dimension, and
+a reduction is in that too, it reads memory that is not its own: results are wrong, NaN, or it
+crashes. Programs with such operands are compiled with products by themselves.
 """
 
 import itertools
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,19 +42,43 @@ def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     Equations that nobody reads any more are left for the next pass to drop.
     """
     jaxpr = program.jaxpr
-    same: dict[core.Var, frozenset[int]] = {}  # along which dimensions all entries are the same
+    same = _found_same(jaxpr)
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general" and _is_repeated(eqn, same):
             eqns += in_place_of(eqn, _without_batch(eqn))
         else:
             eqns.append(eqn)
-        if len(eqn.outvars) == 1:
-            same[eqn.outvars[0]] = frozenset(_same_along(eqn, same))
     return core.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
 
 
-def _is_repeated(eqn: Any, same: dict[core.Var, frozenset[int]]) -> bool:
+def may_fuse_products(program: core.ClosedJaxpr) -> bool:
+    """Whether no product has an operand that is the same along a dimension."""
+    same = _found_same(program.jaxpr)
+    operands = (
+        var
+        for eqn in program.jaxpr.eqns
+        if eqn.primitive.name == "dot_general"
+        for var in eqn.invars
+    )
+    return not any(_repeats(var, same) for var in operands)
+
+
+def _repeats(atom: Any, same: Mapping[core.Var, frozenset[int]]) -> bool:
+    shape = atom.aval.shape
+    return any(shape[d] > 1 for d in _of_operand(atom, same, len(shape)))
+
+
+def _found_same(jaxpr: core.Jaxpr) -> dict[core.Var, frozenset[int]]:
+    """For each result the dimensions along which all its entries are known to be the same."""
+    same: dict[core.Var, frozenset[int]] = {}
+    for eqn in jaxpr.eqns:
+        if len(eqn.outvars) == 1:
+            same[eqn.outvars[0]] = frozenset(_same_along(eqn, same))
+    return same
+
+
+def _is_repeated(eqn: Any, same: Mapping[core.Var, frozenset[int]]) -> bool:
     _, (_, batch) = eqn.params["dimension_numbers"]
     second = eqn.invars[1]
     return math.prod(second.aval.shape[d] for d in batch) > 1 and {*batch} <= same.get(
@@ -82,32 +109,53 @@ def _without_batch(eqn: Any) -> Any:
     return multiply
 
 
-def _same_along(eqn: Any, same: dict[core.Var, frozenset[int]]) -> Collection[int]:
+def _same_along(eqn: Any, same: Mapping[core.Var, frozenset[int]]) -> Collection[int]:
     """Along which dimensions all entries of an equation's result are known to be the same."""
     name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+    every = range(len(shape))
     given = [_of_operand(atom, same, len(shape)) for atom in eqn.invars]
     if name in _POINTWISE:
-        return set(range(len(shape))).intersection(*given)
-    if not eqn.invars or not isinstance(eqn.invars[0], core.Var):
-        return ()
-    aval: Any = eqn.invars[0].aval
-    source, known, operand = aval.shape, given[0], eqn.params
+        return set(every).intersection(*given)
+    if name == "concatenate":
+        return set(every).intersection(*given) - {eqn.params["dimension"]}
+    if name == "dot_general":
+        return _of_product(eqn, given)
+    if not eqn.invars:
+        return set(every) - {eqn.params.get("dimension")} if name == "iota" else ()
+    return _of_one(name, eqn.params, eqn.invars[0].aval.shape, shape, given[0])
+
+
+def _of_one(
+    name: str, params: Any, source: Sequence[int], shape: Sequence[int], known: Collection[int]
+) -> Collection[int]:
+    """`_same_along` for what has one operand that matters."""
+    if name in ("slice", "rev"):
+        return known
     if name == "broadcast_in_dim":
-        places = operand["broadcast_dimensions"]
+        places = params["broadcast_dimensions"]
         varying = {p for d, p in enumerate(places) if d not in known and source[d] == shape[p]}
         return set(range(len(shape))) - varying
     if name == "transpose":
-        return {k for k, d in enumerate(operand["permutation"]) if d in known}
+        return {k for k, d in enumerate(params["permutation"]) if d in known}
     if name == "squeeze" or name in _REDUCING:
-        gone = operand["dimensions" if name == "squeeze" else "axes"]
+        gone = params["dimensions" if name == "squeeze" else "axes"]
         kept = [d for d in range(len(source)) if d not in gone]
         return {k for k, d in enumerate(kept) if d in known}
-    if name == "reshape" and operand.get("dimensions") is None:
+    if name == "reshape" and params.get("dimensions") is None:
         return _reshaped(source, shape, known)
     return ()
 
 
-def _of_operand(atom: Any, same: dict[core.Var, frozenset[int]], rank: int) -> Collection[int]:
+def _of_product(eqn: Any, given: Sequence[Collection[int]]) -> set[int]:
+    contracted, batch = eqn.params["dimension_numbers"]
+    found = [x in given[0] and y in given[1] for x, y in zip(*batch, strict=True)]
+    for var, known, *gone in zip(eqn.invars, given, contracted, batch, strict=True):
+        free = (d for d in range(var.aval.ndim) if d not in gone[0] and d not in gone[1])
+        found += [d in known for d in free]
+    return {k for k, is_same in enumerate(found) if is_same}
+
+
+def _of_operand(atom: Any, same: Mapping[core.Var, frozenset[int]], rank: int) -> Collection[int]:
     if isinstance(atom, core.Literal) or not atom.aval.shape:
         return range(rank)  # one number for all entries
     return same.get(atom, frozenset())

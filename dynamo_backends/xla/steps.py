@@ -17,6 +17,7 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, Value, flat
 from dynamo_backends.xla.products import simplify_products
+from dynamo_backends.xla.repeated import may_fuse_products
 from dynamo_backends.xla.resident_step import ResidentStep
 from dynamo_backends.xla.runtime import Device
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
@@ -40,7 +41,7 @@ def compile_step(
         can_fail = not device.is_remote and bool(calls_of_libraries(lowered))
         if can_fail:
             lowered = _lower(program, device, ())
-        executable = _compile(lowered, device)
+        executable = _compile(lowered, device, may_fuse_products(program))
     return_free_memory()
     if device.is_remote:
         return ResidentStep(device, graph, executable)
@@ -127,7 +128,9 @@ def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
         return traced.lower(lowering_platforms=(device.platform,))
 
 
-def _compile(lowered: Any, device: Device) -> Any:
+def _compile(lowered: Any, device: Device, fuses: bool) -> Any:
     with as_compile_error("XLA cannot compile the step"):
         module = _jaxlib.bytecode(lowered)
-        return _jaxlib.compile_program(device.client, device.handle, module, sparing=True)
+        return _jaxlib.compile_program(
+            device.client, device.handle, module, sparing=True, fuses_products=fuses
+        )

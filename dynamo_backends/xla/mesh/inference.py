@@ -60,7 +60,7 @@ def compile_on_mesh(
         program = simplify_products(trace_step(graph, options, is_flat=False))
         lowered = lower_split(program, device, splits, "graph")
         key = _agreed(device, graph, lowered)
-        executable = compile_lowered(lowered, device, "graph")
+        executable = compile_lowered(lowered, program, device, "graph")
     return_free_memory()
     if device.ranks is not None:
         device.ranks.add_program(key)

@@ -99,7 +99,7 @@ def _compiled(graph: Graph, device: MeshDevice, options: LoweringOptions) -> Any
                 spread, in_shardings=sharding, out_shardings=sharding, keep_unused=True
             )
             lowered = function.trace(*shapes).lower(lowering_platforms=(device.platform,))
-        executable = compile_lowered(lowered, device, "graph")
+        executable = compile_lowered(lowered, program, device, "graph")
     return_free_memory()
     return executable
 

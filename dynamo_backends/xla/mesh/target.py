@@ -75,7 +75,7 @@ class XlaMesh:
             if calls_of_libraries(lowered):
                 lowered = lower_split(program, self._device, splits, "step")
             key = self._agreed(graph, layout, lowered)
-            executable = compile_lowered(lowered, self._device, "step")
+            executable = compile_lowered(lowered, program, self._device, "step")
         return_free_memory()
         if self._device.ranks is not None:
             self._device.ranks.add_program(key)

@@ -362,11 +362,37 @@ def test_learning_finds_who_is_fast_where_and_what_it_takes():
         assert model.order(["b", "a"]) == order
         assert model.predict("a").compile_s == pytest.approx(5.3, rel=0.05)
     left_out = priors.held_out(records, 1.0, 0.03, priors.by_model)
-    near = [priors.of_best(r, i, lambda i, n: left_out[i][n]) for i, r in enumerate(records)]
+    near = [priors.of_best(r, p.__getitem__) for r, p in zip(records, left_out, strict=True)]
     assert sum(part >= 0.95 for part in near) >= 18
     shuffled = priors.held_out(records, 1.0, 1e9, priors.by_model)
-    far = [priors.of_best(r, i, lambda i, n: shuffled[i][n]) for i, r in enumerate(records)]
+    far = [priors.of_best(r, p.__getitem__) for r, p in zip(records, shuffled, strict=True)]
     assert sum(far) < sum(near), "the error does not see what the features say"
+
+
+def test_what_is_learnt_adds_to_what_is_written_by_hand():
+    """Of graphs like none that was seen, the family still says who is fast."""
+    given = made_up(0)["candidates"]["a"]
+    records = []
+    for i in range(20):
+        row = made_up(i)
+        gains = {"ov": math.exp(hand.base_gain("ov", row["features"]) + 0.2)}
+        row["candidates"] = {name: given | {"speedup": s} for name, s in gains.items()}
+        records.append(priors.of_record(row))
+    known, machine = Prior(priors.learn(records, 1.0, 0.03)), records[0].described.machine
+    for graph in ({"flops": 9.0, "product_work": 1.0}, {"flops": 9.0, "convolution_work": 1.0}):
+        unlike = graph | {"work": 90.0, "calls": 5.0}
+        expected = hand.base_gain("ov", graph) + 0.2
+        found = known.expect("ov", Described("inference", 50, unlike, machine)).gain
+        assert found == pytest.approx(expected, abs=0.01)
+    assert hand.base_gain("unheard_of", {}) == 0
+
+
+def test_the_width_is_the_one_whose_first_choice_is_fast():
+    records = [priors.of_record(made_up(i)) for i in range(20)]
+    width, ridge = priors.best(records)
+    predicted = priors.held_out(records, width, ridge, priors.by_model)
+    pairs = zip(records, predicted, strict=True)
+    assert all(priors.of_best(r, p.__getitem__) > 0.9 for r, p in pairs)
 
 
 def test_exported_decisions_are_records():

@@ -3,6 +3,7 @@
 After the tables of docs/autotune.md, which are of two cores of an AMD Zen 5 in float32.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -68,3 +69,14 @@ def row_of(name: str) -> Row:
     backend, _, precision = name.partition("@")
     row = ROWS.get(backend, UNKNOWN)
     return Row(2 * row[0], *(_INT8 * x for x in row[1:])) if "int8" in precision else row
+
+
+def base_gain(name: str, graph: Mapping[str, float]) -> float:
+    """The logarithm of a speedup to which what is learnt is added; 0 for who has no row.
+
+    Args:
+        name: See `row_of`.
+        graph: See `family_of`.
+    """
+    row = row_of(name)
+    return 0.0 if row is UNKNOWN else math.log(getattr(row, family_of(graph)))

@@ -64,7 +64,8 @@ class Prior:
         compile_s = row.compile_s
         if learned.compile_mean is not None:
             compile_s = math.exp(learned.compile_mean + added(near, learned.compile_weights))
-        gain = learned.mean + added(near, learned.weights)
+        base = hand.base_gain(name, described.graph)
+        gain = base + learned.mean + added(near, learned.weights)
         spread = learned.spread * (1 + self._table.strangeness(described.machine))
         return Expectation(compile_s, gain, spread, learned.right)
 

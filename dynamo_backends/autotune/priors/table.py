@@ -1,8 +1,8 @@
 """What was learnt from recorded decisions, as JSON: a kernel ridge regression for each candidate.
 
-Recorded graphs are points. A prediction is the candidate's mean and what the recorded graphs add
-that are close: each its weight times exp(-d²/2), d the distance in scaled features. So a graph that
-is like none gets the mean.
+Recorded graphs are points. A prediction is what is written by hand (`hand.base_gain`), the mean
+difference from that, and what the recorded graphs add that are close: each its weight times
+exp(-d²/2), d the distance in scaled features. So a graph that is like none gets the mean.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-FORMAT = 1
+FORMAT = 2
 
 Numbers = Mapping[str, float]
 
@@ -24,7 +24,7 @@ class Learned:
     """What is known of one candidate in one kind of graph.
 
     Attributes:
-        mean: Of the logarithm of its speedup over eager.
+        mean: Of the logarithm of its speedup over eager, less `hand.base_gain`.
         weights: What each recorded graph adds to that, by the graph's number.
         spread: Standard deviation of the error in graphs that it was not learnt from.
         right: Part of the recorded graphs in which it was right.

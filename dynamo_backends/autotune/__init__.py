@@ -1,4 +1,4 @@
-"""The backend `autotune`: for each graph the fastest backend that was proven right."""
+"""The backend `autotune`: for each graph the fastest backend whose results were verified."""
 
 from dynamo_backends.interface.compiler import compiler
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Autotune(Backend):
-    """For each graph the fastest backend that was proven right."""
+    """For each graph the fastest backend whose results were verified."""
 
     name = "autotune"
-    summary = "for each graph the fastest backend that was proven right"
+    summary = "for each graph the fastest backend whose results were verified"
     dynamic_shapes = "as the chosen backend"
     Options = AutotuneOptions
     is_verified = True

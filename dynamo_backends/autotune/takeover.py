@@ -77,7 +77,7 @@ def begin(owner: TunedBeside) -> None:
                 sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
                 _take_over(owner, flow, competing, choice, sizes)
             except _Excluded as error:
-                owner.leave(f"{outcome.winner} was proven right, and {error}")
+                owner.leave(f"{outcome.winner} was verified, and {error}")
 
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
             if untried := flow.untried(Means(flow.budget)):

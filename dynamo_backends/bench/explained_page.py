@@ -177,7 +177,7 @@ def _remarks(report: GraphReport) -> Iterator[str]:
         if each.mutated:
             yield f"updated in place: {each.name}"
     if report.tuning:
-        yield f"tuning beside the calls: {report.tuning}"
+        yield f"background tuning: {report.tuning}"
 
 
 def _first(names: list[str]) -> str:

@@ -111,7 +111,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.mesh is not None:
         yield from (_line(line, indent=4) for line in str(report.mesh).splitlines())
     if report.tuning:
-        yield _line(f"tuning beside the calls: {report.tuning}", indent=4)
+        yield _line(f"background tuning: {report.tuning}", indent=4)
     if report.candidates:
         yield _line(tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))

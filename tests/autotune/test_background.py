@@ -128,9 +128,7 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
     assert dynamo_backends.wait_for_tuning(LONG_S)
     status = only_status()
     assert status.state == "gave up"
-    assert status.reason == (
-        "good was proven right, and failed: RuntimeError: the licence has expired"
-    )
+    assert status.reason == ("good was verified, and failed: RuntimeError: the licence has expired")
     assert Decisions().all() == []
     torch.testing.assert_close(run(x), model(x))
 
@@ -386,7 +384,7 @@ def test_explain_shows_where_tuning_stands():
         explanation = call.explanation()
     (report,) = explanation.reports
     assert report.tuning.startswith("gave up (dynamo_backends_tests.draw")
-    assert "tuning beside the calls: gave up (dynamo_backends_tests.draw" in str(explanation)
+    assert "background tuning: gave up (dynamo_backends_tests.draw" in str(explanation)
 
 
 def test_what_other_processes_do_not_know_is_not_tried(

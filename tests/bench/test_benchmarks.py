@@ -160,10 +160,10 @@ def test_the_longest_budget_can_be_learned_from(tmp_path: Path) -> None:
     program, priors = load("benchmarks/tuning_time.py"), load("tools/priors.py")
     file = tmp_path / "times.json"
     flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file), "--rounds", "3"]
-    program.main([*flags, "--budgets", "0.001", "600", "--every", "ts_trace", "onnxrt"])
+    program.main([*flags, "--budgets", "600", "--every", "ts_trace"])
     (record,) = priors.read(file)
     assert record.model == "squeezenet1_1"
-    assert set(record.tried) == {"ts_trace", "onnxrt"}
+    assert set(record.tried) == {"ts_trace"}
 
 
 def test_tuning_time_says_which_target_is_missed() -> None:

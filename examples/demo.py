@@ -55,7 +55,7 @@ What next:
 - The decisions are on disk: run this again, and the chosen ones are compiled, nothing is measured.
   `dynamo-backends cache ls` lists them.
 - More time may find more: torch.compile(model, backend="autotune", options={"budget_s": 600})
-- Background tuning: options={"mode": "background"} tunes in another process while calls are answered.
+- Without waiting: options={"mode": "background"} tunes in another process while calls run.
 - `dynamo-backends explain hf:bert --backend autotune` shows what becomes of a model, and why.
 - dynamo_backends.save("model.dbp", model, inputs, backend="autotune") makes one file of a model,
   which starts in seconds; examples/serve.py serves one.

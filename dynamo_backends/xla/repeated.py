@@ -156,9 +156,9 @@ def _of_product(eqn: Any, given: Sequence[Collection[int]]) -> set[int]:
 
 
 def _of_operand(atom: Any, same: Mapping[core.Var, frozenset[int]], rank: int) -> Collection[int]:
-    if isinstance(atom, core.Literal) or not atom.aval.shape:
+    if not atom.aval.shape:
         return range(rank)  # one number for all entries
-    return same.get(atom, frozenset())
+    return same.get(atom, frozenset()) if isinstance(atom, core.Var) else frozenset()
 
 
 def _reshaped(source: Sequence[int], shape: Sequence[int], known: Collection[int]) -> set[int]:

@@ -12,8 +12,9 @@ from jax import lax
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.xla import prologue
+from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.products import simplify_products
+from dynamo_backends.xla.runtime import open_device
 
 BATCH = (2, 3)
 
@@ -128,3 +129,37 @@ def test_reductions_before_products_are_right(model: nn.Module, shapes: list[tup
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fuses", [True, False])
+def test_a_version_of_xla_without_the_flag_compiles_without_it(fuses: bool):
+    class Client:
+        """Knows no experimental flags."""
+
+        def __init__(self) -> None:
+            self.asked: list[list[str]] = []
+
+        def compile_and_load(self, module: bytes, devices: Any, options: Any) -> str:
+            names = [name for name, _ in options.env_option_overrides]
+            self.asked.append(names)
+            unknown = [name for name in names if "experimental" in name]
+            if unknown:
+                raise jax.errors.JaxRuntimeError(
+                    f"INVALID_ARGUMENT: No such compile option: '{unknown[0]}'"
+                )
+            return "compiled"
+
+    client, device = Client(), open_device("cpu").handle
+    how = {"sparing": True, "fuses_products": fuses}
+    assert _jaxlib.compile_program(client, device, b"", **how) == "compiled"
+    assert client.asked[-1] == ["xla_cpu_scheduler_type"]
+    assert len(client.asked) == (1 if fuses else 2)
+
+
+def test_another_error_of_xla_is_raised():
+    class Client:
+        def compile_and_load(self, *_: Any) -> None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: planted")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="planted"):
+        _jaxlib.compile_program(Client(), open_device("cpu").handle, b"")

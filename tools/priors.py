@@ -3,6 +3,7 @@
     python tools/priors.py learn                    # from tools/recorded, into the package
     python tools/priors.py learn fleet.json more.json --out table.json
     python tools/priors.py judge                    # how well it predicts models left out
+    python tools/priors.py keep times.json --out tools/recorded/zen4.json  # what is learned from
 
 Files are what `dynamo-backends cache export` or `benchmarks/record_decisions.py` write, or records
 with the same content (tools/recorded). Learning is scikit-learn's kernel ridge regression of what
@@ -48,6 +49,7 @@ MACHINE_SCALES = {  # differences that make another machine of it
 LEAST = 5  # records of a candidate, below which what is written by hand is better
 NEAR = 0.95  # of the best one's speed
 _FIXED_S = 0.3  # as `autotune.cost` has it
+_MACHINE = ("processor", "processor_class", "processor_family", "cores", "threads", "devices")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Learns or judges; returns 2 if there is nothing to learn from."""
     settings = parse(arguments)
     console = Console()
+    if settings.action == "keep":
+        kept = json.dumps(what_is_learned_from(settings.files), indent=1) + "\n"
+        settings.out.write_text(kept, encoding="utf-8")
+        return 0
     records = list(itertools.chain.from_iterable(map(read, settings.files)))
     if len({r.model for r in records}) < LEAST:
         console.print(f"[red]{len(records)} records are too few to learn from[/]")
@@ -102,6 +108,31 @@ def read(path: Path) -> Iterator[Record]:
             yield of_decision(decision, models.get(decision.key, ""))
     for given in content.get("records", ()):
         yield of_record(given)
+
+
+def what_is_learned_from(paths: Sequence[Path]) -> dict[str, Any]:
+    """The decisions in files as records: without lines, rounds and whatever else is not learnt."""
+    records = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for decision in map(Decision.from_dict, content["decisions"]):
+            record = {
+                "model": content.get("models", {}).get(decision.key, decision.key[:12]),
+                "kind": decision.graph,
+                "ops": decision.ops,
+                "features": decision.features,
+                "environment": {n: x for n, x in decision.environment.items() if n in _MACHINE},
+                "candidates": {
+                    row.name: {
+                        "speedup": round(row.speedup[0], 3),
+                        "compile_s": round(row.compile_s or 0.0, 2),
+                    }
+                    for row in decision.candidates
+                    if row.name != "eager" and row.speedup
+                },
+            }
+            records.append(record)
+    return {"source": ", ".join(path.name for path in paths), "records": records}
 
 
 def of_decision(decision: Decision, model: str = "") -> Record:
@@ -318,10 +349,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=["learn", "judge"])
+    parser.add_argument("action", choices=["learn", "judge", "keep"])
     parser.add_argument("files", nargs="*", type=Path, default=sorted(RECORDED.glob("*.json")))
-    parser.add_argument("--out", type=Path, default=TABLE, help="the table that is written")
-    return parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, default=TABLE, help="the file that is written")
+    settings = parser.parse_args(arguments)
+    if settings.action == "keep" and settings.out == TABLE:
+        parser.error("say with --out where records are kept; the table is written by learn")
+    return settings
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ To Lazy Tensor Core a view is a copy, also one of a weight: the transposed weigh
 layer would be copied at every call. Its program takes inputs with any strides instead.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
 
 from dynamo_backends.graph.aliasing import is_view
+from dynamo_backends.graph.cutting import calls_first, without_calls
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 
@@ -31,7 +32,10 @@ def with_views_first(graph: Graph) -> tuple[Graph, Callable[..., Sequence[Tensor
         return graph, None
     inside = set(views)
     reads = [n for n in (*graph.placeholders, *views) if any(u not in inside for u in n.users)]
-    return _rest(graph, inside, reads), _before(graph, views, reads)
+    roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
+    inputs = [(n, roles.get(n, Input(n.name, Role.INTERMEDIATE))) for n in reads]
+    rest = without_calls(graph, inside, inputs)
+    return rest, calls_first(graph, graph.placeholders, views, reads)
 
 
 def _views(graph: Graph) -> list[fx.Node]:
@@ -50,29 +54,3 @@ def _views(graph: Graph) -> list[fx.Node]:
 def _is_strided(value: Any) -> bool:
     """Whether a view says by strides alone what it is of its base."""
     return isinstance(value, Tensor) and not value.is_conj() and not value.is_neg()
-
-
-def _before(
-    graph: Graph, views: Sequence[fx.Node], reads: Sequence[fx.Node]
-) -> Callable[..., Sequence[Tensor]]:
-    copied = fx.Graph()
-    copies = {n: copied.placeholder(n.name) for n in graph.placeholders}
-    for node in views:
-        copies[node] = copied.node_copy(node, copies.__getitem__)
-    copied.output(tuple(copies[n] for n in reads))
-    return fx.GraphModule(graph.module, copied).forward
-
-
-def _rest(graph: Graph, views: Collection[fx.Node], reads: Sequence[fx.Node]) -> Graph:
-    roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    copied = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in reads:
-        copies[node] = copied.placeholder(node.name)
-        copies[node].meta = node.meta
-    for node in graph.calls:
-        if node not in views:
-            copies[node] = copied.node_copy(node, copies.__getitem__)
-    copied.output(fx.map_arg(graph.module.graph.output_node().args[0], copies.__getitem__))
-    inputs = tuple(roles.get(n, Input(n.name, Role.INTERMEDIATE)) for n in reads)
-    return Graph(fx.GraphModule(graph.module, copied), graph.kind, inputs)

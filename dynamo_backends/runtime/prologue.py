@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.aliasing import is_view
+from dynamo_backends.graph.cutting import calls_first, without_calls
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.sizes import sizes_in
@@ -52,8 +53,9 @@ class Prologue:
         self.is_needed = bool(early)
         self._copied = [position[n] for n in reads]
         self._direct = [position[n] for n in direct] if early else list(position.values())
-        self._run = _prologue(graph, reads, early, made) if early else None
-        self.rest = _rest(graph, inside, direct, made) if early else graph
+        self._run = calls_first(graph, reads, early, made) if early else None
+        rest = without_calls(graph, inside, _inputs(graph, direct, made)) if early else graph
+        self.rest = rest
 
     def __call__(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The weights of `rest`.
@@ -105,32 +107,11 @@ class _WithPrologue(Executable):
         self._rest.report_to(report)
 
 
-def _prologue(
-    graph: Graph, reads: Sequence[fx.Node], early: Sequence[fx.Node], made: Sequence[fx.Node]
-) -> Callable[..., Sequence[Tensor]]:
-    copied = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {node: copied.placeholder(node.name) for node in reads}
-    for node in early:
-        copies[node] = copied.node_copy(node, copies.__getitem__)
-    copied.output(tuple(copies[n] for n in made))
-    return fx.GraphModule(graph.module, copied)
-
-
-def _rest(
-    graph: Graph, inside: Collection[fx.Node], direct: Sequence[fx.Node], made: Sequence[fx.Node]
-) -> Graph:
+def _inputs(
+    graph: Graph, direct: Sequence[fx.Node], made: Sequence[fx.Node]
+) -> list[tuple[fx.Node, Input]]:
+    """Those of the rest: weights, what the prologue makes, and what is no weight."""
     roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
     inputs = [(n, roles[n]) for n in direct]
     inputs += [(n, Input(n.name, Role.CONSTANT, frozen=True)) for n in made]
-    inputs += [(n, role) for n, role in roles.items() if not role.frozen]
-    copied = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node, _ in inputs:
-        copies[node] = copied.placeholder(node.name)
-        copies[node].meta = node.meta
-    for node in graph.calls:
-        if node not in inside:
-            copies[node] = copied.node_copy(node, copies.__getitem__)
-    copied.output(fx.map_arg(graph.module.graph.output_node().args[0], copies.__getitem__))
-    module = fx.GraphModule(graph.module, copied)
-    return Graph(module, graph.kind, tuple(role for _, role in inputs))
+    return inputs + [(n, role) for n, role in roles.items() if not role.frozen]

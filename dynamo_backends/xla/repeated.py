@@ -12,7 +12,7 @@ crashes. Programs with such operands are compiled with products by themselves.
 import itertools
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,15 +53,32 @@ def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def may_fuse_products(program: core.ClosedJaxpr) -> bool:
-    """Whether no product has an operand that is the same along a dimension."""
-    same = _found_same(program.jaxpr)
-    operands = (
-        var
-        for eqn in program.jaxpr.eqns
-        if eqn.primitive.name == "dot_general"
-        for var in eqn.invars
-    )
-    return not any(_repeats(var, same) for var in operands)
+    """Whether no product has an operand that is the same along a dimension.
+
+    Bodies of loops are looked at, too, as if nothing were known of what they are given.
+    """
+    return not _has_repeated_operands(program.jaxpr)
+
+
+def _has_repeated_operands(jaxpr: core.Jaxpr) -> bool:
+    same = _found_same(jaxpr)
+    for eqn in jaxpr.eqns:
+        is_product = eqn.primitive.name == "dot_general"
+        if is_product and any(_repeats(var, same) for var in eqn.invars):
+            return True
+        if any(map(_has_repeated_operands, _bodies(eqn))):
+            return True
+    return False
+
+
+def _bodies(eqn: Any) -> Iterator[core.Jaxpr]:
+    """The programs that an equation runs: of loops, branches and calls."""
+    for value in eqn.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, core.ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, core.Jaxpr):
+                yield each
 
 
 def _repeats(atom: Any, same: Mapping[core.Var, frozenset[int]]) -> bool:

@@ -1,5 +1,6 @@
 """What is expected of candidates before anything is compiled, and what an error in it costs."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -367,6 +368,16 @@ def test_learning_finds_who_is_fast_where_and_what_it_takes():
     shuffled = priors.held_out(records, 1.0, 1e9, priors.by_model)
     far = [priors.of_best(r, p.__getitem__) for r, p in zip(records, shuffled, strict=True)]
     assert sum(far) < sum(near), "the error does not see what the features say"
+
+
+def test_what_is_kept_of_decisions_is_all_that_is_learned_from(tmp_path: Path):
+    rows = (row("a", 2.0), row("eager", 1.0), CandidateReport("openxla"))
+    made = decision(ops=7, candidates=rows, features=PRODUCTS)
+    content = {"decisions": [made.to_dict()], "models": {made.key: "net"}}
+    exported, kept = tmp_path / "exported.json", tmp_path / "kept.json"
+    exported.write_text(json.dumps(content))
+    assert priors.main(["keep", str(exported), "--out", str(kept)]) == 0
+    assert list(priors.read(kept)) == list(priors.read(exported))
 
 
 def test_what_is_learnt_adds_to_what_is_written_by_hand():

@@ -14,6 +14,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.products import simplify_products
+from dynamo_backends.xla.repeated import may_fuse_products
 from dynamo_backends.xla.runtime import open_device
 
 BATCH = (2, 3)
@@ -82,6 +83,28 @@ def batches(program: Any) -> list[bool]:
     """Of each product whether it has batch dimensions."""
     dots = [e for e in program.jaxpr.eqns if e.primitive.name == "dot_general"]
     return [bool(e.params["dimension_numbers"][1][0]) for e in dots]
+
+
+def test_products_by_themselves_where_an_operand_is_repeated():
+    """Also in a loop, and in a branch."""
+
+    def product(y: jax.Array, x: jax.Array = X[0, 0]) -> jax.Array:
+        return lax.dot_general(x, lax.broadcast_in_dim(y, (5, 6), (0,)), (((1,), (0,)), ((), ())))
+
+    def plain(y: jax.Array) -> jax.Array:
+        return lax.dot_general(X[0, 0], y, (((1,), (0,)), ((), ())))
+
+    y, full = array(5), array(5, 6)
+    repeating: list[Callable[..., Any]] = [
+        product,
+        lambda y: lax.fori_loop(0, 3, lambda i, z: z + product(y), jnp.zeros((4, 6))),
+        lambda y: lax.cond(y[0] > 0, product, lambda y: jnp.zeros((4, 6)), y),
+    ]
+    for function in repeating:
+        assert not may_fuse_products(jax.make_jaxpr(function)(y))
+    assert may_fuse_products(jax.make_jaxpr(plain)(full))
+    looped = lambda y: lax.fori_loop(0, 3, lambda i, z: z + plain(y), jnp.zeros((4, 6)))  # noqa: E731
+    assert may_fuse_products(jax.make_jaxpr(looped)(full))
 
 
 def test_batch_dimensions_anywhere():

@@ -1,13 +1,15 @@
 """What calls take while another process tunes beside them, and what that finds.
 
     python benchmarks/background.py --json background.json  # a call with the same file goes on
-    python benchmarks/background.py --models gpt2 --budget 20
+    python benchmarks/background.py --models gpt2 --budget 20 --load 0.8
     python benchmarks/background.py --json background.json --minutes 30  # begins none later
 
 Eight models, each in two processes with empty cache folders: one tunes in its first call
-(`mode="wait"`), and one is called every few milliseconds while another process tunes
-(`mode="background"`). Calls in eager before that are what those are compared with; the call that is
-captured does not count. Then eager and the winner are timed in turns, as after "wait".
+(`mode="wait"`), and one is called while another process tunes (`mode="background"`), with pauses
+between the calls: these take a part of the time (`--load`), and the other process has the rest.
+Calls in eager before that are what those are compared with; the call that is captured does not
+count. Then eager and the winner are timed in turns, as after "wait". "wait" may take the budget in
+seconds that pass, on all processors, and the other process the same in seconds of processors.
 
 The exit status is 1 if, for any model, the 95th percentile of calls during tuning exceeds 1.1 times
 that of eager and 5 ms; if the winner serves later than 1.5 times after "wait"; if the speed after
@@ -68,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:
     """What results depend on."""
-    names = ("scale", "batch", "rounds", "budget", "pause", "candidates")
+    names = ("scale", "batch", "rounds", "budget", "load", "candidates")
     return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
 
 
 def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     """Measures a model in one mode in a fresh process with empty caches."""
     command = [__file__, "--child", name]
-    for option in ("scale", "batch", "rounds", "budget", "pause", "patience"):
+    for option in ("scale", "batch", "rounds", "budget", "load", "patience"):
         command += [f"--{option}", str(getattr(settings, option))]
     command += ["--candidates", *settings.candidates]
     with tempfile.TemporaryDirectory() as folder:
@@ -94,10 +96,13 @@ def child(settings: argparse.Namespace) -> int:
     model, inputs = case.make(), case.inputs()
     eager = bound(model, inputs)
     alone = [seconds(eager) for _ in range(ALONE)][5:]
-    options = {"budget_s": settings.budget, "mode": mode, "candidates": settings.candidates}
+    pause_s = float(np.median(alone)) * (1 / settings.load - 1)
+    processors = torch.get_num_threads() if mode == "background" else 1
+    budget_s = settings.budget * processors
+    options = {"budget_s": budget_s, "mode": mode, "candidates": settings.candidates}
     run = bound(torch.compile(model, backend="autotune", options=options), inputs)
     with dynamo_backends.record() as reports:
-        during, tuned_s = until_tuned(run, settings.pause / 1e3, settings.patience)
+        during, tuned_s = until_tuned(run, pause_s, settings.patience)
     ratio = harness.compare({"eager": eager, "winner": run}, settings.rounds)["winner"].speedup
     limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
     harness.hand_back(
@@ -223,7 +228,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = harness.model_arguments(__doc__, rounds=20, models=MODELS)
     parser.add_argument("--budget", type=float, default=60, help="budget_s of autotune")
-    parser.add_argument("--pause", type=float, default=20, help="ms between calls")
+    parser.add_argument("--load", type=float, default=0.2, help="part of the time that calls take")
     parser.add_argument("--candidates", nargs="*", default=[], help="of autotune; default: all")
     parser.add_argument("--patience", type=float, default=600, help="seconds for one model to tune")
     parser.add_argument("--minutes", type=float, help="begin no measurement later than that")

@@ -2,6 +2,7 @@
 
     python benchmarks/traffic.py
     python benchmarks/traffic.py --streams embeddings --columns inductor onnxrt --requests 100
+    python benchmarks/traffic.py --streams embeddings --requests 300 --different 20
 
 Each column of each stream is a process of its own with empty cache folders. It answers the stream
 from cold; when all is compiled that was to be beside the calls, once more, which is not counted;
@@ -9,11 +10,14 @@ then once with each request in eager as well, one after the other, which are the
 compared; and once to compare results with eager's and, where that leaves doubt, with float64's.
 "made" are executables, and "MiB" is by how much the process grows in the first of
 the three. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
-A column COLUMN@exact compiles every size for itself (the option `ranges=False`).
+A column COLUMN@exact compiles every size for itself (the option `ranges=False`). With `--different`
+the first requests alone come again and again, in other orders.
 """
 
 import argparse
 import copy
+import dataclasses
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,8 +84,9 @@ def in_a_process(settings: argparse.Namespace, stream: str, column: str) -> dict
             "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
         }
         command = [__file__, "--child", column, "--streams", stream, "--scale", settings.scale]
-        if settings.requests:
-            command += ["--requests", str(settings.requests)]
+        for option in ("requests", "different"):
+            if getattr(settings, option):
+                command += [f"--{option}", str(getattr(settings, option))]
         try:
             found = harness.run_child(command, caches, timeout_s=settings.timeout)
         except harness.ChildError as error:
@@ -93,6 +98,10 @@ def child(settings: argparse.Namespace) -> int:
     """Answers one stream by one column, and hands the times back."""
     counted = {"count": settings.requests} if settings.requests else {}
     stream = STREAMS[settings.streams[0]](settings.scale, **counted)
+    if settings.different:
+        requests = repeated(stream.requests, settings.different)
+        text = f"{stream.summary}; {settings.different} of them, again and again"
+        stream = dataclasses.replace(stream, requests=requests, summary=text)
     eager = stream.serve(copy.deepcopy(stream.model), lambda function: function)
     before = harness.rss_bytes()
     with dynamo_backends.record() as reports, torch.set_grad_enabled(stream.trains):
@@ -124,6 +133,14 @@ def child(settings: argparse.Namespace) -> int:
     return 0
 
 
+def repeated(requests: Sequence[Any], different: int) -> list[Any]:
+    """As many requests, of which only the first ones differ; each round in an order of its own."""
+    order = random.Random(0)
+    first = list(requests[:different])
+    rounds = range(-(-len(requests) // len(first)))
+    return [x for _ in rounds for x in order.sample(first, len(first))][: len(requests)]
+
+
 def compiled(function: Callable[..., Any], column: str) -> Callable[..., Any]:
     """A function compiled as a column says."""
     if column in ("eager", "inductor", "inductor-dynamic"):
@@ -145,6 +162,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=list(STREAMS))
     parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="COLUMN")
     parser.add_argument("--requests", type=int, help="so many, instead of each stream's own number")
+    parser.add_argument("--different", type=int, help="only so many of them, which come again")
     parser.add_argument("--scale", choices=("test", "bench"), default="bench")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one column")
     parser.add_argument("--json", metavar="FILE", help="save the results")

@@ -15,7 +15,7 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.int8.packages import NNCF, TORCHAO
 from dynamo_backends.interface.availability import availability_of
-from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.backend import Backend, NamedBounds
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions
 from dynamo_backends.interface.registry import (
@@ -71,14 +71,19 @@ class Candidate:
             return self.backend == "inductor"
         return type(get_backend(self.backend)).compile_step is not Backend.compile_step
 
-    def options(self, options: AutotuneOptions) -> Options:
-        """The options of a backend of this package."""
+    def options(self, options: AutotuneOptions, bounds: NamedBounds | None = None) -> Options:
+        """The options of a backend of this package.
+
+        Args:
+            options: Of autotune.
+            bounds: See `compile`.
+        """
         if self.backend == SPLIT:
             return options
         settings = options.common()
         kind = get_backend(self.backend).Options
-        if "bucket_growth" in kind.__dataclass_fields__:
-            settings["bucket_growth"] = 1  # races are run at the sizes themselves
+        if "buckets" in kind.__dataclass_fields__:
+            settings |= {"bucket_growth": 1} if bounds is None else {"buckets": bounds}
         if self.reduced and "precision" in kind.__dataclass_fields__:
             settings["precision"] = "bf16"
         if self.is_int8:
@@ -101,7 +106,11 @@ class Candidate:
         return ", ".join(found)
 
     def compile(
-        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: AutotuneOptions
+        self,
+        captured: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: AutotuneOptions,
+        bounds: NamedBounds | None = None,
     ) -> Callable[..., Any]:
         """Compiles a graph of Dynamo's.
 
@@ -109,9 +118,11 @@ class Candidate:
             captured: The graph; not changed.
             example_inputs: Its inputs.
             options: Of autotune.
+            bounds: Sizes that backends which round up leave as they are; None: all sizes.
         """
         with self._precision():
-            run = self._compile(private.copy_captured(captured), example_inputs, options)
+            copy = private.copy_captured(captured)
+            run = self._compile(copy, example_inputs, options, bounds)
         if not self._by_autocast():
             return run
         dtypes = [_dtype(node) for node in _outputs(captured)]
@@ -120,13 +131,18 @@ class Candidate:
         return _casting(run, dtypes)
 
     def _compile(
-        self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: AutotuneOptions
+        self,
+        captured: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: AutotuneOptions,
+        bounds: NamedBounds | None,
     ) -> Callable[..., Any]:
         if self.owner == "eager":
             return captured.forward
         if self.owner == "ours":
             backend = self.made or get_backend(self.backend)
-            return compile_captured(backend, captured, example_inputs, self.options(options))
+            given = self.options(options, bounds)
+            return compile_captured(backend, captured, example_inputs, given)
         compile_foreign = self._foreign()
         with private.keep_unused_draws():
             return compile_foreign(captured, list(example_inputs))

@@ -22,9 +22,11 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
+from dynamo_backends.autotune.symbols import bounds_of
 from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.int8.capture import placed
 from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import NamedBounds
 from dynamo_backends.interface.errors import CompileError, brief_error
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
@@ -42,6 +44,9 @@ class Ensemble:
         example_inputs: Its inputs: real tensors, and symbols.
         options: Of autotune.
         number: Of the captured graph, for reports.
+
+    Attributes:
+        bounds: See `Candidate.compile`; by default the sizes of the inputs.
     """
 
     kind = "inference"
@@ -58,6 +63,7 @@ class Ensemble:
         self.options = options
         self.number = number
         self.values = [private.concrete(x) for x in example_inputs]
+        self.bounds: NamedBounds | None = bounds_of(captured, [self.values])
         self.devices = sorted({x.device.type for x in self.values if isinstance(x, Tensor)})
         self.ops = sum(node.op.startswith("call_") for node in captured.graph.nodes)
         self.capture_s = private.capture_seconds()
@@ -201,7 +207,7 @@ class Ensemble:
         """
         name, options = candidate.name, options or self.options
         with reporting.apart() as self.reports[name]:
-            compiled = candidate.compile(self.captured, self.example_inputs, options)
+            compiled = candidate.compile(self.captured, self.example_inputs, options, self.bounds)
         self.compiled[name] = compiled
         return self._reporting_apart(self.adapt(compiled), self.reports[name])
 

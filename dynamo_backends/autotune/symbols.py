@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.inputs import readable
+from dynamo_backends.aot.inputs import inspect_captured, readable
 from dynamo_backends.autotune.traffic import Assumed, Traffic
 
 _SIZE = re.compile(r"(?P<tensor>.+)\.size\(\)\[(?P<dim>\d+)\]")
@@ -52,6 +52,29 @@ def _values(captured: fx.GraphModule) -> list[list[str]]:
 def has_symbols(captured: fx.GraphModule) -> bool:
     """Whether an input of a graph is a symbol, or has a size that is one."""
     return any(not size.isdigit() for sizes in _values(captured) for size in sizes)
+
+
+def bounds_of(
+    captured: fx.GraphModule, sets: Sequence[Sequence[Any]]
+) -> dict[str, dict[int, tuple[int, ...]]]:
+    """Bounds with which sizes that are known are not rounded up (see `Buckets.named`).
+
+    Args:
+        captured: A graph of Dynamo's.
+        sets: Inputs of it, of these sizes.
+
+    Returns:
+        By the inputs' names and their dimensions; nothing of a graph without symbols.
+    """
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
+    for place, values in zip(
+        inspect_captured(captured).inputs, zip(*sets, strict=True), strict=True
+    ):
+        varying = [dim for dim, symbol in enumerate(place.symbols) if symbol]
+        if varying:
+            sizes = {dim: {max(int(x.shape[dim]), 1) for x in values} for dim in varying}
+            found[place.name] = {dim: tuple(sorted(s)) for dim, s in sizes.items()}
+    return found
 
 
 def _sizes(captured: fx.GraphModule) -> dict[int, tuple[int, int]]:

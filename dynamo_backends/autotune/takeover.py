@@ -26,6 +26,7 @@ from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.served import TunedBeside
 from dynamo_backends.autotune.session import Outcome, failure_of
+from dynamo_backends.autotune.symbols import bounds_of
 from dynamo_backends.autotune.verify import Trial
 from dynamo_backends.graph.private_draws import DrawsError
 from dynamo_backends.graph.tf32 import product_precision
@@ -214,6 +215,7 @@ def _built(owner: TunedBeside, ensemble: Ensemble, candidate: Candidate) -> Run:
     symbols.traffic.close()
     # What new sizes need is compiled beside the calls as well.
     options = dataclasses.replace(ensemble.options, while_compiling="eager")
+    ensemble.bounds = bounds_of(ensemble.captured, [x for x, _ in symbols.traffic.seen()])
     context = symbols.context(ensemble.example_inputs)
     with private.without_captures(), private.as_if_captured(context):
         run = owner.alone(ensemble.build(candidate, options))

@@ -51,11 +51,11 @@ class TrainingEnsemble(Ensemble):
     def competing(self) -> list[Candidate]:
         """See `Ensemble.competing`: backends of this package take part inside of "split".
 
-        Beside calls for sizes that change each takes part with a forward and a backward graph of
-        its own: inside of "split" there is a choice for each set of sizes, in a call with them.
+        With symbols each takes part with a forward and a backward graph of its own: inside of
+        "split" there is a choice for each set of sizes, in a call with them.
         """
         found = [c for c in super().competing() if not c.reduced]
-        if self.options.mode == "background" and has_symbols(self.captured):
+        if has_symbols(self.captured):
             return found
         foreign = [c for c in found if c.owner != "ours"]
         if any(c.owner == "ours" or c.backend == "inductor" for c in found):

@@ -164,6 +164,8 @@ def _decided(
     ensemble = Ensemble(captured, inputs, options, request["number"])
     if request["training"]:
         ensemble = TrainingEnsemble(captured, inputs, options, request["number"], split)
+    if others:
+        ensemble.bounds = None
     budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
     share(repr(options), budget)  # with forward and backward graphs inside of this one
     with budget.spending(), ensemble.apart():

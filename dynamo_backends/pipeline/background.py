@@ -28,6 +28,7 @@ from dynamo_backends._torch_private import after_backward, is_capturing, tracing
 from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
 from dynamo_backends.tuning.queue_thread import Helper, QueueThread, Stopped
+from dynamo_backends.tuning.turns import turns
 
 _MOST = 64
 """So many compilations wait at most; what comes then is asked for again by the next call."""
@@ -96,6 +97,16 @@ class _Worker(QueueThread[_Job]):
                 self.waiting.remove(job)
                 self.marks.discard(job.mark)
             self.changed.notify_all()
+
+    def begins(self, thread: int) -> None:
+        """Notes that a call begins in a thread."""
+        self.calls[thread] = None
+        turns.begins(thread)
+
+    def ends(self, thread: int) -> None:
+        """Notes that the call of a thread ends."""
+        self.calls.pop(thread, None)
+        turns.ends(thread)
 
     def wait(self, timeout: float | None) -> bool:
         if self.is_here:
@@ -183,33 +194,33 @@ def wait(timeout: float | None = None) -> bool:
 
 
 def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A boxed function during whose calls the thread gives way."""
+    """A boxed function during whose calls the thread gives way, and other processes are stopped."""
 
     def call(args: list[Any]) -> Sequence[Any]:
         worker = _worker
-        if not worker.marks:
+        if not (worker.marks or turns.are_taken):
             return run(args)
         thread = threading.get_ident()
-        worker.calls[thread] = None
+        worker.begins(thread)
         try:
             return run(args)
         finally:
-            worker.calls.pop(thread, None)
+            worker.ends(thread)
 
     return call
 
 
 def backward_first(outputs: Sequence[Any]) -> None:
-    """Has the thread give way also while gradients of a call's outputs are computed."""
+    """The same while gradients of a call's outputs are computed."""
     worker = _worker
-    if not worker.marks:
+    if not (worker.marks or turns.are_taken):
         return
 
     def begins(_: Tensor) -> None:
         thread = threading.get_ident()
         if thread not in worker.calls:
-            worker.calls[thread] = None
-            after_backward(lambda: worker.calls.pop(thread, None))
+            worker.begins(thread)
+            after_backward(lambda: worker.ends(thread))
 
     for output in outputs:
         if isinstance(output, Tensor) and output.grad_fn is not None:

@@ -6,12 +6,17 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 from dynamo_backends.tuning.priority import give_way
+from dynamo_backends.tuning.stopped_time import BYTES, StoppedTime, is_stopped_by_parent
+from dynamo_backends.tuning.turns import turns
+
+_LEAST_WAIT_S = 0.01
 
 Hear = Callable[[dict[str, Any]], float | None]
 """Gets what the process says before its answer; returns the seconds that it may now be silent."""
@@ -34,7 +39,8 @@ class AnsweringProcess:
 
     Attributes:
         command: What Python runs there.
-        niceness: By how much the priority of the process is lower than that of this one.
+        niceness: By how much the priority of the process is lower than that of this one. If it is,
+            calls and the process take turns (see `turns`).
 
     Examples:
         >>> with MeasuringProcess() as process:
@@ -69,7 +75,8 @@ class AnsweringProcess:
 
         Args:
             request: What the command takes.
-            limit_s: Seconds after which the process is ended; None: it may take for ever.
+            limit_s: Seconds after which the process is ended, those not counted in which it is
+                stopped; None: it may take for ever.
             hear: Gets each line with "said" in it, of which there may be some before the answer.
 
         Raises:
@@ -80,7 +87,7 @@ class AnsweringProcess:
         try:
             child.stdin.write(json.dumps(request) + "\n")
             child.stdin.flush()
-            while line := self._answers.get(timeout=limit_s):
+            while line := self._line(child.pid, limit_s):
                 answer: dict[str, Any] = json.loads(line)
                 if hear is None or "said" not in answer:
                     return answer
@@ -93,24 +100,47 @@ class AnsweringProcess:
         except BaseException:  # Ctrl-C; the answer would be taken for that of the next request
             self.end()
             raise
+        turns.discard(child.pid)
         status = child.wait()
         self.end()
         raise Lost(f"its process ended with status {status}", status)
 
+    def _line(self, pid: int, limit_s: float | None) -> str:
+        """What the process writes next; empty at its end."""
+        while True:
+            before = turns.stopped_s(pid)
+            try:
+                return self._answers.get(timeout=limit_s)
+            except queue.Empty:
+                limit_s = turns.stopped_s(pid) - before
+                if limit_s < _LEAST_WAIT_S:
+                    raise
+
     def _start(self) -> "subprocess.Popen[str]":
-        child = subprocess.Popen(
-            [sys.executable, *self.command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment(),
-            # Ctrl-C is for this process alone. In a session of its own, Linux would not count its
-            # niceness against this process (see autogroups in `man 7 sched`).
-            process_group=0,
-        )
+        stopped = None
+        with tempfile.TemporaryFile() as file:
+            descriptors: tuple[int, ...] = ()
+            if self.niceness and os.name == "posix":
+                file.truncate(BYTES)
+                descriptors = (file.fileno(),)
+                stopped = StoppedTime(*descriptors)
+            child = subprocess.Popen(
+                [sys.executable, *self.command, *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=environment(),
+                # Ctrl-C is for this process alone. In a session of its own, Linux would not count
+                # its niceness against this process (see autogroups in `man 7 sched`). Who is
+                # stopped for the sake of calls is so with all that it has started.
+                process_group=None if is_stopped_by_parent() else 0,
+                pass_fds=descriptors,
+            )
         if self.niceness:
             give_way(child.pid, self.niceness)  # the imports, too, take seconds and all processors
+        if stopped is not None:
+            turns.add(child.pid, stopped)
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def read() -> None:
@@ -129,6 +159,7 @@ class AnsweringProcess:
         child, self._child = self._child, None
         if child is None:
             return
+        turns.discard(child.pid)
         kill(child)
         for pipe in (child.stdin, child.stdout):
             with contextlib.suppress(OSError, ValueError):

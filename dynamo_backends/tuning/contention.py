@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from dynamo_backends.tuning.stopped_time import stopped_s
+
 _SPARE = 0.25
 """Processors that others may take before a machine counts as busy: the system's own work."""
 
@@ -30,6 +32,10 @@ class System:
     def wall_s(self) -> float:
         """Seconds that pass."""
         return time.perf_counter()
+
+    def stopped_s(self) -> float:
+        """Seconds of them in which this process was stopped."""
+        return stopped_s()
 
     def own_s(self) -> float:
         """Seconds of processors that this process has used; not its children, who compete."""
@@ -95,10 +101,16 @@ class Watch:
     def __init__(self, system: System):
         self._system = system
         self._start = system.wall_s(), system.own_s(), system.busy_s()
+        self._stopped_s = system.stopped_s()
 
     def of_others(self) -> float:
-        """Processors that other processes have had since, in the mean; 0 where nobody says."""
+        """Processors that other processes have had since, in the mean; 0 where nobody says.
+
+        Nor does anybody where this process was stopped meanwhile, for the sake of others.
+        """
         wall, own, busy = self._start
+        if self._system.stopped_s() > self._stopped_s:
+            return 0.0
         now = self._system.busy_s()
         seconds = self._system.wall_s() - wall
         if busy is None or now is None or seconds <= 0:
@@ -116,10 +128,14 @@ def is_harmless(preemptions: int, seconds: float) -> bool:
     return preemptions <= int(seconds / _HARMLESS_S)
 
 
+def processors() -> int:
+    """How many processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
 def free_processors() -> int:
     """How many processors torch's threads leave to others."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        count = os.cpu_count() or 1
-    return max(0, count - torch.get_num_threads())
+    return max(0, processors() - torch.get_num_threads())

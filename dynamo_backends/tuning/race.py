@@ -30,6 +30,7 @@ from dynamo_backends.tuning.contention import (
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.samples import Samples
 from dynamo_backends.tuning.statistics import Ratio, Timing, scatter
+from dynamo_backends.tuning.stopped_time import running_s
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """From a list of inputs to outputs."""
@@ -126,7 +127,7 @@ class Race:
             baseline: What the speedups refer to.
             on_round: Called after each round, to show progress.
         """
-        start = time.perf_counter()
+        start = running_s()
         watch = Watch(self._system)
         warm, sure = self._warm_up()
         best = min(warm.values())
@@ -139,7 +140,7 @@ class Race:
             active = [n for n in active if n not in self._failed]
             if on_round is not None:
                 on_round()
-            seconds = time.perf_counter() - start
+            seconds = running_s() - start
             if self._is_lost(active) and seconds > self._budget_s:
                 break
             if number < _LEAST_ROUNDS or number % 2 == 0:
@@ -197,21 +198,21 @@ class Race:
 
     @contextmanager
     def _spending(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = running_s()
         try:
             yield
         finally:
-            self._spent[name] += time.perf_counter() - start
+            self._spent[name] += running_s() - start
 
     def _sample(self, run: Run, repeat: int) -> float:
         sets = [list(next(self._next)) for _ in range(repeat)]
         COUNTS.add(samples=1)
         self._synchronize()
-        start = time.perf_counter()
+        start = running_s()
         for args in sets:
             run(args)
         self._synchronize()
-        return (time.perf_counter() - start) / repeat
+        return (running_s() - start) / repeat
 
     def _synchronize(self) -> None:
         if self._cuda:

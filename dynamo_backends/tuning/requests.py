@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dynamo_backends.tuning.stopped_time import follow
+
 Say = Callable[[Any], None]
 """Tells the parent something before the answer; in types that JSON has."""
 
@@ -18,6 +20,7 @@ def answer_all(answer: Callable[[dict[str, Any], Say], dict[str, Any]]) -> None:
     Args:
         answer: Makes the answer to a request.
     """
+    follow(sys.argv)
     # What libraries print must not come between the answers.
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -132,7 +132,7 @@ def test_what_new_sizes_need_is_compiled_beside_the_calls(
         served[row.by] += row.calls
     if backend == "openxla":
         assert served["eager while compiling"] == 2, "one for each new size"
-        assert served["exact"] >= 2
+        assert served["padded"] >= 2
         assert report.cache_hits == 1, "that of the decision is on disk"
     else:
         assert served["ranged"] >= 2
@@ -249,8 +249,8 @@ def test_the_winner_is_the_fastest_over_what_occurs(
 
         return call
 
-    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda seconds: None)
-    monkeypatch.setattr(race, "time", clock)
+    monkeypatch.setattr(race, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(race, "running_s", lambda: now[0])
     first, other = (Arguments([torch.ones(size)], (), ()) for size in (2, 5))
     subject = Subject(run("eager"), None, first, others=[other], counts=counts)
     prepared = [PreparedCandidate("fast_at_2", lambda: run("fast_at_2"))]

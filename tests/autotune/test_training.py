@@ -1,6 +1,7 @@
 """Graphs that are differentiated: chosen for whole, and forward and backward apart."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ def test_the_real_choice_is_right_too():
     reports = agrees(dynamo_backends.compiler("autotune", candidates=("ts_trace",)))
     assert reports
     assert reports[0].candidates[0].graph == "training"
+
+
+@pytest.mark.usefixtures("eager_seems_slow")
+def test_with_symbols_one_decision_serves_all_sizes(counts: Counts):
+    ours, theirs, precise = net(), net(), net().double()
+    compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace", "inductor"))
+    with dynamo_backends.record() as reports:
+        compiled = torch.compile(ours, backend=compiler)
+        for size in (5, 7, 9, 12, 31):
+            x = torch.randn(size, 6, generator=torch.Generator().manual_seed(size))
+            found, expected = step(compiled, ours, x), step(theirs, theirs, x)
+            same(expected, found, step(precise, precise, x.double()))
+            if size == 7:  # Dynamo's second graph has a symbol
+                made = dataclasses.replace(counts)
+    assert counts.sessions == made.sessions, "of the first graph, its two parts, and the second"
+    assert (counts.compiled, counts.samples) == (made.compiled, made.samples)
+    assert {row.name for row in reports[-1].candidates} <= {"eager", "ts_trace", "inductor"}
 
 
 @pytest.mark.usefixtures("plant")

@@ -1,0 +1,65 @@
+"""How long a process has been stopped, in memory that it shares with who stops it.
+
+What is timed there (races of candidates) must not count the seconds of others' calls.
+"""
+
+import mmap
+import struct
+import sys
+import time
+
+_NUMBER = struct.Struct("d")
+
+BYTES = _NUMBER.size
+"""Of a file that holds the number."""
+
+
+class StoppedTime:
+    """A number of seconds that one process writes and another one reads.
+
+    Args:
+        descriptor: Of a file that both have open; it may be closed afterwards. -1: memory of this
+            process alone.
+    """
+
+    def __init__(self, descriptor: int = -1):
+        self._memory = mmap.mmap(descriptor, BYTES)
+
+    @property
+    def seconds(self) -> float:
+        """In all."""
+        (seconds,) = _NUMBER.unpack_from(self._memory)
+        return float(seconds)
+
+    def add(self, seconds: float) -> None:
+        """Counts a stop that is over; the process must not run yet."""
+        _NUMBER.pack_into(self._memory, 0, self.seconds + seconds)
+
+
+_own: StoppedTime | None = None
+
+
+def follow(arguments: list[str]) -> None:
+    """Has `running_s` leave out the seconds in which this process is stopped.
+
+    Args:
+        arguments: Of this process; the last one is the descriptor. Without any nobody stops it.
+    """
+    global _own
+    if len(arguments) > 1 and sys.platform != "win32":
+        _own = StoppedTime(int(arguments[-1]))
+
+
+def is_stopped_by_parent() -> bool:
+    """Whether the process that started this one stops it at times, with all that it starts."""
+    return _own is not None
+
+
+def stopped_s() -> float:
+    """Seconds in which this process was stopped, so that others' calls could run."""
+    return _own.seconds if _own is not None else 0.0
+
+
+def running_s() -> float:
+    """Seconds that pass while this process is not stopped, since some point of time."""
+    return time.perf_counter() - stopped_s()

@@ -8,8 +8,8 @@ Eight models, each in two processes with empty cache folders: one tunes in its f
 (`mode="wait"`), and one is called while another process tunes (`mode="background"`), with pauses
 between the calls: these take a part of the time (`--load`), and the other process has the rest.
 Calls in eager before that are what those are compared with; the call that is captured does not
-count. Then eager and the winner are timed in turns, as after "wait". "wait" may take the budget in
-seconds that pass, on all processors, and the other process the same in seconds of processors.
+count. Then eager and the winner are timed in turns, as after "wait". The budget of "wait" is in
+seconds that pass; the other process may use as many seconds of processors as "wait" has used.
 
 The exit status is 1 if, for any model, the 95th percentile of calls during tuning exceeds 1.1 times
 that of eager and 5 ms; if the winner serves later than 1.5 times after "wait"; if the speed after
@@ -31,6 +31,7 @@ from rich.table import Table
 import dynamo_backends
 import harness
 from dynamo_backends.bench.results_files import ResultError
+from dynamo_backends.tuning.budget import cpu_s
 from harness.kept import Kept, Results, measure_left
 
 SUITES = ("classic", "transformers")
@@ -58,7 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     names = [f"{model}/{mode}" for model in models for mode in MODES]
-    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
+
+    def measure(name: str) -> dict[str, Any]:
+        model = name.rpartition("/")[0]
+        used_s = kept.results.get(f"{model}/wait", {}).get("processors_s", settings.budget)
+        return in_a_process(name, settings, used_s)
+
+    left = measure_left(names, kept, measure, console, settings.minutes)
     console.print(table(models, kept.results))
     found = [text for model in models for text in problems(model, kept.results)]
     for text in found:
@@ -74,10 +81,17 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
     return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
 
 
-def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
-    """Measures a model in one mode in a fresh process with empty caches."""
-    command = [__file__, "--child", name]
-    for option in ("scale", "batch", "rounds", "budget", "load", "patience"):
+def in_a_process(name: str, settings: argparse.Namespace, used_s: float) -> dict[str, Any]:
+    """Measures a model in one mode in a fresh process with empty caches.
+
+    Args:
+        name: Of suite, model and mode.
+        settings: From the command line.
+        used_s: Seconds of processors that "wait" has used.
+    """
+    budget = used_s if name.endswith("/background") else settings.budget
+    command = [__file__, "--child", name, "--budget", str(budget)]
+    for option in ("scale", "batch", "rounds", "load", "patience"):
         command += [f"--{option}", str(getattr(settings, option))]
     command += ["--candidates", *settings.candidates]
     with tempfile.TemporaryDirectory() as folder:
@@ -97,12 +111,12 @@ def child(settings: argparse.Namespace) -> int:
     eager = bound(model, inputs)
     alone = [seconds(eager) for _ in range(ALONE)][5:]
     pause_s = float(np.median(alone)) * (1 / settings.load - 1)
-    processors = torch.get_num_threads() if mode == "background" else 1
-    budget_s = settings.budget * processors
-    options = {"budget_s": budget_s, "mode": mode, "candidates": settings.candidates}
+    options = {"budget_s": settings.budget, "mode": mode, "candidates": settings.candidates}
     run = bound(torch.compile(model, backend="autotune", options=options), inputs)
     with dynamo_backends.record() as reports:
+        before_s = cpu_s()
         during, tuned_s = until_tuned(run, pause_s, settings.patience)
+        used_s = cpu_s() - before_s
     ratio = harness.compare({"eager": eager, "winner": run}, settings.rounds)["winner"].speedup
     limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
     harness.hand_back(
@@ -112,6 +126,7 @@ def child(settings: argparse.Namespace) -> int:
         over=sum(t > limit for t in during),
         limit_ms=limit * 1e3,
         tuned_s=tuned_s,
+        processors_s=used_s,
         speedup=ratio.value,
         speedup_95=[ratio.low, ratio.high],
         chosen=sorted({r.chosen for r in reports if r.chosen}),

@@ -3,8 +3,8 @@
 What it can it has another process do (`compiler_process`). What a vendor does in C++ here runs
 beside a call. What is Python here (passes, loading) does not: each operator of a call in eager
 gives the interpreter away, and would wait 5 ms for it (`sys.getswitchinterval()`). So the thread
-looks, at each call of a Python function, whether calls are running, and sleeps for most of that
-time.
+looks, at each call of a Python function, whether calls are running, and sleeps until they have
+ended; if there are no pauses between calls, for most of the time.
 
 The thread has the priority of all others. The runtimes' threads are often started while something
 is compiled, and would inherit a lower one for all their calls.
@@ -35,6 +35,9 @@ _MOST = 64
 
 _PAUSE, _RUN = 0.008, 0.002
 """Seconds: how long the thread sleeps at a time while calls run, and how long it then works."""
+
+_LONGEST_PAUSE = 1.0
+"""Seconds: how long it sleeps at a time where calls leave pauses; a call may never end."""
 
 _CAPTURE_PAUSE = 0.05
 """Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
@@ -140,7 +143,9 @@ class _Worker(QueueThread[_Job]):
     def _pause(self) -> float:
         if is_capturing():
             return _CAPTURE_PAUSE
-        return _PAUSE if self.calls else 0.0
+        if not self.calls:
+            return 0.0
+        return _LONGEST_PAUSE if turns.leave_time else _PAUSE
 
 
 _worker = _Worker()

@@ -119,9 +119,13 @@ class Turns:
                 self._stopped = {}
 
     @property
+    def leave_time(self) -> bool:
+        """Whether there are pauses between calls, for work that is none of theirs."""
+        return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
+
+    @property
     def _is_worth_it(self) -> bool:
-        pauses = self._idle > _LEAST_PAUSES * (self._idle + self._busy)
-        return pauses and self._busy * (1 - _KEPT) > _SHORT_S
+        return self.leave_time and self._busy * (1 - _KEPT) > _SHORT_S
 
     def _signal(self, name: str) -> None:
         for group in self._stopped:

@@ -9,7 +9,7 @@ Eight models, each in two processes with empty cache folders: one tunes in its f
 between the calls: these take a part of the time (`--load`), and the other process has the rest.
 Calls in eager with such pauses, before, are what those are compared with; the call that is captured
 does not count. Then eager and the winner are timed in turns, as after "wait". The budget of "wait"
-is in seconds that pass; the other process may use as many seconds of processors as "wait" has used.
+is in seconds that pass, that of the other process the same number of seconds of processors.
 
 The exit status is 1 if, for any model, the 95th percentile of calls during tuning exceeds 1.1 times
 that of eager and 5 ms; if the winner serves later than 1.5 times after "wait"; if the speed after
@@ -39,7 +39,7 @@ MODELS = (
     "resnet18", "mobilenet_v2", "squeezenet1_1", "bert", "gpt2", "distilbert", "swin", "convnext",
 )  # fmt: skip
 MODES = ("wait", "background")
-WARM, ALONE = 5, 60  # calls in eager before
+WARM, ALONE = 5, 40  # calls in eager before
 TIMES_EAGER, PLUS_S = 1.1, 5e-3
 TIMES_WAIT = 1.5
 OF_WAIT = 0.95
@@ -59,13 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[red]{error}[/]", highlight=False)
         return 2
     names = [f"{model}/{mode}" for model in models for mode in MODES]
-
-    def measure(name: str) -> dict[str, Any]:
-        model = name.rpartition("/")[0]
-        used_s = kept.results.get(f"{model}/wait", {}).get("processors_s", settings.budget)
-        return in_a_process(name, settings, used_s)
-
-    left = measure_left(names, kept, measure, console, settings.minutes)
+    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
     console.print(table(models, kept.results))
     found = [text for model in models for text in problems(model, kept.results)]
     for text in found:
@@ -81,17 +75,10 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
     return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
 
 
-def in_a_process(name: str, settings: argparse.Namespace, used_s: float) -> dict[str, Any]:
-    """Measures a model in one mode in a fresh process with empty caches.
-
-    Args:
-        name: Of suite, model and mode.
-        settings: From the command line.
-        used_s: Seconds of processors that "wait" has used.
-    """
-    budget = used_s if name.endswith("/background") else settings.budget
-    command = [__file__, "--child", name, "--budget", str(budget)]
-    for option in ("scale", "batch", "rounds", "load", "patience"):
+def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
+    """Measures a model in one mode in a fresh process with empty caches."""
+    command = [__file__, "--child", name]
+    for option in ("scale", "batch", "rounds", "budget", "load", "patience"):
         command += [f"--{option}", str(getattr(settings, option))]
     command += ["--candidates", *settings.candidates]
     with tempfile.TemporaryDirectory() as folder:

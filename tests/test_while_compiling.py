@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,7 +198,8 @@ def test_the_thread_sleeps_while_calls_run(monkeypatch: pytest.MonkeyPatch):
         assert sleeps.wait(60), "the thread asks again and again whether the call is over"
         return args
 
-    monkeypatch.setattr(background, "_PAUSE", 3600.0)
+    for pause in ("_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(background, pause, 3600.0)
     monkeypatch.setattr(worker, "_pause", watched)
     background.submit("works", job)
     try:
@@ -224,6 +226,38 @@ def test_a_backward_pass_is_a_part_of_its_call():
     assert background.wait(60)
     background.backward_first([z := x * 2])
     assert not z._backward_hooks, "nothing is under way"
+
+
+def test_a_backward_pass_that_fails_is_over_some_time(monkeypatch: pytest.MonkeyPatch):
+    def fails(_: torch.Tensor) -> None:
+        raise RuntimeError("no gradient")
+
+    monkeypatch.setattr(background, "_LONGEST_BACKWARD_S", 0.05)
+    hold = threading.Event()
+    background.submit("waits", lambda: hold.wait(60))
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(fails)
+    y = x * 2
+    background.backward_first([y])
+    with pytest.raises(RuntimeError, match="no gradient"):
+        y.sum().backward()
+    end = time.monotonic() + 60
+    while background._worker.calls:
+        assert time.monotonic() < end
+    hold.set()
+    assert background.wait(60)
+
+
+def test_the_thread_does_not_wait_for_its_own_calls():
+    seen: list[list[int]] = []
+
+    def call(args: list[Any]) -> list[Any]:
+        seen.append(list(background._worker.calls))
+        return args
+
+    background.submit("calls", lambda: background.going_first(call)([]))
+    assert background.wait(60)
+    assert seen == [[]]
 
 
 def test_autotune_refuses():

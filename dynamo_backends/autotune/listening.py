@@ -33,6 +33,7 @@ class Task:
         followed: Its status.
         budget: Of all graphs with the same options.
         prepare: Writes the graph and its inputs into a folder, and makes the request.
+        leads: Has a candidate serve that is faster than eager, until tuning has ended.
         is_ready: Whether enough is known of the calls.
         decided: Takes over what came of it.
         left: Leaves the graph to who serves it, and why.
@@ -44,6 +45,7 @@ class Task:
     followed: Followed
     budget: Budget
     prepare: Callable[[Any, Path], dict[str, Any]]
+    leads: Callable[[Any, str], None]
     is_ready: Callable[[Any], bool]
     decided: Callable[[Any, Outcome], None]
     left: Callable[[Any, str], None]
@@ -72,9 +74,13 @@ class Listener:
 
     def __call__(self, said: dict[str, Any]) -> float | None:
         """Notes a line; returns how many seconds may pass until the next one."""
-        if self._task.owner() is None:
+        owner = self._task.owner()
+        if owner is None:
             raise NotWanted
         self._spent_s = said["spent_s"]
+        if "leads" in said:
+            self._task.leads(owner, said["leads"])
+            return None
         if "ended" in said:
             row = CandidateReport.from_dict(said["ended"])
             self.candidate = ""

@@ -129,7 +129,9 @@ class TunedBeside:
             self.report.tuning_seconds = choice.seconds
         trace(self.report, "autotune")
         self.release()
-        self.followed.change(state="serving", winner=winner, candidate="", sizes=sizes)
+        self.followed.change(
+            state="serving", winner=winner, candidate="", meanwhile="", sizes=sizes
+        )
 
     def release(self) -> None:
         """Lets go of what tuning needed."""

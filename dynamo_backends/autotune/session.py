@@ -27,6 +27,9 @@ from dynamo_backends.verify import restore_rng, snapshot_rng
 _SETS = 3  # of inputs, to be rotated
 _LARGE = 1 << 28  # bytes of inputs of which one set has to do
 
+_LEADER_S = 1.0  # for which one is compared with eager that may serve meanwhile, about
+_LEAD = 0.05  # by which it has to be faster
+
 log = logging.getLogger("dynamo_backends")
 
 
@@ -199,6 +202,7 @@ class TuningSession:
         self._memory: dict[str, int] = {}
         self._cut: list[str] = []
         self._worth = Worth(model, options)
+        self._has_leader = False
 
     def decide(self) -> Outcome:
         """Tries all candidates and chooses one.
@@ -249,7 +253,19 @@ class TuningSession:
             if self._rows[name].compile_s is not None:
                 self._means.finished()
             self._progress.ended(self._rows[name])
+            if self._progress.wants_leader and not self._has_leader:
+                self._tell_leader(name)
         self._progress.begins("", len(names), len(names))
+
+    def _tell_leader(self, name: str) -> None:
+        """Tells of a candidate that is faster than eager beyond doubt, and may serve meanwhile."""
+        if name not in self._runs:
+            return
+        runs = {each: self._runs[each] for each in (EAGER, name)}
+        timing = self._race(runs, min(self._means.left_s, _LEADER_S)).run(EAGER).timings.get(name)
+        if timing is not None and timing.speedup.low > 1 + _LEAD:
+            self._has_leader = True
+            self._progress.leads(name)
 
     def _say(self, what: str) -> None:
         self._progress(f"{self._subject.title}: {what}")
@@ -311,8 +327,8 @@ class TuningSession:
         self._cut.append(name)
         return self._means.refusal(expected)
 
-    def _measure(self) -> Measured:
-        self._say("measuring")
+    def _race(self, runs: Mapping[str, Run], budget_s: float) -> Race:
+        """One between some of those that take part."""
         subject = self._subject
         sets, least, inputs = _SETS, 1, subject.arguments.fresh
         if subject.others:
@@ -320,14 +336,12 @@ class TuningSession:
             sets, least, inputs = len(calls), len(calls), iter(calls).__next__
         elif subject.arguments.copied_bytes >= _LARGE:
             sets = 1
-        race = Race(
-            self._runs,
-            inputs,
-            sets=sets,
-            pauses=self._options.objective == "latency",
-            budget_s=max(self._means.left_s, 1.0),
-            least=least,
-        )
+        pauses = self._options.objective == "latency"
+        return Race(runs, inputs, sets=sets, pauses=pauses, budget_s=budget_s, least=least)
+
+    def _measure(self) -> Measured:
+        self._say("measuring")
+        race = self._race(self._runs, max(self._means.left_s, 1.0))
         rounds = iter(range(1, 1_000_000))
         measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))
         for name, reason in measured.failed.items():

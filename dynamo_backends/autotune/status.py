@@ -34,6 +34,7 @@ class TuningStatus:
         of: How many candidates there are.
         spent_s: Seconds of the budget that are gone, for all graphs with these options.
         budget_s: Seconds of processors that may be spent, for all of them.
+        meanwhile: Name of the candidate that runs the calls until tuning has ended; empty: eager.
         winner: Name of the candidate that was proven to be the fastest; empty before.
         reason: Why the calls stay in eager, if autotune gave up.
         sizes: For a graph with symbols: over which sizes the winner was chosen, and how many of the
@@ -47,6 +48,7 @@ class TuningStatus:
     of: int = 0
     spent_s: float = 0.0
     budget_s: float = 0.0
+    meanwhile: str = ""
     winner: str = ""
     reason: str = ""
     sizes: str = ""
@@ -59,6 +61,7 @@ class TuningStatus:
     def __str__(self) -> str:
         """All of it but the graph, in one line."""
         spent = f"{self.spent_s:.1f} s of {self.budget_s:g} s used"
+        spent += f", {self.meanwhile} serves meanwhile" if self.meanwhile else ""
         match self.state:
             case "tuning" if self.candidate:
                 return f"tuning candidate {self.candidate} ({self.number} of {self.of}, {spent})"

@@ -33,6 +33,7 @@ from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
 from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.children import environment
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run
@@ -86,12 +87,18 @@ def begin(owner: TunedBeside) -> None:
                 raise GaveUp(_SPENT.format(flow.budget.total_s))
             return _prepare(owner, folder, competing)
 
+        def leads(owner: TunedBeside, name: str) -> None:
+            candidate = next(c for c in competing if c.name == name)
+            job = lambda owner: _serve_meanwhile(owner, flow, candidate)  # noqa: E731
+            background.submit(("leads", name), job, owner=owner)
+
         tuner.add(
             Task(
                 owner=weakref.ref(owner),
                 followed=owner.followed,
                 budget=flow.budget,
                 prepare=prepare,
+                leads=leads,
                 is_ready=_is_ready,
                 decided=decided,
                 left=TunedBeside.leave,
@@ -147,6 +154,22 @@ def _is_alone(candidate: Candidate) -> bool:
     if candidate.made is not None:  # "split", in which backends compete there
         return False
     return candidate.owner == "ours" and not is_found_elsewhere(get_backend(candidate.backend))
+
+
+def _serve_meanwhile(owner: TunedBeside, flow: DecisionFlow, candidate: Candidate) -> None:
+    """Has a candidate run the calls until tuning has ended, unless another one does already."""
+    if owner.ensemble is None or owner.served_by != EAGER:
+        return
+    name = candidate.name
+    try:
+        problem = _problem(owner, candidate)
+    except Exception as error:
+        problem = f"failed: {brief_error(error)}"
+    if problem:
+        log.info("autotune: %s does not serve meanwhile: it %s", name, problem)
+        return
+    owner.serve(name, Choice(name, (CandidateReport(name),)), flow)
+    owner.followed.change(meanwhile=name)
 
 
 def _take_over(

@@ -53,6 +53,8 @@ class _Telling(Progress):
         budget: Of which is told how much is gone.
     """
 
+    wants_leader = True
+
     def __init__(self, say: Say, budget: Budget):
         super().__init__()
         self._say, self._budget = say, budget
@@ -64,6 +66,10 @@ class _Telling(Progress):
     def ended(self, row: CandidateReport) -> None:
         """See `Progress.ended`."""
         self._say({"ended": plain(row), "spent_s": self._budget.spent_s})
+
+    def leads(self, name: str) -> None:
+        """See `Progress.leads`."""
+        self._say({"leads": name, "spent_s": self._budget.spent_s})
 
 
 def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:

@@ -39,6 +39,9 @@ _PAUSE, _RUN = 0.008, 0.002
 _LONGEST_PAUSE = 1.0
 """Seconds: how long it sleeps at a time where calls leave pauses; a call may never end."""
 
+_LONGEST_BACKWARD_S = 30.0
+"""Nobody says that a backward pass has failed, so it counts as over then."""
+
 _CAPTURE_PAUSE = 0.05
 """Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
 
@@ -100,6 +103,11 @@ class _Worker(QueueThread[_Job]):
                 self.waiting.remove(job)
                 self.marks.discard(job.mark)
             self.changed.notify_all()
+
+    @property
+    def goes_second(self) -> bool:
+        """Whether there is work, here or elsewhere, that calls of this thread go before."""
+        return bool(self.marks or turns.are_taken) and not self.is_here
 
     def begins(self, thread: int) -> None:
         """Notes that a call begins in a thread."""
@@ -203,7 +211,7 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
 
     def call(args: list[Any]) -> Sequence[Any]:
         worker = _worker
-        if not (worker.marks or turns.are_taken):
+        if not worker.goes_second:
             return run(args)
         thread = threading.get_ident()
         worker.begins(thread)
@@ -218,14 +226,17 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
 def backward_first(outputs: Sequence[Any]) -> None:
     """The same while gradients of a call's outputs are computed."""
     worker = _worker
-    if not (worker.marks or turns.are_taken):
+    if not worker.goes_second:
         return
 
     def begins(_: Tensor) -> None:
         thread = threading.get_ident()
-        if thread not in worker.calls:
+        if thread not in worker.calls and not worker.is_here:
             worker.begins(thread)
-            after_backward(lambda: worker.ends(thread))
+            late = threading.Timer(_LONGEST_BACKWARD_S, worker.ends, (thread,))
+            late.daemon = True
+            late.start()
+            after_backward(lambda: (late.cancel(), worker.ends(thread)))
 
     for output in outputs:
         if isinstance(output, Tensor) and output.grad_fn is not None:

@@ -11,7 +11,12 @@ class Progress:
 
     Args:
         task: The line, or None where nobody would see it.
+
+    Attributes:
+        wants_leader: Whether `leads` is of use.
     """
+
+    wants_leader = False
 
     def __init__(self, task: Any = None):
         self._task = task
@@ -33,6 +38,13 @@ class Progress:
 
     def ended(self, row: Any) -> None:
         """What became of it, before it is measured; here nobody is told."""
+
+    def leads(self, name: str) -> None:
+        """A candidate is right and clearly faster than eager; others are still to be tried.
+
+        Args:
+            name: Of the candidate.
+        """
 
 
 _active: list[Progress] = []

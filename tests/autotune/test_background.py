@@ -20,6 +20,7 @@ from dynamo_backends import TuningStatus
 from dynamo_backends.autotune import flow, takeover, tuner
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.conftest import LONG_S
@@ -99,6 +100,46 @@ def test_the_winner_takes_over(counts: Counts, caplog: pytest.LogCaptureFixture)
     assert decision.winner == "good"
     assert decision.candidates == report.candidates
     assert decision.seconds == report.tuning_seconds
+
+
+@torch.no_grad()
+def test_the_first_that_is_faster_than_eager_serves_meanwhile(gate: Gate, counts: Counts):
+    model, x = Slow(), torch.randn(40, 50)
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "good", "waits")
+        run(x)
+        until(lambda: only_status().meanwhile)
+        status = only_status()
+        assert (status.state, status.candidate, status.meanwhile) == ("tuning", "waits", "good")
+        assert str(status).endswith(" s used, good serves meanwhile)")
+        assert reports[0].chosen == "good"
+        torch.testing.assert_close(run(x), model(x))
+        assert Decisions().all() == [], "nothing is decided yet"
+        gate.open()
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+    torch.testing.assert_close(run(x), model(x))
+    status = only_status()
+    assert status.meanwhile == ""
+    assert status.winner == reports[0].chosen == Decisions().all()[0].winner
+    assert counts.compiled == (1 if status.winner in ("good", "eager") else 2)
+    assert {row.name for row in reports[0].candidates} == {"eager", "good", "waits"}
+
+
+@pytest.mark.long
+@torch.no_grad()
+def test_one_that_fails_here_does_not_serve_meanwhile(plant: ModuleType, gate: Gate):
+    model, x = Slow(), torch.randn(40, 50)
+    plant.state["broken"] = True  # in this process alone
+    with dynamo_backends.record() as reports:
+        run = compiled(model, "good", "waits")
+        run(x)
+        until(gate.pids)
+        assert background.wait(LONG_S)
+        assert (only_status().meanwhile, reports[0].chosen) == ("", "eager")
+        torch.testing.assert_close(run(x), model(x))
+        gate.open()
+        assert dynamo_backends.wait_for_tuning(LONG_S)
+    torch.testing.assert_close(run(x), model(x))
 
 
 @torch.no_grad()

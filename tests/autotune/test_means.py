@@ -37,8 +37,8 @@ class Process:
 
     def __init__(self, patch: pytest.MonkeyPatch, budget_s: float):
         self.now = 0.0
-        clock = SimpleNamespace(perf_counter=lambda: self.now, sleep=lambda s: None)
-        patch.setattr(race, "time", clock)
+        patch.setattr(race, "time", SimpleNamespace(sleep=lambda s: None))
+        patch.setattr(race, "running_s", lambda: self.now)
         self.budget = Budget(budget_s, clock=lambda: self.now)
         patch.setattr(flow, "budget_of", lambda *_: self.budget)
         patch.setattr(Question, "model", lambda q: CostModel([], Described(q.kind, q.ops), Prior()))

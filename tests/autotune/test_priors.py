@@ -227,9 +227,8 @@ SECONDS = {"eager": 1.0, "a": 0.5, "b": 0.25, "c": 0.8, "wrong": 0.01}
 def session(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Outcome, list[str]]]:
     """Runs a session of a, b, c and a wrong one on a clock of its own; who was compiled."""
     now = [0.0]
-    monkeypatch.setattr(
-        race, "time", SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda s: None)
-    )
+    monkeypatch.setattr(race, "time", SimpleNamespace(sleep=lambda s: None))
+    monkeypatch.setattr(race, "running_s", lambda: now[0])
 
     def run(name: str) -> Callable[[list[Any]], list[Tensor]]:
         def call(args: list[Any]) -> list[Tensor]:
@@ -238,7 +237,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Outcome, lis
 
         return call
 
-    def decide(known: Prior, **options: Any) -> tuple[Outcome, list[str]]:
+    def decide(
+        known: Prior, progress: Progress | None = None, **options: Any
+    ) -> tuple[Outcome, list[str]]:
         compiled: list[str] = []
 
         def build(name: str) -> Callable[[list[Any]], list[Tensor]]:
@@ -252,7 +253,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Outcome, lis
         model = CostModel([], described(PRODUCTS), known)
         budget = Budget(given.budget_s, clock=lambda: now[0])
         with budget.spending():
-            made = TuningSession(subject, prepared, given, model, budget, Progress())
+            made = TuningSession(subject, prepared, given, model, budget, progress or Progress())
             return made.decide(), compiled
 
     return decide
@@ -271,6 +272,26 @@ def test_a_prior_that_errs_changes_the_order_alone(
     assert outcome.winner == "b"
     reasons = {r.name: r.reason for r in outcome.rows}
     assert "wrong: " in reasons["wrong"]
+
+
+def test_the_first_that_is_right_and_faster_leads(
+    session: Callable[..., tuple[Outcome, list[str]]],
+):
+    class Leaders(Progress):
+        wants_leader = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def leads(self, name: str) -> None:
+            self.names.append(name)
+
+    heard = Leaders()
+    outcome, compiled = session(Prior(table(0.3, **WORST_FIRST)), heard)
+    assert compiled[0] == "wrong"
+    assert heard.names == [compiled[1]], "others are raced against it at the end"
+    assert outcome.winner == "b"
 
 
 def test_who_is_expected_to_lose_is_not_compiled(

@@ -236,7 +236,12 @@ def backward_first(outputs: Sequence[Any]) -> None:
             late = threading.Timer(_LONGEST_BACKWARD_S, worker.ends, (thread,))
             late.daemon = True
             late.start()
-            after_backward(lambda: (late.cancel(), worker.ends(thread)))
+
+            def ends() -> None:
+                late.cancel()
+                worker.ends(thread)
+
+            after_backward(ends)
 
     for output in outputs:
         if isinstance(output, Tensor) and output.grad_fn is not None:

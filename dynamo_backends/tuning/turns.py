@@ -48,14 +48,20 @@ class Turns:
         self._others: dict[int, StoppedTime] = {}
         self._stopped: dict[int, StoppedTime] = {}  # those of them that are stopped now
         self._lock = threading.Lock()
+        self._processors = processors()
         self._callers: set[int] = set()
-        self._changed_at = self._clock()  # when a call began, or the last one ended
+        self._changed_at = self._stopped_at = self._clock()  # callers came, or the last one left
         self._busy = self._idle = 0.0  # seconds, of the latest calls and pauses
 
     @property
     def are_taken(self) -> bool:
         """Whether there is anybody to be stopped."""
         return bool(self._others)
+
+    @property
+    def leave_time(self) -> bool:
+        """Whether there are pauses between calls, for work that is none of theirs."""
+        return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
 
     def add(self, group: int, stopped: StoppedTime) -> None:
         """Calls go before a group of processes from now on.
@@ -64,10 +70,10 @@ class Turns:
             group: The process that leads it.
             stopped: Gets the seconds for which it is stopped.
         """
-        if self._send is None or processors() >= 2 * torch.get_num_threads():
-            return  # there is no such signal, or room for both
         with self._lock:
-            self._others[group] = stopped
+            if self._send is not None:
+                self._processors = processors()
+                self._others[group] = stopped
 
     def discard(self, group: int) -> None:
         """The group is gone."""
@@ -79,7 +85,7 @@ class Turns:
         """Seconds for which a group has been stopped so far."""
         with self._lock:
             stopped = self._others.get(group)
-            now = self._clock() - self._changed_at if group in self._stopped else 0.0
+            now = self._clock() - self._stopped_at if group in self._stopped else 0.0
             return now + (stopped.seconds if stopped is not None else 0.0)
 
     def begins(self, caller: int) -> None:
@@ -89,15 +95,13 @@ class Turns:
             caller: The thread.
         """
         with self._lock:
-            is_first = not self._callers
-            self._callers.add(caller)
-            if not is_first:
-                return
             now = self._clock()
-            self._idle = _KEPT * self._idle + now - self._changed_at
-            self._changed_at = now
-            if self._is_worth_it:
-                self._stopped = self._others.copy()
+            if not self._callers:
+                self._idle = _KEPT * self._idle + now - self._changed_at
+                self._changed_at = now
+            self._callers.add(caller)
+            if not self._stopped and self._is_needed:
+                self._stopped, self._stopped_at = self._others.copy(), now
                 self._signal("SIGSTOP")
 
     def ends(self, caller: int) -> None:
@@ -106,25 +110,22 @@ class Turns:
             if caller not in self._callers:
                 return
             self._callers.remove(caller)
-            if self._callers:
-                return
             now = self._clock()
-            lasted, self._changed_at = now - self._changed_at, now
-            self._busy = _KEPT * self._busy + lasted
-            if self._stopped:
+            if not self._callers:
+                self._busy = _KEPT * self._busy + now - self._changed_at
+                self._changed_at = now
+            if self._stopped and not self._callers:
                 for stopped in self._stopped.values():
-                    stopped.add(lasted)
+                    stopped.add(now - self._stopped_at)
                 self._signal("SIGCONT")
                 self._stopped = {}
 
     @property
-    def leave_time(self) -> bool:
-        """Whether there are pauses between calls, for work that is none of theirs."""
-        return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
-
-    @property
-    def _is_worth_it(self) -> bool:
-        return self.leave_time and self._busy * (1 - _KEPT) > _SHORT_S
+    def _is_needed(self) -> bool:
+        """Whether calls lack a processor, leave pauses, and are worth two signals."""
+        threads = torch.get_num_threads() * (len(self._callers) + 1)  # as many for the others
+        is_full = threads > self._processors
+        return is_full and self.leave_time and self._busy * (1 - _KEPT) > _SHORT_S
 
     def _signal(self, name: str) -> None:
         for group in self._stopped:

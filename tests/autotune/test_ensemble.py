@@ -56,6 +56,21 @@ def test_one_choice_for_all_batch_sizes(counts: Counts):
     assert [(r.chosen, r.executables) for r in reports] == [("ts_trace", 1)]
 
 
+def test_where_openxla_is_chosen_sizes_are_rounded_up(counts: Counts):
+    fn = lambda x: (x.relu() + 1).sum(1)  # noqa: E731
+    compiler = dynamo_backends.compiler("autotune", candidates=("openxla",))
+    compiled = torch.compile(fn, backend=compiler, dynamic=True)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in (11, 9, 10, 11):
+            x = torch.randn(size, 8)
+            torch.testing.assert_close(compiled(x), fn(x))
+    (report,) = reports
+    assert counts.sessions == 1
+    assert {row.by for row in report.traffic()} == {"padded"}
+    made = [shapes for row in report.traffic() for shapes in row.shapes]
+    assert "≤11, 8]" in str(made), "timed without padding"
+
+
 def test_frozen_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch):
     """Trials and the user's calls are given the same tensors, so that what is timed is real."""
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval()

@@ -98,8 +98,18 @@ def test_a_process_that_comes_in_a_call_was_not_stopped(monkeypatch: pytest.Monk
 
 
 def test_with_room_for_both_nobody_is_stopped(monkeypatch: pytest.MonkeyPatch):
-    planned = Planned(monkeypatch, processors=2 * torch.get_num_threads())
-    assert not planned.turns.are_taken
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    planned = Planned(monkeypatch, processors=5)
+    planned.call(0.1, pause=0.1)
+    assert planned.call(0.1, pause=0.1) == []
+    planned.turns.begins(1)
+    planned.now += 0.1
+    assert planned.sent == []
+    assert planned.call(0.1, caller=2) == [STOP], "two calls and the process need six processors"
+    planned.now += 0.1
+    planned.turns.ends(1)
+    assert planned.sent[-1] == (7, GO_ON)
+    assert planned.stopped.seconds == pytest.approx(0.2)
 
 
 CHILD = textwrap.dedent("""

@@ -68,7 +68,7 @@ def test_where_openxla_is_chosen_sizes_are_rounded_up(counts: Counts):
     assert counts.sessions == 1
     assert {row.by for row in report.traffic()} == {"padded"}
     made = [shapes for row in report.traffic() for shapes in row.shapes]
-    assert "≤11, 8]" in str(made), "timed without padding"
+    assert "≤11" in str(made), "timed without padding"
 
 
 def test_frozen_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch):

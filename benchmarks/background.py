@@ -31,7 +31,6 @@ from rich.table import Table
 import dynamo_backends
 import harness
 from dynamo_backends.bench.results_files import ResultError
-from dynamo_backends.tuning.budget import cpu_s
 from harness.kept import Kept, Results, measure_left
 
 SUITES = ("classic", "transformers")
@@ -101,9 +100,7 @@ def child(settings: argparse.Namespace) -> int:
     options = {"budget_s": settings.budget, "mode": mode, "candidates": settings.candidates}
     run = bound(torch.compile(model, backend="autotune", options=options), inputs)
     with dynamo_backends.record() as reports:
-        before_s = cpu_s()
         during, tuned_s = until_tuned(run, pause_s, settings.patience)
-        used_s = cpu_s() - before_s
     ratio = harness.compare({"eager": eager, "winner": run}, settings.rounds)["winner"].speedup
     limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
     harness.hand_back(
@@ -113,7 +110,6 @@ def child(settings: argparse.Namespace) -> int:
         over=sum(t > limit for t in during),
         limit_ms=limit * 1e3,
         tuned_s=tuned_s,
-        processors_s=used_s,
         speedup=ratio.value,
         speedup_95=[ratio.low, ratio.high],
         chosen=sorted({r.chosen for r in reports if r.chosen}),

@@ -218,12 +218,12 @@ def test_a_backward_pass_is_a_part_of_its_call(monkeypatch: pytest.MonkeyPatch):
     background.submit("waits", lambda: hold.wait(60))
     seen: list[list[int]] = []
     x = torch.ones(3, requires_grad=True)
-    x.register_hook(lambda _: seen.append(list(background._worker.calls)))
+    x.register_hook(lambda _: seen.append(list(background.turns._callers)))
     y = x * 2
     background.backward_first([y, None, torch.ones(3)])
     y.sum().backward()
     assert seen == [[threading.get_ident()]]
-    assert not background._worker.calls
+    assert not background.turns._callers
     hold.set()
     assert background.wait(60)
     background.backward_first([z := x * 2])
@@ -244,7 +244,7 @@ def test_a_backward_pass_that_fails_is_over_some_time(monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="no gradient"):
         y.sum().backward()
     end = time.monotonic() + 60
-    while background._worker.calls:
+    while background.turns._callers:
         assert time.monotonic() < end
     hold.set()
     assert background.wait(60)
@@ -254,7 +254,7 @@ def test_the_thread_does_not_wait_for_its_own_calls():
     seen: list[list[int]] = []
 
     def call(args: list[Any]) -> list[Any]:
-        seen.append(list(background._worker.calls))
+        seen.append(list(background.turns._callers))
         return args
 
     background.submit("calls", lambda: background.going_first(call)([]))

@@ -253,13 +253,13 @@ class TuningSession:
             if self._rows[name].compile_s is not None:
                 self._means.finished()
             self._progress.ended(self._rows[name])
-            if self._progress.wants_leader and not self._has_leader:
-                self._tell_leader(name)
+            self._tell_leader(name)
         self._progress.begins("", len(names), len(names))
 
     def _tell_leader(self, name: str) -> None:
         """Tells of a candidate that is faster than eager beyond doubt, and may serve meanwhile."""
-        if name not in self._runs:
+        is_wanted = self._progress.wants_leader and self._options.objective != "memory"
+        if name not in self._runs or self._has_leader or not is_wanted:
             return
         runs = {each: self._runs[each] for each in (EAGER, name)}
         timing = self._race(runs, min(self._means.left_s, _LEADER_S)).run(EAGER).timings.get(name)

@@ -69,7 +69,6 @@ class _Worker(QueueThread[_Job]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[int, None] = {}  # threads in which a call runs
         self.marks: set[Hashable] = set()  # waiting or under way
         self._resumed = 0.0
 
@@ -109,16 +108,6 @@ class _Worker(QueueThread[_Job]):
         """Whether there is work, here or elsewhere, that calls of this thread go before."""
         return bool(self.marks or turns.are_taken) and not self.is_here
 
-    def begins(self, thread: int) -> None:
-        """Notes that a call begins in a thread."""
-        self.calls[thread] = None
-        turns.begins(thread)
-
-    def ends(self, thread: int) -> None:
-        """Notes that the call of a thread ends."""
-        self.calls.pop(thread, None)
-        turns.ends(thread)
-
     def wait(self, timeout: float | None) -> bool:
         if self.is_here:
             return True
@@ -151,7 +140,7 @@ class _Worker(QueueThread[_Job]):
     def _pause(self) -> float:
         if is_capturing():
             return _CAPTURE_PAUSE
-        if not self.calls:
+        if not turns.any_call:
             return 0.0
         return _LONGEST_PAUSE if turns.leave_time else _PAUSE
 
@@ -210,15 +199,14 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
     """A boxed function during whose calls the thread gives way, and other processes are stopped."""
 
     def call(args: list[Any]) -> Sequence[Any]:
-        worker = _worker
-        if not worker.goes_second:
+        if not _worker.goes_second:
             return run(args)
         thread = threading.get_ident()
-        worker.begins(thread)
+        turns.begins(thread)
         try:
             return run(args)
         finally:
-            worker.ends(thread)
+            turns.ends(thread)
 
     return call
 
@@ -231,15 +219,15 @@ def backward_first(outputs: Sequence[Any]) -> None:
 
     def begins(_: Tensor) -> None:
         thread = threading.get_ident()
-        if thread not in worker.calls and not worker.is_here:
-            worker.begins(thread)
-            late = threading.Timer(_LONGEST_BACKWARD_S, worker.ends, (thread,))
+        if not (turns.is_in_call(thread) or worker.is_here):
+            turns.begins(thread)
+            late = threading.Timer(_LONGEST_BACKWARD_S, turns.ends, (thread,))
             late.daemon = True
             late.start()
 
             def ends() -> None:
                 late.cancel()
-                worker.ends(thread)
+                turns.ends(thread)
 
             after_backward(ends)
 

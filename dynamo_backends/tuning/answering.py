@@ -6,14 +6,13 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 from dynamo_backends.tuning.priority import give_way
-from dynamo_backends.tuning.stopped_time import BYTES, StoppedTime, is_stopped_by_parent
+from dynamo_backends.tuning.stopped_time import is_stopped_by_parent, shareable
 from dynamo_backends.tuning.turns import turns
 
 _LEAST_WAIT_S = 0.01
@@ -117,30 +116,13 @@ class AnsweringProcess:
                     raise
 
     def _start(self) -> "subprocess.Popen[str]":
-        stopped = None
-        with tempfile.TemporaryFile() as file:
-            descriptors: tuple[int, ...] = ()
-            if self.niceness and os.name == "posix":
-                file.truncate(BYTES)
-                descriptors = (file.fileno(),)
-                stopped = StoppedTime(*descriptors)
-            child = subprocess.Popen(
-                [sys.executable, *self.command, *map(str, descriptors)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=environment(),
-                # Ctrl-C is for this process alone. In a session of its own, Linux would not count
-                # its niceness against this process (see autogroups in `man 7 sched`). Who is
-                # stopped for the sake of calls is so with all that it has started.
-                process_group=None if is_stopped_by_parent() else 0,
-                pass_fds=descriptors,
-            )
-        if self.niceness:
+        if self.niceness and os.name == "posix":
+            with shareable() as (stopped, descriptor):
+                child = self._launched(descriptor)
             give_way(child.pid, self.niceness)  # the imports, too, take seconds and all processors
-        if stopped is not None:
             turns.add(child.pid, stopped)
+        else:
+            child = self._launched()
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
         def read() -> None:
@@ -153,6 +135,22 @@ class AnsweringProcess:
         threading.Thread(target=read, daemon=True).start()
         self._child, self._answers = child, answers
         return child
+
+    def _launched(self, *descriptors: int) -> "subprocess.Popen[str]":
+        """The process, which is given descriptors as arguments."""
+        return subprocess.Popen(
+            [sys.executable, *self.command, *map(str, descriptors)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+            # Ctrl-C is for this process alone. In a session of its own, Linux would not count its
+            # niceness against this process (see autogroups in `man 7 sched`). Who is stopped for
+            # the sake of calls is so with all that it has started.
+            process_group=None if is_stopped_by_parent() else 0,
+            pass_fds=descriptors,
+        )
 
     def end(self) -> None:
         """Ends the process; who waits for an answer in another thread has lost it."""

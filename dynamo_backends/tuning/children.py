@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1  # `man 2 prctl`
 
 
 def kill(child: "subprocess.Popen[Any]") -> None:
-    """Ends a process that has a session of its own, and those that it started."""
+    """Ends a process, and those that it started if it leads a group."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (AttributeError, OSError):

@@ -3,15 +3,15 @@
 What is timed there (races of candidates) must not count the seconds of others' calls.
 """
 
+import contextlib
 import mmap
 import struct
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 
 _NUMBER = struct.Struct("d")
-
-BYTES = _NUMBER.size
-"""Of a file that holds the number."""
 
 
 class StoppedTime:
@@ -23,7 +23,7 @@ class StoppedTime:
     """
 
     def __init__(self, descriptor: int = -1):
-        self._memory = mmap.mmap(descriptor, BYTES)
+        self._memory = mmap.mmap(descriptor, _NUMBER.size)
 
     @property
     def seconds(self) -> float:
@@ -34,6 +34,14 @@ class StoppedTime:
     def add(self, seconds: float) -> None:
         """Counts a stop that is over; the process must not run yet."""
         _NUMBER.pack_into(self._memory, 0, self.seconds + seconds)
+
+
+@contextlib.contextmanager
+def shareable() -> Iterator[tuple[StoppedTime, int]]:
+    """A number, and the descriptor by which a process follows it that is started in the block."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(_NUMBER.size)
+        yield StoppedTime(file.fileno()), file.fileno()
 
 
 _own: StoppedTime | None = None

@@ -59,6 +59,15 @@ class Turns:
         return bool(self._others)
 
     @property
+    def any_call(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._callers)
+
+    def is_in_call(self, caller: int) -> bool:
+        """Whether one is under way in a thread."""
+        return caller in self._callers
+
+    @property
     def leave_time(self) -> bool:
         """Whether there are pauses between calls, for work that is none of theirs."""
         return self._idle > _LEAST_PAUSES * (self._idle + self._busy)

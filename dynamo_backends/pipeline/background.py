@@ -45,6 +45,9 @@ _LONGEST_BACKWARD_S = 30.0
 _CAPTURE_PAUSE = 0.05
 """Seconds: how long it sleeps while Dynamo captures a graph, which is Python, too."""
 
+_LOOK = 0.004
+"""Seconds after which it looks whether there is anything left to sleep for."""
+
 
 @dataclass(frozen=True)
 class _Job:
@@ -131,10 +134,13 @@ class _Worker(QueueThread[_Job]):
         if self.is_stopping:
             raise Stopped
         now = time.perf_counter()
-        if now - self._resumed < _RUN:
+        if now - self._resumed < _RUN and not (turns.any_call and turns.leave_time):
             return
-        while self._pause() > time.perf_counter() - now:
-            time.sleep(0.001)
+        while (left := now + self._pause() - time.perf_counter()) > 0:
+            if turns.any_call and turns.leave_time:
+                turns.wait(left)
+            else:
+                time.sleep(min(left, _LOOK))
         self._resumed = time.perf_counter()
 
     def _pause(self) -> float:

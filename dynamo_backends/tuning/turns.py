@@ -50,6 +50,8 @@ class Turns:
         self._lock = threading.Lock()
         self._processors = processors()
         self._callers: set[int] = set()
+        self._over = threading.Event()  # set while no call is under way
+        self._over.set()
         self._changed_at = self._stopped_at = self._clock()  # callers came, or the last one left
         self._busy = self._idle = 0.0  # seconds, of the latest calls and pauses
 
@@ -66,6 +68,14 @@ class Turns:
     def is_in_call(self, caller: int) -> bool:
         """Whether one is under way in a thread."""
         return caller in self._callers
+
+    def wait(self, timeout: float) -> None:
+        """Waits for the end of all calls.
+
+        Args:
+            timeout: Seconds, at most.
+        """
+        self._over.wait(timeout)
 
     @property
     def leave_time(self) -> bool:
@@ -109,6 +119,7 @@ class Turns:
                 self._idle = _KEPT * self._idle + now - self._changed_at
                 self._changed_at = now
             self._callers.add(caller)
+            self._over.clear()
             if not self._stopped and self._is_needed:
                 self._stopped, self._stopped_at = self._others.copy(), now
                 self._signal("SIGSTOP")
@@ -119,15 +130,16 @@ class Turns:
             if caller not in self._callers:
                 return
             self._callers.remove(caller)
+            if self._callers:
+                return
             now = self._clock()
-            if not self._callers:
-                self._busy = _KEPT * self._busy + now - self._changed_at
-                self._changed_at = now
-            if self._stopped and not self._callers:
-                for stopped in self._stopped.values():
-                    stopped.add(now - self._stopped_at)
-                self._signal("SIGCONT")
-                self._stopped = {}
+            self._busy = _KEPT * self._busy + now - self._changed_at
+            self._changed_at = now
+            for stopped in self._stopped.values():
+                stopped.add(now - self._stopped_at)
+            self._signal("SIGCONT")
+            self._stopped = {}
+            self._over.set()
 
     @property
     def _is_needed(self) -> bool:

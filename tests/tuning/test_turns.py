@@ -52,6 +52,20 @@ def test_a_process_is_stopped_in_calls_and_goes_on_in_pauses(monkeypatch: pytest
     assert {group for group, _ in planned.sent} == {7}
 
 
+def test_who_waits_goes_on_when_the_last_call_ends():
+    turns = Turns()
+    turns.wait(60)  # nobody is calling
+    gone_on = threading.Event()
+    turns.begins(1)
+    turns.begins(2)
+    waiting = threading.Thread(target=lambda: (turns.wait(60), gone_on.set()), daemon=True)
+    waiting.start()
+    turns.ends(1)
+    assert not gone_on.wait(0.05)
+    turns.ends(2)
+    assert gone_on.wait(30)
+
+
 def test_calls_without_pauses_stop_nobody_after_a_while(monkeypatch: pytest.MonkeyPatch):
     planned = Planned(monkeypatch)
     planned.call(0.1, pause=1.0)

@@ -83,8 +83,8 @@ def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Bare:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        # Threads that spin after a run would slow down whatever is measured next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     given = [x.contiguous() for x in tensors(inputs)]

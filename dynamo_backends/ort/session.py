@@ -23,13 +23,18 @@ _LEVELS = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 
-# A pool that spins takes the processor from torch for milliseconds after each call.
-# Weights outside of the arena do not make it grow in powers of two.
+# Threads spin between the operators of a run. After it they would take the processor from torch for
+# milliseconds. Weights outside of the arena do not make it grow in powers of two.
 DEFAULT_CONFIG = {
-    "session.intra_op.allow_spinning": "0",
+    "session.intra_op.allow_spinning": "1",
     "session.inter_op.allow_spinning": "0",
+    "session.force_spinning_stop": "1",
     "session.use_device_allocator_for_initializers": "1",
 }
+
+_SLOW_ON_CPUS = ("SkipLayerNormFusion",)
+"""Optimisations of ONNX Runtime that make graphs slower: its kernel of a sum that is normalized
+takes three times as long as those of the sum and of the normalization."""
 
 _MUCH = 16 << 20  # bytes
 
@@ -100,7 +105,11 @@ def make_session(
         for name, entries in settings.providers
     ]
     session = onnxruntime.InferenceSession(
-        model, options, providers=names, provider_options=provider_options
+        model,
+        options,
+        providers=names,
+        provider_options=provider_options,
+        disabled_optimizers=_SLOW_ON_CPUS if settings.device[0] == "cpu" else None,
     )
     session.disable_fallback()
     if much:

@@ -1,8 +1,12 @@
 """Sessions and bindings: threads, memory, changing weights, processes and threads."""
 
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,12 +26,47 @@ CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),))
 compiled = partial(checks.compiled, "onnxrt")
 
 
-def test_sessions_have_torchs_threads_and_do_not_spin():
+def test_sessions_have_torchs_threads_which_do_not_spin_after_a_run():
     options = CPU.options()
     assert options.intra_op_num_threads == torch.get_num_threads()
     assert options.inter_op_num_threads == 1
-    for pool in ("intra", "inter"):
-        assert options.get_session_config_entry(f"session.{pool}_op.allow_spinning") == "0"
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+def test_a_processor_is_free_after_a_call():
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    compiled_mlp = torch.compile(model, backend="onnxrt")
+    x = torch.randn(256, 512)
+    with torch.no_grad():
+        for _ in range(5):
+            compiled_mlp(x)
+        started = time.process_time()
+        time.sleep(0.05)
+    assert time.process_time() - started < 0.02, "threads of ONNX Runtime go on spinning"
+
+
+def test_a_sum_that_is_normalized_is_not_fused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    original = SessionSettings.options
+
+    def saving(settings: SessionSettings) -> onnxruntime.SessionOptions:
+        options = original(settings)
+        options.optimized_model_filepath = str(tmp_path / "model.onnx")
+        return options
+
+    monkeypatch.setattr(SessionSettings, "options", saving)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x + self.linear(x))
+
+    with torch.no_grad():
+        torch.compile(Block().eval(), backend="onnxrt")(torch.randn(2, 8, 64))
+    kinds = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert "LayerNormalization" in kinds
 
 
 def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
@@ -39,7 +78,7 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
         return original(model, weights, settings, ranged)
 
     monkeypatch.setattr(runtime, "make_session", watch)
-    config = {"session.intra_op.allow_spinning": "1"}
+    config = {"session.intra_op.allow_spinning": "0"}
     function = torch.compile(
         mlp(),
         backend="onnxrt",
@@ -54,7 +93,7 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch):
         function(torch.randn(2, 6))
     options = made[-1].options()
     assert options.intra_op_num_threads == 2
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert str(options.graph_optimization_level).endswith("ORT_ENABLE_BASIC")
     assert dict(made[-1].providers) == {
         "CPUExecutionProvider": (("arena_extend_strategy", "kSameAsRequested"),)

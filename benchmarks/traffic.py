@@ -8,10 +8,12 @@ Each column of each stream is a process of its own with empty cache folders. It 
 from cold; when all is compiled that was to be beside the calls, once more, which is not counted;
 then once with each request in eager as well, one after the other, which are the times that are
 compared; and once to compare results with eager's and, where that leaves doubt, with float64's.
+Before each call that is timed there is a pause, in which torch's threads stop spinning.
 "made" are executables, and "MiB" is by how much the process grows in the first of
 the three. "inductor-dynamic" is `torch.compile(dynamic=True)`, "inductor" is its default.
-A column COLUMN@exact compiles every size for itself (the option `ranges=False`). With `--different`
-the first requests alone come again and again, in other orders.
+A column COLUMN@exact compiles every size for itself (the option `ranges=False`). With `--exact`
+each of this package's columns is compared with that in its own process, one call after the other.
+With `--different` the first requests alone come again and again, in other orders.
 """
 
 import argparse
@@ -19,7 +21,8 @@ import copy
 import dataclasses
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +31,15 @@ from rich.table import Table
 
 import dynamo_backends
 import harness
-from dynamo_backends.bench.answers import difference, percentile, seconds
-from dynamo_backends.bench.suites.streams import STREAMS
+from dynamo_backends.bench.answers import Serve, difference, percentile, seconds
+from dynamo_backends.bench.statistics import PAUSE_S
+from dynamo_backends.bench.suites.streams import STREAMS, Stream
 from dynamo_backends.pipeline import background
 
 COLUMNS = ("inductor", "inductor-dynamic", "onnxrt", "ov", "inductor_freezing", "openxla")
+OTHERS = ("eager", "inductor", "inductor-dynamic")
+"""Columns without a backend of this package."""
+
 EXACT = "@exact"
 
 
@@ -47,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in settings.streams:
         table = Table(
             "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
-            "eager p95", "MiB", "wrong",
+            "eager p95", *(["× exact"] if settings.exact else []), "MiB", "wrong",
         )  # fmt: skip
         columns = track(settings.columns, name, console=console, transient=True)
         found = [in_a_process(settings, name, column) for column in columns]
         cold = next((row["cold_s"] for row in found if row["column"] == "inductor"), None)
         for row in found:
-            table.add_row(*describe(row, cold))
+            table.add_row(*describe(row, cold, settings.exact))
         table.title = f"{name}: {found[0].get('summary', '')}"
         console.print(table)
         rows += found
@@ -62,17 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row.get("wrong") for row in rows) else 0
 
 
-def describe(row: dict[str, Any], cold_of_inductor: float | None) -> list[str]:
+def describe(row: dict[str, Any], cold_of_inductor: float | None, exact: bool) -> list[str]:
     """The cells of one column's row."""
     if "error" in row:
         return [row["column"], row["error"]]
     part = f"{row['cold_s'] / cold_of_inductor:.2f}" if cold_of_inductor else "?"
     numbers = row["p50_ms"], row["p95_ms"], row["p99_ms"]
+    times_exact = row["times_exact"]
+    over_exact = [f"{times_exact:.2f}" if times_exact else ""] if exact else []
     made = str(row["executables"]) if row["executables"] is not None else "?"
     return [
         row["column"], f"{row['cold_s']:.1f}", f"{row['slowest_s']:.2f}", part, made,
         *(f"{n:.1f}" for n in numbers), f"{row['times_eager']:.2f}", f"{row['eager_p95_ms']:.1f}",
-        f"{row['growth'] / 2**20:.0f}", str(row["wrong"]),
+        *over_exact, f"{row['growth'] / 2**20:.0f}", str(row["wrong"]),
     ]  # fmt: skip
 
 
@@ -87,6 +96,7 @@ def in_a_process(settings: argparse.Namespace, stream: str, column: str) -> dict
         for option in ("requests", "different"):
             if getattr(settings, option):
                 command += [f"--{option}", str(getattr(settings, option))]
+        command += ["--exact"] * (settings.exact and column not in OTHERS and EXACT not in column)
         try:
             found = harness.run_child(command, caches, timeout_s=settings.timeout)
         except harness.ChildError as error:
@@ -112,25 +122,47 @@ def child(settings: argparse.Namespace) -> int:
         for request in stream.requests:  # the first calls of programs are compared with eager
             served(*request)
         background.wait()
-        warm, plain = [], []
-        for request in stream.requests:
-            plain.append(seconds(eager, request))
-            warm.append(seconds(served, request))
+        made = sum(report.executables for report in reports)
+        ways = {"eager": eager, "warm": served}
+        if settings.exact:
+            ways["exact"] = served_exactly(stream, settings.child)
+        took = timed(ways, stream.requests)
+        warm, plain = took["warm"], took["eager"]
         wrong = sum(bool(difference(stream, eager, served, r)) for r in stream.requests)
     harness.hand_back(
         summary=stream.summary,
         cold_s=sum(cold),
         slowest_s=max(cold),
-        executables=sum(r.executables for r in reports) if reports else None,
+        executables=made if reports else None,
         in_eager=sum(r.ops_in_eager for r in reports),
         **_percentiles(warm, ""),
         **_percentiles(plain, "eager_"),
         times_eager=sum(plain) / sum(warm),
+        times_exact=sum(took["exact"]) / sum(warm) if settings.exact else None,
         warm_s=sum(warm),
         growth=growth,
         wrong=wrong,
     )
     return 0
+
+
+def served_exactly(stream: Stream, column: str) -> Serve:
+    """What answers the stream with each size compiled by itself, after it has done so once."""
+    torch._dynamo.config.recompile_limit *= 4  # it belongs to code, which both ways share
+    serve = stream.serve(copy.deepcopy(stream.model), lambda f: compiled(f, column + EXACT))
+    for request in stream.requests:
+        serve(*request)
+    return serve
+
+
+def timed(ways: Mapping[str, Serve], requests: Sequence[Any]) -> dict[str, list[float]]:
+    """Seconds of each request in each way, one after the other, with a pause before each."""
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for request in requests:
+        for name, serve in ways.items():
+            time.sleep(PAUSE_S)
+            took[name].append(seconds(serve, request))
+    return took
 
 
 def repeated(requests: Sequence[Any], different: int) -> list[Any]:
@@ -143,7 +175,7 @@ def repeated(requests: Sequence[Any], different: int) -> list[Any]:
 
 def compiled(function: Callable[..., Any], column: str) -> Callable[..., Any]:
     """A function compiled as a column says."""
-    if column in ("eager", "inductor", "inductor-dynamic"):
+    if column in OTHERS:
         if column == "eager":
             return function
         return torch.compile(function, dynamic=True if column == "inductor-dynamic" else None)
@@ -163,6 +195,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="COLUMN")
     parser.add_argument("--requests", type=int, help="so many, instead of each stream's own number")
     parser.add_argument("--different", type=int, help="only so many of them, which come again")
+    parser.add_argument("--exact", action="store_true", help="see above")
     parser.add_argument("--scale", choices=("test", "bench"), default="bench")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one column")
     parser.add_argument("--json", metavar="FILE", help="save the results")

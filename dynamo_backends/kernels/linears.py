@@ -53,7 +53,8 @@ def multiply_by_onednn(module: fx.GraphModule, ranged: bool = False) -> None:
 
     Args:
         module: Functional; frozen weights are read by `get_attr` nodes.
-        ranged: The rows differ from call to call, for which MKL cannot pack weights.
+        ranged: The rows differ from call to call, for which MKL cannot pack weights, and oneDNN
+            makes a primitive for each number of rows.
     """
     if not torch.backends.mkldnn.is_available():
         return
@@ -81,8 +82,9 @@ def _is_faster(x: fx.Node, product: fx.Node, ranged: bool) -> bool:
 
     layout = ((rows, depth), (depth, 1), torch.float32)
     kind = f"linear layer {columns}{' of any rows' * ranged}"  # oneDNN computes what follows, too
+    preferred = "MKL" if ranged else "oneDNN"  # a primitive takes as long as a small product
     safe = "MKL" if processor_family().startswith("GenuineIntel") else "oneDNN"
-    return fastest(kind, "MKL", ways, [layout], preferred="oneDNN", safe=safe) == "oneDNN"
+    return fastest(kind, "MKL", ways, [layout], preferred, safe) == "oneDNN"
 
 
 def _by_mkl(weight: Tensor, rows: int) -> Any:

@@ -105,6 +105,22 @@ def test_from_several_threads():
     threads_agree(check(model, x), model, 19, 40)
 
 
+@pytest.mark.parametrize("ranged", [False, True])
+def test_which_library_needs_no_lead(monkeypatch: pytest.MonkeyPatch, ranged: bool):
+    preferred: list[str] = []
+
+    def race(way: str, *_: Any) -> str:
+        preferred.append(way)
+        return way
+
+    plant(monkeypatch, race)
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Linear(160, 200), backend="inductor_freezing", dynamic=ranged)
+    with torch.no_grad():
+        compiled(torch.randn(19, 160))
+    assert preferred == ["MKL" if ranged else "oneDNN"]
+
+
 def test_the_faster_library_is_measured(monkeypatch: pytest.MonkeyPatch):
     raced: list[Any] = []
 

@@ -156,6 +156,45 @@ class Arguments:
         return result
 
 
+class Counters:
+    """Puts integers back that a graph writes to, before each call with the same inputs.
+
+    They may be indices, as the position at which a cache is written: if they grew with each call
+    they would end beyond it, where eager raises and compiled code ends the process.
+
+    Args:
+        arguments: Of the graph.
+    """
+
+    def __init__(self, arguments: Arguments):
+        self._positions = [
+            i
+            for i in sorted(arguments.mutated)
+            if isinstance(value := arguments.values[i], Tensor)
+            and not (value.is_floating_point() or value.is_complex())
+        ]
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, which the first keeps
+
+    def remember(self, args: list[Any]) -> list[Any]:
+        """Notes what these inputs begin with, and returns them."""
+        for i in self._positions:
+            self._before[id(args[i])] = args[i], args[i].clone()
+        return args
+
+    def reset_before(self, run: Run) -> Run:
+        """A function that is called with what was there at the beginning."""
+        if not self._positions:
+            return run
+
+        def call(args: list[Any]) -> Any:
+            for i in self._positions:
+                counter, value = self._before[id(args[i])]
+                counter.copy_(value)
+            return run(args)
+
+        return call
+
+
 def _multiply(value: Tensor, generator: torch.Generator) -> None:
     noise = torch.rand(value.shape, generator=generator, dtype=torch.float32)
     noise = (0.9 + 0.2 * noise).to(value.device, value.dtype)

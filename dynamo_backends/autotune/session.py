@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.arguments import Arguments, Counters
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
@@ -337,7 +337,15 @@ class TuningSession:
         elif subject.arguments.copied_bytes >= _LARGE:
             sets = 1
         pauses = self._options.objective == "latency"
-        return Race(runs, inputs, sets=sets, pauses=pauses, budget_s=budget_s, least=least)
+        counters = Counters(subject.arguments)
+        return Race(
+            {name: counters.reset_before(run) for name, run in runs.items()},
+            lambda: counters.remember(inputs()),
+            sets=sets,
+            pauses=pauses,
+            budget_s=budget_s,
+            least=least,
+        )
 
     def _measure(self) -> Measured:
         self._say("measuring")

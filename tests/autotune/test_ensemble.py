@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.autotune.candidates import candidates
@@ -69,6 +69,32 @@ def test_where_openxla_is_chosen_sizes_are_rounded_up(counts: Counts):
     assert {row.by for row in report.traffic()} == {"padded"}
     made = [shapes for row in report.traffic() for shapes in row.shapes]
     assert "≤11" in str(made), "timed without padding"
+
+
+class Cached(nn.Module):
+    """Keeps the last rows, and writes the next ones after them."""
+
+    def forward(self, x: Tensor, rows: Tensor, length: Tensor) -> Tensor:
+        """Sums of all rows; `length` counts those that there are."""
+        at = torch.arange(x.shape[0]) + length
+        length.add_(x.shape[0])
+        rows.index_copy_(0, at, x)
+        return rows.sin().sum(0)
+
+
+@pytest.mark.parametrize("candidate", ["ts_trace", "inductor_freezing"])
+def test_a_position_does_not_grow_while_candidates_are_timed(candidate: str):
+    """If it did, rows would be written beyond the end: eager raises, Inductor ends the process."""
+    compiler = dynamo_backends.compiler("autotune", candidates=(candidate,))
+    compiled, x = torch.compile(Cached(), backend=compiler), torch.randn(3, 8)
+    mine, theirs = ((torch.zeros(8, 8), torch.tensor(0)) for _ in range(2))
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, *mine), Cached()(x, *theirs))
+            torch.testing.assert_close(mine, theirs)
+    (report,) = reports
+    measured = {row.name for row in report.candidates if row.seconds is not None}
+    assert measured == {"eager", candidate}
 
 
 def test_frozen_weights_are_prepared_once(monkeypatch: pytest.MonkeyPatch):

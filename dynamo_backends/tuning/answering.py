@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 from dynamo_backends.tuning.priority import give_way
-from dynamo_backends.tuning.stopped_time import is_stopped_by_parent, shareable
+from dynamo_backends.tuning.stopped_time import StoppedTime, is_stopped_by_parent, shareable
 from dynamo_backends.tuning.turns import turns
 
 _LEAST_WAIT_S = 0.01
@@ -39,7 +39,7 @@ class AnsweringProcess:
     Attributes:
         command: What Python runs there.
         niceness: By how much the priority of the process is lower than that of this one. If it is,
-            calls and the process take turns (see `turns`).
+            calls and the process take turns while it has a request (see `turns`).
 
     Examples:
         >>> with MeasuringProcess() as process:
@@ -53,6 +53,7 @@ class AnsweringProcess:
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._stopped: StoppedTime | None = None  # by calls that go first
 
     def __enter__(self) -> Self:
         """The process starts with the first request."""
@@ -83,6 +84,8 @@ class AnsweringProcess:
         """
         child = self._child or self._start()
         assert child.stdin is not None
+        if self._stopped is not None:
+            turns.add(child.pid, self._stopped)
         try:
             child.stdin.write(json.dumps(request) + "\n")
             child.stdin.flush()
@@ -99,7 +102,8 @@ class AnsweringProcess:
         except BaseException:  # Ctrl-C; the answer would be taken for that of the next request
             self.end()
             raise
-        turns.discard(child.pid)
+        finally:
+            turns.discard(child.pid)
         status = child.wait()
         self.end()
         raise Lost(f"its process ended with status {status}", status)
@@ -117,10 +121,9 @@ class AnsweringProcess:
 
     def _start(self) -> "subprocess.Popen[str]":
         if self.niceness and os.name == "posix":
-            with shareable() as (stopped, descriptor):
+            with shareable() as (self._stopped, descriptor):
                 child = self._launched(descriptor)
             give_way(child.pid, self.niceness)  # the imports, too, take seconds and all processors
-            turns.add(child.pid, stopped)
         else:
             child = self._launched()
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -83,7 +83,7 @@ class Turns:
         return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
 
     def add(self, group: int, stopped: StoppedTime) -> None:
-        """Calls go before a group of processes from now on.
+        """Calls go before a group of processes from now on, which has something to do.
 
         Args:
             group: The process that leads it.
@@ -95,10 +95,13 @@ class Turns:
                 self._others[group] = stopped
 
     def discard(self, group: int) -> None:
-        """The group is gone."""
+        """The group has nothing to do any more, or is about to end; it goes on if it is stopped."""
         with self._lock:
             self._others.pop(group, None)
-            self._stopped.pop(group, None)
+            stopped = self._stopped.pop(group, None)
+            if stopped is not None:
+                stopped.add(self._clock() - self._stopped_at)
+                self._signal("SIGCONT", [group])
 
     def stopped_s(self, group: int) -> float:
         """Seconds for which a group has been stopped so far."""
@@ -122,7 +125,7 @@ class Turns:
             self._over.clear()
             if not self._stopped and self._is_needed:
                 self._stopped, self._stopped_at = self._others.copy(), now
-                self._signal("SIGSTOP")
+                self._signal("SIGSTOP", self._stopped)
 
     def ends(self, caller: int) -> None:
         """The call of a thread ends."""
@@ -137,7 +140,7 @@ class Turns:
             self._changed_at = now
             for stopped in self._stopped.values():
                 stopped.add(now - self._stopped_at)
-            self._signal("SIGCONT")
+            self._signal("SIGCONT", self._stopped)
             self._stopped = {}
             self._over.set()
 
@@ -148,8 +151,8 @@ class Turns:
         is_full = threads > self._processors
         return is_full and self.leave_time and self._busy * (1 - _KEPT) > _SHORT_S
 
-    def _signal(self, name: str) -> None:
-        for group in self._stopped:
+    def _signal(self, name: str, groups: Iterable[int]) -> None:
+        for group in groups:
             with contextlib.suppress(OSError):  # it has just ended
                 assert self._send is not None
                 self._send(group, getattr(signal, name))

@@ -111,6 +111,19 @@ def test_a_process_that_comes_in_a_call_was_not_stopped(monkeypatch: pytest.Monk
     assert planned.sent[-1] == (8, GO_ON)
 
 
+def test_who_has_done_its_work_in_a_call_goes_on(monkeypatch: pytest.MonkeyPatch):
+    planned = Planned(monkeypatch)
+    planned.call(0.1, pause=0.1)
+    planned.now += 0.1
+    planned.turns.begins(1)
+    planned.now += 0.1
+    planned.turns.discard(7)
+    assert planned.sent == [(7, STOP), (7, GO_ON)]
+    assert planned.stopped.seconds == pytest.approx(0.1)
+    planned.turns.ends(1)
+    assert planned.call(0.1, pause=0.1) == [], "it has nothing to do"
+
+
 def test_with_room_for_both_nobody_is_stopped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     planned = Planned(monkeypatch, processors=5)
@@ -164,6 +177,20 @@ def calling(turns: Turns, until: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_process_without_a_request_is_left_alone(taken: Turns):
+    asked: list[bool] = []
+    with Working() as process:
+        hearing = threading.Thread(target=lambda: process.ask({"seconds": 0.3}, 60))
+        hearing.start()
+        deadline = time.perf_counter() + 60
+        while not taken.are_taken and time.perf_counter() < deadline:
+            time.sleep(0.001)
+        asked.append(taken.are_taken)
+        hearing.join()
+        asked.append(taken.are_taken)
+    assert asked == [True, False]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells whether a process is stopped")
 def test_a_real_process_is_stopped_and_knows_for_how_long(taken: Turns):
     with Working() as process:
@@ -178,11 +205,16 @@ def test_a_real_process_is_stopped_and_knows_for_how_long(taken: Turns):
         calling(taken, lambda: bool(answers))
         work.join()
         assert answers[0] > 0.4, "most of the time it was stopped"
+        work = threading.Thread(target=process.ask, args=({"seconds": 0.2}, 60))
+        work.start()
+        while not taken.are_taken:
+            time.sleep(0.001)
         taken.begins(1)
         deadline = time.monotonic() + 60
         while status.read_text().rpartition(")")[2].split()[0] != "T":
             assert time.monotonic() < deadline
         taken.ends(1)
+        work.join()
         assert process.ask({"seconds": 0.0}, 60)
     assert not taken.are_taken
 

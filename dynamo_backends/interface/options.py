@@ -46,6 +46,8 @@ class Options:
             used least recently leaves.
         ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
             such a one. False: every set of concrete shapes is compiled for itself.
+        specialize: Where one executable serves all sizes: those on which much time is spent get one
+            of their own, compiled beside the calls, if that is at least 15% faster.
         while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
             one first; "eager" runs in eager while it is compiled beside the calls, and later calls
             use the program (see docs/shapes.md). Without effect on `autotune` and `compile_step`,
@@ -63,6 +65,7 @@ class Options:
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
     ranges: bool = True
+    specialize: bool = True
     while_compiling: Literal["wait", "eager"] = "wait"
     partitioner: Literal["default", "min_cut"] = "default"
 

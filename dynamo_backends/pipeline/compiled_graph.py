@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -37,6 +37,7 @@ from dynamo_backends.pipeline.bounds import named_bounds
 from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.distinct import with_distinct_sizes
+from dynamo_backends.pipeline.frequent import FrequentSizes
 from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
 from dynamo_backends.pipeline.succession import Capture, OfFirstSizes, Shared, Successor
 from dynamo_backends.runtime import arena
@@ -152,6 +153,7 @@ class CompiledGraph:
         self._is_static = not is_dynamic(self._graph)
         serves_ranges = backend.serves_ranges or not computes_with_sizes(self._graph)
         self._is_ranged = serves_ranges and options.ranges
+        self._frequent = self._frequent_sizes()
         waiting = Served("eager while compiling", ())
         self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._is_published = False
@@ -170,14 +172,19 @@ class CompiledGraph:
         static = self._static
         if static is not None:
             return static(args)
-        compiled = self.ranged.proven or self._program(args)
+        compiled = self.ranged.proven
+        if compiled is None:
+            compiled = self._program(args)
+        elif self._frequent is not None:
+            compiled = self._frequent.choose(compiled, args)
         compiled.served.calls += 1
         return compiled(args)
 
     @property
     def compiles_beside(self) -> bool:
         """Whether anything of it may be compiled while it is called."""
-        return self._padded is not None or self._options.is_beside
+        beside = self._padded, self._frequent
+        return self._options.is_beside or any(x is not None for x in beside)
 
     @property
     def static_program(self) -> Any:
@@ -312,6 +319,41 @@ class CompiledGraph:
             tensors = [i for i, place in given if isinstance(place.meta["val"], Tensor)]
             return OfFirstSizes(program, served, tensors)
         return None
+
+    def _frequent_sizes(self) -> FrequentSizes | None:
+        """Sizes that get executables of their own though one serves all; None: none do."""
+        options, graph = self._options, self._graph
+        is_wanted = options.specialize and options.ranges and self._backend.serves_ranges
+        values = (place.meta.get("val") for place in graph.placeholders)
+        is_on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
+        if not (is_wanted and is_on_cpu and computes_with_sizes(graph)):
+            return None
+        sizes = FrequentSizes(graph, options.max_executables, self._submit_exact, self._ranged_s)
+        return None if sizes.is_over else sizes
+
+    def _ranged_s(self) -> float:
+        """Seconds that compiling the program for all sizes took."""
+        return self.ranged.proven.served.seconds if self.ranged.proven is not None else 0.0
+
+    def _submit_exact(self, key: Hashable, args: Sequence[Any]) -> None:
+        values = stand_ins(self._graph, [*args, *self._constants])
+        background.submit((key, "exact"), lambda g: g._compile_exact(key, values), owner=self)
+
+    def _compile_exact(self, key: Hashable, values: Sequence[Any]) -> None:
+        """Compiles for sizes that a program for all serves so far, beside the calls."""
+        frequent, program = self._frequent, self.ranged.proven
+        assert frequent is not None and program is not None, "who asked"
+        try:
+            with disable_current_modes():
+                graph = specialize(self._graph, values)
+                PASSES(graph)
+                exact, _ = self._build(graph)
+                exact.prepare(values)
+        except Exception:  # the program for all goes on
+            log.debug("no executable for sizes that come often", exc_info=True)
+            frequent.failed()
+        else:
+            frequent.add(key, exact, program)
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options

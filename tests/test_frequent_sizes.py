@@ -208,6 +208,6 @@ def test_an_executable_has_to_pay(
     graph = Graph(
         torch.fx.symbolic_trace(lambda x: x + 1), "inference", (Input("x", Role.ACTIVATION),)
     )
-    sizes = frequent.FrequentSizes(graph, 4, lambda *_: None, lambda: compilation)
+    sizes = frequent.FrequentSizes(graph, 4, lambda *_: True, lambda: compilation)
     sizes._note("key", spent / frequent.EVERY)
     assert sizes._is_worth_it("key") is worth

@@ -335,9 +335,10 @@ class CompiledGraph:
         """Seconds that compiling the program for all sizes took."""
         return self.ranged.proven.served.seconds if self.ranged.proven is not None else 0.0
 
-    def _submit_exact(self, key: Hashable, args: Sequence[Any]) -> None:
+    def _submit_exact(self, key: Hashable, args: Sequence[Any]) -> bool:
         values = stand_ins(self._graph, [*args, *self._constants])
-        background.submit((key, "exact"), lambda g: g._compile_exact(key, values), owner=self)
+        job = lambda graph: graph._compile_exact(key, values)  # noqa: E731
+        return background.submit((key, "exact"), job, owner=self)
 
     def _compile_exact(self, key: Hashable, values: Sequence[Any]) -> None:
         """Compiles for sizes that a program for all serves so far, beside the calls."""

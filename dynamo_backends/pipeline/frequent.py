@@ -50,7 +50,8 @@ class FrequentSizes:
     Args:
         graph: With symbolic shapes.
         most: So many executables stay; the one used least recently leaves.
-        submit: Has one compiled for sizes, by their key and a call's values, and `add`ed later.
+        submit: Has one compiled for sizes, by their key and a call's values, and `add`ed later;
+            returns whether it will be.
         seconds: How long the program for all took to compile.
     """
 
@@ -58,7 +59,7 @@ class FrequentSizes:
         self,
         graph: Graph,
         most: int,
-        submit: Callable[[Hashable, Sequence[Any]], None],
+        submit: Callable[[Hashable, Sequence[Any]], bool],
         seconds: Callable[[], float],
     ):
         self._varying = [i for i, place in enumerate(graph.placeholders) if _varies(place)]
@@ -92,9 +93,9 @@ class FrequentSizes:
             return rival
         if not is_sample or self.is_over:
             return program
-        if self._is_worth_it(key) and not compiles_nothing():
+        is_wanted = self._is_worth_it(key) and not compiles_nothing()
+        if is_wanted and self._submit(key, args):
             self._asked.add(key)
-            self._submit(key, args)
         return _Sample(program, lambda seconds: self._note(key, seconds))
 
     def _is_worth_it(self, key: Hashable) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 import dynamo_backends
 from dynamo_backends import Executable, Options
@@ -14,7 +14,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.sizes import is_ranged
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.interface.report import GraphReport, record
+from dynamo_backends.interface.report import GraphReport, Served, record
 from dynamo_backends.pipeline import background, frequent
 from dynamo_backends.pipeline.captured import compile_captured
 from tests.test_ranges import Counting, Ranged
@@ -62,16 +62,11 @@ class Paced(Counting):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compilations pay at once."""
-    monkeypatch.setattr(frequent, "COMPILATION_S", 0.0)
-    monkeypatch.setattr(frequent.FrequentSizes, "_is_worth_it", _asked_once)
+    monkeypatch.setattr(frequent.FrequentSizes, "_pays", lambda _, gained: gained > 0)
     monkeypatch.setattr(frequent, "EVERY", 2)
     monkeypatch.setattr(frequent, "TURNS", 3)
     yield
     assert background.wait(60)
-
-
-def _asked_once(self: frequent.FrequentSizes, key: Any) -> bool:
-    return key not in self._asked and bool(self._spent.get(key))
 
 
 def function(x: Tensor) -> Tensor:
@@ -198,16 +193,60 @@ def test_weights_that_are_too_large_for_a_second_copy(monkeypatch: pytest.Monkey
     assert backend.exact == []
 
 
-@pytest.mark.parametrize(
-    ("spent", "compilation", "worth"), [(6.6, 0.5, False), (6.7, 0.5, True), (6.7, 2.0, False)]
-)
-def test_an_executable_has_to_pay(
-    monkeypatch: pytest.MonkeyPatch, spent: float, compilation: float, worth: bool
-):
+def planned(monkeypatch: pytest.MonkeyPatch) -> tuple[frequent.FrequentSizes, list[Any]]:
+    """Sizes without a model, and what was asked for."""
     monkeypatch.undo()
-    graph = Graph(
-        torch.fx.symbolic_trace(lambda x: x + 1), "inference", (Input("x", Role.ACTIVATION),)
-    )
-    sizes = frequent.FrequentSizes(graph, 4, lambda *_: True, lambda: compilation)
-    sizes._note("key", spent / frequent.EVERY)
-    assert sizes._is_worth_it("key") is worth
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = 0  # a number, which varies
+    graph.output((x,))
+    asked: list[Any] = []
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    given = Graph(module, "inference", (Input("x", Role.SYMBOL),))
+    return frequent.FrequentSizes(given, 4, lambda key, _: not asked.append(key)), asked
+
+
+class Program:
+    """Serves a call."""
+
+    served = Served("ranged", ())
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return args
+
+
+def sampled(sizes: frequent.FrequentSizes, number: int) -> None:
+    """Calls until one was timed."""
+    for _ in range(frequent.EVERY):
+        sizes.choose(Program(), [number])
+
+
+def test_an_executable_has_to_pay(monkeypatch: pytest.MonkeyPatch):
+    sizes, asked = planned(monkeypatch)
+    sizes._note((7,), 6.6 / frequent.EVERY)
+    sampled(sizes, 7)
+    assert asked == []
+    sizes._note((7,), 0.1 / frequent.EVERY)
+    sampled(sizes, 7)
+    assert asked == [(7,)]
+    sizes.add((7,), Program(), Program(), seconds=10.0)
+    sizes._note((8,), 60.0 / frequent.EVERY)
+    sampled(sizes, 8)
+    assert asked == [(7,)], "the first one took ten seconds to compile"
+    sizes._note((8,), 7.0 / frequent.EVERY)
+    sampled(sizes, 8)
+    assert asked == [(7,), (8,)]
+
+
+def test_no_more_are_compiled_at_a_time_than_may_fail(monkeypatch: pytest.MonkeyPatch):
+    sizes, asked = planned(monkeypatch)
+    for number in range(4):
+        sizes._note((number,), 100.0)
+        sampled(sizes, number)
+    assert asked == [(0,), (1,)]
+    sizes.failed((0,))
+    sampled(sizes, 2)
+    assert asked == [(0,), (1,)], "one has failed, and one is open"
+    sizes._decided((1,), has_won=True)
+    sampled(sizes, 2)
+    assert asked == [(0,), (1,), (2,)]

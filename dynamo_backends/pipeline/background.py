@@ -134,10 +134,10 @@ class _Worker(QueueThread[_Job]):
         if self.is_stopping:
             raise Stopped
         now = time.perf_counter()
-        if now - self._resumed < _RUN and not (turns.any_call and turns.leave_time):
+        if now - self._resumed < _RUN and not turns.come_first:
             return
         while (left := now + self._pause() - time.perf_counter()) > 0:
-            if turns.any_call and turns.leave_time:
+            if turns.come_first:
                 turns.wait(left)
             else:
                 time.sleep(min(left, _LOOK))

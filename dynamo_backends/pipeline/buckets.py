@@ -46,8 +46,8 @@ SPARE = 1.25
 COMPILATION_S = 1.0
 """Compiling is taken to last so long at least; what there is may have come from disk."""
 
-_COUNTED = 1024
-"""Of so many sets of sizes it is known how often they were seen."""
+KNOWN = 1024
+"""Of so many sets of sizes it is known what calls of them took."""
 
 
 class Padded:
@@ -172,7 +172,7 @@ class PaddedPrograms:
         build: Callable[[Graph], Program | None],
     ):
         self.reason = ""
-        self.counted: LRU[Hashable, Counted] = LRU(_COUNTED)
+        self.counted: LRU[Hashable, Counted] = LRU(KNOWN)
         self.version = 0
         self.is_narrowing = False
         self._symbols = Symbols(graph)

@@ -328,12 +328,8 @@ class CompiledGraph:
         is_on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
         if not (is_wanted and is_on_cpu and computes_with_sizes(graph)):
             return None
-        sizes = FrequentSizes(graph, options.max_executables, self._submit_exact, self._ranged_s)
+        sizes = FrequentSizes(graph, options.max_executables, self._submit_exact)
         return None if sizes.is_over else sizes
-
-    def _ranged_s(self) -> float:
-        """Seconds that compiling the program for all sizes took."""
-        return self.ranged.proven.served.seconds if self.ranged.proven is not None else 0.0
 
     def _submit_exact(self, key: Hashable, args: Sequence[Any]) -> bool:
         values = stand_ins(self._graph, [*args, *self._constants])
@@ -344,6 +340,7 @@ class CompiledGraph:
         """Compiles for sizes that a program for all serves so far, beside the calls."""
         frequent, program = self._frequent, self.ranged.proven
         assert frequent is not None and program is not None, "who asked"
+        start = time.thread_time()  # while calls run it waits
         try:
             with disable_current_modes():
                 graph = specialize(self._graph, values)
@@ -352,9 +349,9 @@ class CompiledGraph:
                 exact.prepare(values)
         except Exception:  # the program for all goes on
             log.debug("no executable for sizes that come often", exc_info=True)
-            frequent.failed()
+            frequent.failed(key)
         else:
-            frequent.add(key, exact, program)
+            frequent.add(key, exact, program, time.thread_time() - start)
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options

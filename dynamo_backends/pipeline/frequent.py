@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.liveness import tensor_bytes
+from dynamo_backends.graph.specialize import shape_key
 from dynamo_backends.interface.report import Served
 from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.pipeline.buckets import COMPILATION_S, KNOWN
 from dynamo_backends.pipeline.ranges import Compiled
 from dynamo_backends.runtime.lru import LRU
 
@@ -34,14 +37,8 @@ TURNS = 9
 FAILURES = 2
 """After so many executables in a row that are no faster there are no more."""
 
-COMPILATION_S = 1.0
-"""Compiling is taken to last so long at least; what there is may have come from disk."""
-
 BYTES = 256 << 20
 """So much the weights of all these executables may take: each prepares its own."""
-
-_KNOWN = 1024
-"""Of so many sets of sizes it is known how much time was spent on them."""
 
 
 class FrequentSizes:
@@ -50,25 +47,20 @@ class FrequentSizes:
     Args:
         graph: With symbolic shapes.
         most: So many executables stay; the one used least recently leaves.
-        submit: Has one compiled for sizes, by their key and a call's values, and `add`ed later;
-            returns whether it will be.
-        seconds: How long the program for all took to compile.
+        submit: Has one compiled for sizes, by their key and a call's values, which is then `add`ed
+            or has `failed`; returns whether it will be.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        most: int,
-        submit: Callable[[Hashable, Sequence[Any]], bool],
-        seconds: Callable[[], float],
-    ):
+    def __init__(self, graph: Graph, most: int, submit: Callable[[Hashable, Sequence[Any]], bool]):
         self._varying = [i for i, place in enumerate(graph.placeholders) if _varies(place)]
         self._submit = submit
-        self._seconds = seconds
         self._calls = self._failures = 0
-        self._spent: LRU[Hashable, float] = LRU(_KNOWN)
+        self._compilation_s = COMPILATION_S
+        self._spent: LRU[Hashable, float] = LRU(KNOWN)
         self._asked: set[Hashable] = set()
-        self._rivals: LRU[Hashable, Rival] = LRU(min(most, BYTES // max(1, weight_bytes(graph))))
+        self._open: set[Hashable] = set()  # those asked for of which it is not known what they gain
+        weights = sum(tensor_bytes(graph.placeholders[i].meta["val"]) for i in graph.weights)
+        self._rivals: LRU[Hashable, Rival] = LRU(min(most, BYTES // max(1, weights)))
 
     @property
     def is_over(self) -> bool:
@@ -86,8 +78,7 @@ class FrequentSizes:
         is_sample = self._calls % EVERY == 0
         if not (is_sample or len(self._rivals)):
             return program
-        values = [args[i] for i in self._varying]
-        key = tuple(x.shape if isinstance(x, Tensor) else x for x in values)
+        key = shape_key([args[i] for i in self._varying])
         rival = self._rivals.get(key)
         if rival is not None:
             return rival
@@ -96,35 +87,44 @@ class FrequentSizes:
         is_wanted = self._is_worth_it(key) and not compiles_nothing()
         if is_wanted and self._submit(key, args):
             self._asked.add(key)
+            self._open.add(key)
         return _Sample(program, lambda seconds: self._note(key, seconds))
 
     def _is_worth_it(self, key: Hashable) -> bool:
-        gained = GAIN * (self._spent.get(key) or 0.0)
-        is_asked = key in self._asked or len(self._asked) >= _KNOWN
-        return not is_asked and gained >= max(COMPILATION_S, self._seconds())
+        """Whether to ask for an executable; no more are open than may fail."""
+        may_ask = key not in self._asked and len(self._asked) < KNOWN
+        has_room = self._failures + len(self._open) < FAILURES
+        return may_ask and has_room and self._pays(GAIN * (self._spent.get(key) or 0.0))
+
+    def _pays(self, gained: float) -> bool:
+        return gained >= self._compilation_s
 
     def _note(self, key: Hashable, seconds: float) -> None:
         self._spent.put(key, (self._spent.get(key) or 0.0) + EVERY * seconds)
 
-    def add(self, key: Hashable, exact: Compiled, program: Compiled) -> None:
+    def add(self, key: Hashable, exact: Compiled, program: Compiled, seconds: float) -> None:
         """Has an executable take calls in turn with the program for all sizes.
 
         Args:
             key: Of its sizes.
             exact: The executable.
             program: The one for all.
+            seconds: Of a processor, that compiling it took; the next ones have to gain so much.
         """
+        self._compilation_s = max(self._compilation_s, seconds)
         self._rivals.put(key, Rival(exact, program, lambda won: self._decided(key, won)))
 
-    def failed(self) -> None:
-        """Notes that one could not be compiled."""
+    def failed(self, key: Hashable) -> None:
+        """Notes that one could not be compiled, or is no faster."""
+        self._open.discard(key)
         self._failures += 1
 
     def _decided(self, key: Hashable, has_won: bool) -> None:
         if has_won:
+            self._open.discard(key)
             self._failures = 0
         else:
-            self._failures += 1
+            self.failed(key)
             self._rivals.drop(key)
 
 
@@ -152,48 +152,47 @@ class Rival:
     """An executable for some sizes and the program for all, in turn until one is the faster.
 
     Args:
-        exact: The executable; it is freed if it loses.
+        exact: The executable.
         program: The one for all.
-        decided: Told whether the executable has won.
+        decided: Told once whether the executable has won.
     """
 
     def __init__(self, exact: Compiled, program: Compiled, decided: Callable[[bool], None]):
         self._programs = (exact, program)
-        self._decided = decided
         self._seconds: tuple[list[float], list[float]] = ([], [])
+        self._decided = decided
         self._winner: Compiled | None = None
         self._lock = threading.Lock()
 
     @property
     def served(self) -> Served:
         """Of what runs the next call."""
-        return self._next()[0].served
+        return (self._winner or self._programs[self._turn]).served
 
-    def _next(self) -> tuple[Compiled, list[float]]:
-        exact, general = self._seconds
-        turn = int(len(exact) > len(general))
-        return self._winner or self._programs[turn], self._seconds[turn]
+    @property
+    def _turn(self) -> int:
+        exact, general = map(len, self._seconds)
+        return int(exact > general)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
         if self._winner is not None:
             return self._winner(args)
-        program, seconds = self._next()
+        turn = self._turn
         start = time.perf_counter()
-        results = program(args)
-        seconds.append(time.perf_counter() - start)
+        results = self._programs[turn](args)
+        self._seconds[turn].append(time.perf_counter() - start)
         if min(map(len, self._seconds)) > TURNS:  # the first one is compared with eager
             self._decide()
         return results
 
     def _decide(self) -> None:
         with self._lock:
-            if self._winner is not None:
+            if self._winner is not None:  # another thread did
                 return
             exact, general = (statistics.median(times[1:]) for times in self._seconds)
             has_won = general >= (1 + GAIN) * exact
-            self._winner = self._programs[0 if has_won else 1]
-            self._programs = (self._winner, self._winner)
+            self._winner = self._programs[not has_won]
         self._decided(has_won)
 
 
@@ -202,13 +201,3 @@ def _varies(place: torch.fx.Node) -> bool:
     if isinstance(value, Tensor):
         return any(isinstance(size, torch.SymInt) for size in value.shape)
     return isinstance(value, torch.SymInt | int)
-
-
-def weight_bytes(graph: Graph) -> int:
-    """Of all weights that a backend may prepare.
-
-    Args:
-        graph: With symbolic shapes; those of weights are numbers.
-    """
-    weights = (graph.placeholders[i].meta["val"] for i in graph.weights)
-    return sum(w.numel() * w.element_size() for w in weights if isinstance(w, Tensor))

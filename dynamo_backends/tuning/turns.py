@@ -82,6 +82,11 @@ class Turns:
         """Whether there are pauses between calls, for work that is none of theirs."""
         return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
 
+    @property
+    def come_first(self) -> bool:
+        """Whether a call is under way, whose end is worth waiting for."""
+        return self.any_call and self.leave_time
+
     def add(self, group: int, stopped: StoppedTime) -> None:
         """Calls go before a group of processes from now on, which has something to do.
 

@@ -18,6 +18,7 @@ from dynamo_backends.pipeline import succession
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.pipeline.succession import Successor
 from tests.test_ranges import Counting, rows_compared
+from tests.test_ranges_of_vendors import usable
 
 
 class Succeeding(Counting):
@@ -117,6 +118,27 @@ def test_a_program_that_does_not_serve_the_first_sizes_leaves_them(fn: Any, sett
         x = torch.randn(size)
         torch.testing.assert_close(run(x), fn(x))
     assert backend.alive[0]
+
+
+def test_first_sizes_that_later_guards_do_not_admit_keep_their_program(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The graph with symbols is for two pieces, and the first sizes make three."""
+
+    def in_twos(x: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = torch.full((x.shape[1],), x.shape[1] / 4)
+        return x + sizes, torch.split(sizes, 2)[0]
+
+    monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "1")
+    options = {"cache": False, "min_block_size": 1, "fragmented": "keep", "verify": "off"}
+    with dynamo_backends.record() as reports:
+        run = torch.compile(in_twos, backend=usable("onnxrt"), options=options)
+        for size in (6, 4, 6):
+            x = torch.randn(size, size)
+            torch.testing.assert_close(run(x), in_twos(x))
+    static, _ = reports
+    assert static.executable.static_program is not None
+    assert not any(report.events for report in reports), "nothing failed"
 
 
 def test_sizes_out_of_the_range_stay():

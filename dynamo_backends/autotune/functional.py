@@ -23,6 +23,7 @@ from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, featur
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
+from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -306,10 +307,10 @@ def decomposed(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
     """
     from dynamo_backends.graph.sequence import PASSES
 
-    result = graph.copy()
+    result, traces = graph.copy(), CallTraces()
     for node in result.calls:
         if node.target in rules and not node._erased:
-            decompose(node, rules)
+            decompose(node, rules, traces)
     PASSES(result)
     result.module.recompile()
     return result

@@ -5,7 +5,7 @@ come from, and it is the same for all sizes, or that is found out.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.sizes import (
     Evaluation,
+    FloatOfSizes,
     Size,
     Symbolic,
     is_ranged,
@@ -34,6 +35,43 @@ Rules = Mapping[Any, Function]
 
 class _FixedError(Exception):
     """What a function makes of a call is for certain sizes alone."""
+
+
+class CallTraces:
+    """Traces calls of one graph, each kind of them once: the layers of a model are alike.
+
+    The rules are the same for all calls of a function.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, fx.Graph] = {}
+
+    def __call__(self, node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
+        """See `trace_call`; the graph is not to be changed."""
+        kind = function, _kind(node)
+        if kind not in self._found:
+            self._found[kind] = trace_call(node, function, rules)
+        return self._found[kind]
+
+
+def _kind(node: fx.Node) -> str:
+    """All that a trace of a call of one graph depends on, but for the names of its inputs."""
+    inputs = node.all_input_nodes
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return "input", inputs.index(value)
+        if isinstance(value, Size | FloatOfSizes):
+            return value, value.expression
+        return value
+
+    def described(x: fx.Node) -> tuple[Any, ...]:
+        value: Tensor = x.meta["val"]
+        sizes = [argument(size) for size in (*sizes_of(x), *strides_of(x))]
+        return value.dtype, value.device, tuple(value.shape), value.stride(), sizes
+
+    given = fx.node.map_aggregate((node.args, node.kwargs), argument)
+    return repr((given, [described(x) for x in inputs], _varies(node)))
 
 
 def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:

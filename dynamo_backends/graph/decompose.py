@@ -10,7 +10,7 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph import numbers
-from dynamo_backends.graph.call_tracing import trace_call
+from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.passes import PassSequence
@@ -28,19 +28,22 @@ def origin(node: fx.Node) -> str:
     return name
 
 
-def decompose(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> None:
+def decompose(
+    node: fx.Node, rules: Mapping[Any, Callable[..., Any]], traces: CallTraces | None = None
+) -> None:
     """Replaces a call by what a rule makes of it (see `replace`).
 
     Args:
         node: The call.
         rules: Functions of an operator's arguments, by the operator; there is one of the call's,
             and those of others are used inside.
+        traces: See `replace`.
 
     Raises:
         LoweringError: The rule does not lead to functional calls of other operators.
     """
     target: Any = node.target
-    replace(node, target, rules)
+    replace(node, target, rules, traces)
 
 
 def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
@@ -71,6 +74,7 @@ def replace(
     node: fx.Node,
     function: Callable[..., Any],
     rules: Mapping[Any, Callable[..., Any]] | None = None,
+    traces: CallTraces | None = None,
 ) -> None:
     """Replaces a call in its graph by the calls that a function makes of the same arguments.
 
@@ -80,13 +84,14 @@ def replace(
         node: The call.
         function: Takes its arguments.
         rules: What to decompose in turn: functions of an operator's arguments, by the operator.
+        traces: Of other calls of the graph by the same rules. None: it is the only one.
 
     Raises:
         LoweringError: The function does not lead to functional calls, or not away from the
             operator that `rules` should have decomposed.
     """
     graph = node.graph
-    traced = trace_call(node, function, rules or {})
+    traced = (traces or CallTraces())(node, function, rules or {})
     if numbers.has_forgotten(traced):
         numbers.note_forgotten(graph)
     sources = iter(node.all_input_nodes)

@@ -10,6 +10,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import origin, replace
 
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -17,10 +18,11 @@ _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 def guard_hidden_queries(module: fx.GraphModule) -> None:
     """Gives queries that see no key zeros, in every masked attention of a module, in place."""
+    traces = CallTraces()
     for node in module.graph.find_nodes(op="call_function", target=_attention):
         if node.kwargs.get("attn_mask") is not None:
             call = origin(node)
-            replace(node, _guarded)
+            replace(node, _guarded, traces=traces)
             _keep_strides(module.graph, call)
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
+from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import ORIGIN, decompose
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -83,13 +84,13 @@ def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
     result = graph.copy()
     for node in result.calls:
         node.meta.pop(ORIGIN, None)  # of a call that this graph does not have any more
-    every = every_rule()
+    every, traces = every_rule(), CallTraces()
 
     def apart(node: fx.Node) -> None:
         target: Any = node.target
         if target not in every:
             raise LoweringError(node.name, str(target), "torch has no decomposition of it")
-        decompose(node, {**rules, target: every[target]})
+        decompose(node, {**rules, target: every[target]}, traces)
 
     for node in [n for n in result.calls if n.name in names]:
         if not node._erased:  # with one that had read it

@@ -262,8 +262,12 @@ def _successor(
     values = complete(capture.graph, given)
     if values is None:
         return None
-    graph = specialize(capture.graph, values, remember=True)
-    PASSES(graph)
+    try:
+        graph = specialize(capture.graph, values, remember=True)
+        PASSES(graph)
+    except Exception:  # its guards may not admit the first sizes
+        log.debug("the first sizes keep their program", exc_info=True)
+        return None
     if fingerprint(without_numbers(graph)) != static.mark:
         return None
     program = find(graph)

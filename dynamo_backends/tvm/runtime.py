@@ -18,7 +18,14 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.tvm.program import RelaxProgram
-from dynamo_backends.tvm.session import Machine, Settings, dump, load, use_threads
+from dynamo_backends.tvm.session import (
+    Machine,
+    Settings,
+    dump,
+    load,
+    return_pooled_memory,
+    use_threads,
+)
 
 
 class TvmExecutable(Executable):
@@ -45,7 +52,7 @@ class TvmExecutable(Executable):
         self._weights = [weights.index(i) for i in program.weights]
         self._outputs = [_Output(node.meta["val"]) for node in graph.outputs]
         with disable_current_modes():
-            self._machines.append(Machine(program.module))  # errors show here
+            self._machines.append(self._machine())  # errors show here
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -73,7 +80,10 @@ class TvmExecutable(Executable):
         try:
             return self._machines.pop()
         except IndexError:
-            return Machine(self.program.module)
+            return self._machine()
+
+    def _machine(self) -> Machine:
+        return Machine(self.program.module, self.program.ranged)
 
     def _run(self, prepared: list[Tensor], shared: list[Tensor]) -> Bound:
         inputs, outputs, machines = self._inputs, self._outputs, self._machines
@@ -106,6 +116,10 @@ class TvmExecutable(Executable):
         prepared = list(machine.prepare(shared)) if shared else []
         given = [x(activations[x.at]) for x in self._inputs]
         return lambda: machine.main(*given, *prepared)
+
+    def rest(self) -> None:
+        """See `Executable.rest`."""
+        return_pooled_memory()
 
     def report_to(self, report: GraphReport) -> None:
         """See `Executable.report_to`."""

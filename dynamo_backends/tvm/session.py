@@ -106,10 +106,11 @@ class Machine:
 
     Args:
         module: TVM's runtime module of an executable.
+        is_ranged: The sizes of its tensors vary. TVM's pool keeps the memory of each size for good.
     """
 
-    def __init__(self, module: Any):
-        machine = relax.VirtualMachine(module, tvm.cpu())
+    def __init__(self, module: Any, is_ranged: bool):
+        machine = relax.VirtualMachine(module, tvm.cpu(), "naive" if is_ranged else "pooled")
         self.main: Callable[..., Sequence[torch.Tensor]] = machine["main"]
         self._machine = machine
 
@@ -117,6 +118,11 @@ class Machine:
         """What the program makes of weights before the first call."""
         prepared: Sequence[Any] = self._machine["main_transform_params"](tuple(weights))
         return prepared
+
+
+def return_pooled_memory() -> None:
+    """Gives back what the pool of all machines keeps for their next calls."""
+    tvm.get_global_func("vm.builtin.memory_manager.clear")()
 
 
 _CODE, _PROGRAM = "code", "program"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import replace
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
@@ -103,3 +104,32 @@ def test_bounds_of_sizes_follow_from_those_of_the_inputs():
     size = next(s for n in graph.calls for s in sizes_of(n) if s == flat)
     assert isinstance(size, Size)
     assert (size.lower, size.upper) == (4, None)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_calls_that_are_alike_are_traced_once(symbolic: bool):
+    """Other sizes, strides, dtypes and arguments make others."""
+    runs: list[torch.Size] = []
+
+    def added(x: Tensor, y: Tensor | float) -> Tensor:
+        runs.append(x.shape)
+        return x.exp() + y
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        alike = (x + 1).add(x), (y + 1).add(y)
+        others = x.t() + x.t(), x.double() + x.double(), x + 1.0, x + True, x[:2] + x[:2]
+        return *alike, *others
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    gm = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(x, y)
+    graph = specialize(normalize(gm, "inference", freeze=False).graph, [x, y], remember=True)
+    traces = CallTraces()
+    calls = [n for n in graph.calls if n.target is torch.ops.aten.add.Tensor]
+    for node in calls:
+        replace(node, added, traces=traces)
+    graph.module.recompile()
+    assert len(calls) == 9
+    assert len(runs) == 7  # literals of other types make other calls
+    found = graph.module(x, y)
+    expected = [(x.exp() + 1).exp() + x, (y.exp() + 1).exp() + y]
+    assert all(map(torch.equal, found, expected))

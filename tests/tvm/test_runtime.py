@@ -9,6 +9,7 @@ from torch import nn
 
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
+from dynamo_backends.tuning.memory import rss_bytes
 from dynamo_backends.tvm import session
 from dynamo_backends.tvm.ranged import kind
 from dynamo_backends.tvm.runtime import TvmExecutable
@@ -119,3 +120,18 @@ def test_a_forked_child_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ForkedProcessError, match=r"before os\.fork\(\)"):
         executable.bind(())
+
+
+def test_memory_of_sizes_that_have_passed_is_given_back():
+    """TVM's pool would keep a block for each."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp().sum(1, keepdim=True) + x).flip(0).cumsum(1)
+
+    call, sizes = torch.compile(function, backend="tvm", dynamic=True), range(4096, 1024, -128)
+    for rows in sizes[:4]:
+        call(torch.ones(rows, 1024))
+    before = rss_bytes()
+    for rows in sizes:
+        call(torch.ones(rows, 1024))
+    assert rss_bytes() - before < 5 * sizes[0] * 1024 * 4, "of 24 sizes with 2 tensors each"

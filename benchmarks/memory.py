@@ -1,7 +1,7 @@
 """Peak memory of compiling and running a model, above that of running it in eager.
 
     python benchmarks/memory.py
-    python benchmarks/memory.py --sizes 20 --model mobilenet_v2 --backend onnxrt
+    python benchmarks/memory.py --sizes 20 --model mobilenet_v2 --backends onnxrt ov
 
 With `--sizes N` it is the peak of calls with N batches relative to that of calls with the largest.
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs: dict[str, list[dict[str, int]]] = {kind: [] for kind in kinds}
     order = [kind for _ in range(settings.rounds) for kind in kinds]
     for kind in track(order, "measuring", console=console, transient=True):
-        runs[kind].append(in_a_process(settings, kind))
+        runs[kind].append(in_a_process(settings, kind, settings.backend))
     peaks, ends, private = (
         {kind: statistics.median(run[key] for run in measured) for kind, measured in runs.items()}
         for key in ("peak", "end", "private")
@@ -70,21 +70,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare_sizes(settings: argparse.Namespace, console: Any) -> int:
     """Prints what calls with many batches take beside calls with one; 1 if over the limit."""
-    order = [kind for _ in range(settings.rounds) for kind in ("compiled", "many")]
-    runs: dict[str, list[dict[str, int]]] = {"compiled": [], "many": []}
-    for kind in track(order, "measuring", console=console, transient=True):
-        runs[kind].append(in_a_process(settings, kind))
-    table = Table("MB", "one size", f"{settings.sizes} sizes", "ratio")
-    table.title = f"{settings.model} on {settings.backend}"
-    ratios = {}
-    for key in ("peak", "private", "end"):
-        one, many = (statistics.median(r[key] for r in runs[kind]) for kind in runs)
-        ratios[key] = many / one
-        table.add_row(key, f"{one / 1e6:.0f}", f"{many / 1e6:.0f}", f"{ratios[key]:.2f}")
+    kinds = ("compiled", "many")
+    backends = settings.backends or [settings.backend]
+    order = [(b, kind) for b in backends for _ in range(settings.rounds) for kind in kinds]
+    runs: dict[tuple[str, str], list[dict[str, int]]] = {}
+    for backend, kind in track(order, "measuring", console=console, transient=True):
+        found = in_a_process(settings, kind, backend)
+        runs.setdefault((backend, kind), []).append(found)
+    sizes = f"{settings.sizes} sizes"
+    table = Table("backend", "one size: peak MB", f"{sizes}: peak MB", "ratio", "private", "at end")
+    table.title = settings.model
+    rows = []
+    for backend in backends:
+        medians = {
+            key: [statistics.median(r[key] for r in runs[backend, kind]) for kind in kinds]
+            for key in ("peak", "private", "end")
+        }
+        ratios = {key: many / one for key, (one, many) in medians.items()}
+        peaks = [f"{peak / 1e6:.0f}" for peak in medians["peak"]]
+        table.add_row(backend, *peaks, *(f"{ratio:.2f}" for ratio in ratios.values()))
+        rows.append({"backend": backend, **medians, "ratios": ratios})
     console.print(table)
     if settings.json:
-        harness.save_json(settings.json, "memory", [runs], settings=vars(settings))
-    return 1 if settings.limit is not None and ratios["peak"] > settings.limit else 0
+        harness.save_json(settings.json, "memory", rows, settings=vars(settings))
+    most = max(row["ratios"]["peak"] for row in rows)
+    return 1 if settings.limit is not None and most > settings.limit else 0
 
 
 def batches(settings: argparse.Namespace) -> Sequence[int]:
@@ -95,10 +105,10 @@ def batches(settings: argparse.Namespace) -> Sequence[int]:
     return range(largest, 1, -1) if settings.child == "many" else (largest,)
 
 
-def in_a_process(settings: argparse.Namespace, kind: str) -> dict[str, Any]:
+def in_a_process(settings: argparse.Namespace, kind: str, backend: str) -> dict[str, Any]:
     """Runs the model in a fresh process with an empty cache folder."""
     command = [__file__, "--child", kind, "--model", settings.model]
-    command += ["--batch", str(settings.batch), "--backend", settings.backend]
+    command += ["--batch", str(settings.batch), "--backend", backend]
     command += ["--sizes", str(settings.sizes)]
     with tempfile.TemporaryDirectory() as folder:
         return harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
@@ -172,6 +182,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser = harness.process_arguments(__doc__)
     parser.add_argument("--limit", type=float, metavar="MULTIPLE", help="largest that passes")
     parser.add_argument("--sizes", type=int, default=0, metavar="N", help="see above")
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="with --sizes: several")
     return parser.parse_args(arguments)
 
 

@@ -75,6 +75,7 @@ from dynamo_backends._torch_private.graphs import (
     has_side_effect,
     is_plain,
     is_tangent,
+    lazy_graph_module,
     mutated_input_index,
     output_index,
     owner_index,

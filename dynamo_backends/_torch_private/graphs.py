@@ -5,12 +5,15 @@
 | `torch._functorch._aot_autograd.descriptors`: `PlainAOTInput`, ... | 2.11+ |
 | `fx.Node._dynamo_source`, `fx.Node.meta["tensor_dict"]` | 2.11+ |
 | `torch.fx.node`: `has_side_effect`, `_get_qualified_name` | 2.11+ |
+| `torch.fx._lazy_graph_module`: `_LazyGraphModule` | 2.13.0 |
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import has_side_effect as has_side_effect
 
 
@@ -67,6 +70,16 @@ def dynamo_source_name(placeholder: fx.Node) -> str | None:
     """Where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
     source = getattr(placeholder, "_dynamo_source", None)
     return source.name if source is not None else None
+
+
+def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A module whose Python code is made when it is first called or read.
+
+    Args:
+        root: Has the attributes that the graph reads.
+        graph: What it runs.
+    """
+    return _LazyGraphModule(root, graph)
 
 
 def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:

@@ -1,6 +1,7 @@
 """One graph of Dynamo's: decides which candidate runs it, or looks up what was decided before."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.inputs import value_text
+from dynamo_backends.autotune import relatives
 from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
@@ -22,7 +24,7 @@ from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.reference import precise_captured
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
-from dynamo_backends.autotune.symbols import bounds_of
+from dynamo_backends.autotune.symbols import bounds_of, has_symbols
 from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.int8.capture import placed
 from dynamo_backends.interface import report as reporting
@@ -70,6 +72,13 @@ class Ensemble:
         self.reports: dict[str, list[GraphReport]] = {}
         self.compiled: dict[str, Callable[..., Any]] = {}
         self._mutated: frozenset[int] | None = None
+        self._first: str | None = None
+
+    @functools.cached_property
+    def mark(self) -> str:
+        """See `relatives`."""
+        static = private.captured_static_inputs(self.captured)
+        return relatives.mark_of(self.captured, self.values, static, self.kind)
 
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
@@ -82,11 +91,14 @@ class Ensemble:
             self._mutated = frozenset(decision.mutated)
             choice = Choice(decision.winner, decision.candidates, decision.seconds)
             return self._finish(choice, flow)
+        known = relatives.winner(self.mark)
+        self._first = known if known in {c.name for c in competing} else None
         choice = flow.tune(
             f"{self.kind} graph {self.number} with {self.ops} operations",
             self.subject,
             lambda subject: [self.prepared(c, subject) for c in competing],
             self.apart(),
+            in_any_case=self._first is not None and has_symbols(self.captured),
         )
         return self._finish(choice, flow)
 
@@ -194,6 +206,7 @@ class Ensemble:
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
             lambda: failure_of(self.reports.get(name, [])),
+            early=name == self._first,
             tolerance=self.options.tolerance if candidate.is_int8 else None,
             measured=lambda: self.reports[name][0].measured if self.reports.get(name) else {},
         )
@@ -226,6 +239,8 @@ class Ensemble:
 
     def _finish(self, choice: Choice, flow: DecisionFlow) -> Callable[..., Any]:
         winner = choice.winner
+        if winner != EAGER:
+            relatives.note(self.mark, winner)
         reports = self.described(winner)
         self.describe_choice(reports, winner, choice.candidates)
         for report in reports:

@@ -174,6 +174,7 @@ class DecisionFlow:
         prepared: Callable[[Subject], Sequence[PreparedCandidate]],
         around: AbstractContextManager[Any] | None = None,
         part: float = 1.0,
+        in_any_case: bool = False,
     ) -> Choice:
         """Lets the candidates compete, and keeps what comes out; eager if that fails.
 
@@ -186,11 +187,12 @@ class DecisionFlow:
             prepared: They.
             around: What all of it is done in.
             part: See `Means`.
+            in_any_case: See `Means`.
         """
         budget, title = self.budget, f"autotune: {what}"
         try:
             with budget.spending(), around or nullcontext(), showing(title) as progress:
-                means, model = Means(budget, part), self._question.model()
+                means, model = Means(budget, part, in_any_case), self._question.model()
                 if untried := self.untried(means, model):
                     means.tell(self._competing, what)
                     return Choice(EAGER, untried)

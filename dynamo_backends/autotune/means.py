@@ -19,13 +19,14 @@ class Means:
     Args:
         budget: Of the process.
         part: Of what is left that is for this graph; the rest is for the one that follows from it.
+        in_any_case: Its most promising candidate is tried whatever is left.
     """
 
-    def __init__(self, budget: Budget, part: float = 1.0):
+    def __init__(self, budget: Budget, part: float = 1.0, in_any_case: bool = False):
         left = budget.left_s
         self.budget = budget
         self._kept_s = left * (1 - part)
-        self._in_any_case = budget.owes or left > (1 - EARLY) * budget.total_s
+        self._in_any_case = in_any_case or budget.owes or left > (1 - EARLY) * budget.total_s
         self._measuring_s = 0.0
 
     @property

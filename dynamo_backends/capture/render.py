@@ -122,7 +122,10 @@ def _int8(report: GraphReport) -> str:
     text = f"{report.precision or 'int8'}: admitted is {report.tolerance}"
     if not report.measured:
         return text
-    return f"{text}; {measured_text(report.measured)} on held-out batches"
+    text = f"{text}; {measured_text(report.measured)} on held-out batches"
+    if report.in_float:
+        text += f"; the first {report.in_float:.0%} of the products stay in float32"
+    return text
 
 
 def _parts(report: GraphReport) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from dynamo_backends._torch_private import lazy_graph_module
 from dynamo_backends.graph.roles import Input
 from dynamo_backends.graph.text import format_graph
 from dynamo_backends.interface.report import Kind
@@ -33,7 +34,7 @@ class Graph:
 
     def copy(self) -> "Graph":
         """A graph that may be changed without changing this one."""
-        module = fx.GraphModule(self.module, copy_graph(self.module.graph))
+        module = lazy_graph_module(self.module, copy_graph(self.module.graph))
         return Graph(module, self.kind, self.inputs)
 
     @property

@@ -40,7 +40,7 @@ class InductorInt8Executable(QuantizedExecutable):
         super().__init__(graph)
         self._precision = precision
 
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
         module = with_constants(self.graph, weights)
         if not use_linear_modules(module):

@@ -39,12 +39,14 @@ class QuantizedExecutable(Executable):
         self._results = Results(graph)
 
     @abstractmethod
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """Quantizes the block.
 
         Args:
             weights: As for `bind`.
             seen: Activations of the batches that calibrate.
+            in_float: The part of its products, from the first one on, that stay in float32; 0
+                unless scales of activations come from batches.
 
         Raises:
             CompileError: The vendor's quantizer, or its compiler, refuses.
@@ -73,12 +75,12 @@ class QuantizedExecutable(Executable):
                 self._seen.append([a.detach().clone() for a in activations])
         return self._results(self.graph.module(*self._merge(weights, activations)))
 
-    def prepared(self, weights: Sequence[Tensor]) -> tuple[Bound, Recording]:
+    def prepared(self, weights: Sequence[Tensor], in_float: float) -> tuple[Bound, Recording]:
         """What `prepare` makes of what was recorded last."""
         with self._lock, disable_current_modes():
             if self._recording is None:
                 raise CompileError("a block in int8 was called before it was calibrated")
-            return self.prepare(weights, self._seen), self._recording
+            return self.prepare(weights, self._seen, in_float), self._recording
 
     def is_recent(self, recording: Recording) -> bool:
         """Whether nothing was recorded after that."""
@@ -109,12 +111,14 @@ class _Quantized:
         if proof is None:
             STATE.met_unproven = STATE.recording is None
             return self._executable.eager(self._weights, activations)
-        bound, recording = self._executable.prepared(self._weights)
+        bound, recording = self._executable.prepared(self._weights, proof.in_float)
         self._program = _Program(bound, recording, proof)
         return bound(activations)
 
     def _may_use(self, program: _Program, proof: Proof | None) -> bool:
         """Whether this thread, which may be making a proof, is to use what is quantized."""
         if STATE.recording is not None or not self._executable.is_recent(program.recording):
+            return False
+        if proof is not None and proof.in_float != program.proof.in_float:
             return False
         return program.proof.passed or program.proof is proof

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.int8.calibration import split
-from dynamo_backends.int8.options import Int8Options
+from dynamo_backends.int8.options import CALIBRATED, Int8Options
 from dynamo_backends.int8.state import STATE, proving, recording
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.errors import VerificationError
@@ -28,6 +28,10 @@ from dynamo_backends.verify.rng import restore_rng, snapshot_rng
 
 Batch = dict[int, Tensor]
 """Inputs of a graph by position; the others are weights."""
+
+IN_FLOAT = (0.0, 0.1, 0.25)
+"""Parts of a block's products that stay in float32, from the first one on, as long as results are
+not accurate enough: what the first layers lose all others carry on."""
 
 
 class ProvenGraph:
@@ -57,6 +61,9 @@ class ProvenGraph:
         self._held_out = [batches[i] for i in held_out]
         self._tolerance: Tolerance = options.tolerance
         self._verify = str(options.verify)
+        is_calibrated = str(getattr(options, "precision", CALIBRATED)) == CALIBRATED
+        self._parts = IN_FLOAT if is_calibrated else IN_FLOAT[:1]
+        self._in_float = 0.0
         self._reports = reports
         for report in reports:
             report.precision = str(getattr(options, "precision", "int8"))
@@ -65,6 +72,7 @@ class ProvenGraph:
         self._switch = EagerSwitch(self._eager, reports, "graph", allowed)
         self._lock = threading.RLock()
         self._served = False  # a call, since the last proof
+        self._is_sure = False  # of the last proof
         self._changes, self._wasted = 0, 0
         self._instead: Callable[..., Any] | None = self._begin
 
@@ -123,7 +131,7 @@ class ProvenGraph:
                 return results
             state = snapshot_rng()
             with _apart():
-                wrong = self._proven(args) and self._calibrated_and_proven(args)
+                wrong = self._proven(args, self._in_float) and self._calibrated_and_proven(args)
             restore_rng(state)
             if wrong:
                 self._leave(f"{wrong}, after weights have changed", args)
@@ -140,13 +148,23 @@ class ProvenGraph:
         with recording():
             for batch in self._calibrating:
                 self._compiled(*_with(args, batch))
-        return self._proven(args)
+        admitted: list[float] = []
+        for part in self._parts:
+            self._in_float = part
+            wrong = self._proven(args, part)
+            if not wrong and self._is_sure:
+                return ""
+            admitted += [] if wrong else [part]
+        if not wrong or not admitted:
+            return wrong
+        self._in_float = admitted[0]
+        return self._proven(args, admitted[0])
 
-    def _proven(self, args: Sequence[Any]) -> str:
+    def _proven(self, args: Sequence[Any], in_float: float) -> str:
         """What is not admitted of the results on held-out batches, in words; empty: nothing."""
         scores = Scores(self._tolerance)
         start = time.perf_counter()
-        with proving() as proof:
+        with proving(in_float) as proof:
             for batch in self._held_out:
                 given = _with(args, batch)
                 state = snapshot_rng()
@@ -155,9 +173,11 @@ class ProvenGraph:
                 scores.add(expected, self._compiled(*given))
             wrong = scores.wrong
             proof.passed = not wrong
+            self._is_sure = scores.is_sure
         for report in self._reports[:1]:
             report.note_comparison(time.perf_counter() - start, "")
             report.measured = scores.measured
+            report.in_float = in_float
         count = len(self._held_out)
         return wrong and f"{wrong}, on {count} held-out batch{'es' if count > 1 else ''}"
 

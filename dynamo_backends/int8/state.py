@@ -12,11 +12,16 @@ class Recording:
 class Proof:
     """One comparison with eager on batches that were held out.
 
+    Args:
+        in_float: The part of a block's products, from its first one on, that stay in float32.
+
     Attributes:
         passed: Whether what was quantized for it may be used by all.
     """
 
-    passed: bool = False
+    def __init__(self, in_float: float = 0.0) -> None:
+        self.in_float = in_float
+        self.passed = False
 
 
 class ThreadState(threading.local):
@@ -48,9 +53,13 @@ def recording() -> Iterator[None]:
 
 
 @contextmanager
-def proving() -> Iterator[Proof]:
-    """Inside: blocks are quantized, and used by this thread alone until the proof has passed."""
-    before, STATE.proof = STATE.proof, Proof()
+def proving(in_float: float = 0.0) -> Iterator[Proof]:
+    """Inside: blocks are quantized, and used by this thread alone until the proof has passed.
+
+    Args:
+        in_float: See `Proof`.
+    """
+    before, STATE.proof = STATE.proof, Proof(in_float)
     try:
         yield STATE.proof
     finally:

@@ -212,6 +212,21 @@ class Scores:
                 return text
         return ""
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether the mean cosine of other samples is within the bound, too, with 97% likelihood.
+
+        Of other measures the mean of few batches says nothing about that.
+        """
+        bound = next((b for m, b in self._tolerance.bounds if m == COSINE), None)
+        if bound is None:
+            return True
+        for cosines in map(torch.cat, self._cosines.values()):
+            error = float(cosines.std()) / math.sqrt(len(cosines)) if len(cosines) > 1 else 0.0
+            if float(cosines.mean()) - 2 * error < bound:
+                return False
+        return True
+
     def _scaled(self, cosine: float) -> str:
         """A wrong scale changes no angle, so lengths have to agree as well.
 

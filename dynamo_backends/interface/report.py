@@ -253,6 +253,8 @@ class GraphReport:
         tolerance: Of a graph in int8: what the user admits, in words; with autotune also of the
             candidates.
         measured: Of a graph in int8: as `CandidateReport.measured`.
+        in_float: Of a graph in int8: the part of each block's products, from the first one on, that
+            stayed in float32 because results were not accurate enough otherwise.
         mesh: Of what is spread over several devices: where everything is.
         executable: The compiled graph itself.
     """
@@ -294,6 +296,7 @@ class GraphReport:
     precision: str = ""
     tolerance: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
+    in_float: float = 0.0
     mesh: MeshReport | None = None
     executable: Any = field(default=None, repr=False)
 

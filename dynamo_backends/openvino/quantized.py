@@ -6,6 +6,7 @@
 
 import contextlib
 import io
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from dynamo_backends.openvino.lowering import lower
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, compile_model, with_weights
 
+_PRODUCTS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
 _NORMALIZATIONS = frozenset({"MVN", "Softmax", "ScaledDotProductAttention"})
 _lock = threading.Lock()  # what NNCF prints is held back for the process
 
@@ -45,27 +47,30 @@ class OpenVinoInt8Executable(QuantizedExecutable):
         with as_compile_error("OpenVINO cannot compile the model", plain):
             self._float = _Float(graph, lower(graph), settings)
 
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
         with as_compile_error("NNCF failed", plain):
-            return self._float.run_quantized(weights, seen, self._precision)
+            return self._float.run_quantized(weights, seen, self._precision, in_float)
 
 
 class _Float(OpenVinoExecutable):
     """The block in float32: what is quantized, and how models are run."""
 
-    def run_quantized(self, weights: Sequence[Tensor], seen: Activations, precision: str) -> Bound:
+    def run_quantized(
+        self, weights: Sequence[Tensor], seen: Activations, precision: str, in_float: float
+    ) -> Bound:
         """What runs the model in int8.
 
         Args:
             weights: Of the block.
             seen: Activations of the batches that calibrate.
             precision: "int8" or "int8-weights".
+            in_float: See `QuantizedExecutable.prepare`.
         """
         constants = self._dense(weights)
         model = with_weights(self._model, constants)
         batches = [self._in_order(activations, tuple(constants)) for activations in seen]
-        compiled = compile_model(quantized(model, batches, precision), self._settings)
+        compiled = compile_model(quantized(model, batches, precision, in_float), self._settings)
         return self._run(compiled, tuple(constants), constants)
 
     def _in_order(self, activations: Sequence[Tensor], constants: Sequence[int]) -> list[Any]:
@@ -78,13 +83,16 @@ class _Float(OpenVinoExecutable):
         return [placed[i] for i in sorted(placed)]
 
 
-def quantized(model: Model, batches: Sequence[Sequence[Any]], precision: str) -> Model:
+def quantized(
+    model: Model, batches: Sequence[Sequence[Any]], precision: str, in_float: float = 0.0
+) -> Model:
     """A model in int8.
 
     Args:
         model: With its weights as constants.
         batches: Inputs in the model's order, which calibrate.
         precision: "int8" or "int8-weights".
+        in_float: The part of its products, from the first one on, that stay in float32.
 
     Raises:
         CompileError: Nothing in it can be quantized.
@@ -99,7 +107,7 @@ def quantized(model: Model, batches: Sequence[Sequence[Any]], precision: str) ->
         if precision == WEIGHTS:
             found = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
         else:
-            settings = _settings(model, len(batches))
+            settings = _settings(model, len(batches), in_float)
             found = nncf.quantize(model, nncf.Dataset(list(batches)), **settings)
     fakes = any(op.get_type_name() == "FakeQuantize" for op in found.get_ordered_ops())
     if not fakes and _integers(found) == before:
@@ -113,9 +121,11 @@ def _integers(model: Model) -> int:
     return sum(op.get_element_type() in (Type.i8, Type.u8) for op in constants)
 
 
-def _settings(model: Model, count: int) -> Mapping[str, Any]:
+def _settings(model: Model, count: int, in_float: float) -> Mapping[str, Any]:
     import nncf
 
+    products = [op for op in model.get_ordered_ops() if op.get_type_name() in _PRODUCTS]
+    first = products[: math.ceil(in_float * len(products))]
     kinds = {op.get_type_name() for op in model.get_ordered_ops()}
     transformer = bool(kinds & _NORMALIZATIONS) and "Convolution" not in kinds
     fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.DISABLE
@@ -124,5 +134,6 @@ def _settings(model: Model, count: int) -> Mapping[str, Any]:
         "target_device": nncf.TargetDevice.CPU,
         "model_type": nncf.ModelType.TRANSFORMER if transformer else None,
         "subset_size": count,
+        "ignored_scope": nncf.IgnoredScope(names=[op.get_friendly_name() for op in first]),
         "advanced_parameters": nncf.AdvancedQuantizationParameters(overflow_fix=fix),
     }

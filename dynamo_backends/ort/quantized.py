@@ -6,6 +6,7 @@ activations come from batches ("int8") or from each call ("int8-dynamic").
 
 import contextlib
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ _PRODUCTS = ["MatMul", "Gemm"]
 _IMAGES = ["Conv", "Relu", "Clip", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"]
 """What lies between convolutions is quantized with them, or each would have float32 around it."""
 
+_MULTIPLY = frozenset({*_PRODUCTS, "Conv"})
+
 _QUANTIZED = frozenset({"DequantizeLinear", "MatMulInteger", "DynamicQuantizeMatMul"})
 _LARGEST = 2_000_000_000  # bytes of a protobuf
 
@@ -52,12 +55,12 @@ class OrtInt8Executable(QuantizedExecutable):
         with as_compile_error("ONNX Runtime cannot load the model", plain):
             self._float = _Float(graph, model, names, settings)
 
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
         model = self._float.with_weights(weights)
         batches = [self._float.named(activations) for activations in seen]
         with as_compile_error("ONNX Runtime's quantizer failed", plain):
-            return self._float.run_model(quantized(model, batches, self._precision))
+            return self._float.run_model(quantized(model, batches, self._precision, in_float))
 
 
 class _Float(OrtExecutable):
@@ -86,7 +89,10 @@ class _Float(OrtExecutable):
 
 
 def quantized(
-    model: onnx.ModelProto, batches: Sequence[Mapping[str, Any]], precision: str
+    model: onnx.ModelProto,
+    batches: Sequence[Mapping[str, Any]],
+    precision: str,
+    in_float: float = 0.0,
 ) -> bytes:
     """A model in int8.
 
@@ -94,6 +100,8 @@ def quantized(
         model: With its weights.
         batches: Inputs by name, which calibrate.
         precision: "int8" or "int8-dynamic".
+        in_float: The part of its products, from the first one on, that stay in float32, with all
+            that is computed before the next one.
 
     Raises:
         CompileError: Nothing in it can be quantized.
@@ -120,6 +128,7 @@ def quantized(
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,
                 op_types_to_quantize=_operators(model),
+                nodes_to_exclude=_first(onnx.load(source), in_float),
                 extra_options=constant,
                 **common,
             )
@@ -127,6 +136,17 @@ def quantized(
     if not any(node.op_type in _QUANTIZED for node in found.graph.node):
         raise CompileError("no linear layer or convolution with constant weights can be quantized")
     return found.SerializeToString()
+
+
+def _first(model: onnx.ModelProto, part: float) -> list[str]:
+    """Names of the nodes before the first product that is quantized."""
+    nodes = model.graph.node
+    products = [i for i, node in enumerate(nodes) if node.op_type in _MULTIPLY]
+    left = math.ceil(part * len(products))
+    if not left:
+        return []
+    end = products[left] if left < len(products) else len(nodes)
+    return [node.name for node in nodes[:end]]
 
 
 def _forget_shapes_of_weights(path: Path) -> None:

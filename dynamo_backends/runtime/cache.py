@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import platformdirs
@@ -192,16 +192,19 @@ def _decode(data: bytes) -> dict[str, bytes] | None:
 
 
 @functools.cache
-def source_digest(*parts: str) -> str:
+def source_digest(*parts: str, without: Collection[str] = ()) -> str:
     """A hash of this package's own source: compiled graphs depend on the code that lowered them.
 
     Args:
         parts: Files and folders of the package; none: all of it.
+        without: Names of files that do not count.
     """
     digest = hashlib.sha256()
     root = Path(__file__).resolve().parent.parent
     wanted = [root / part for part in parts] or [root]
     for path in sorted(p for w in wanted for p in ([w] if w.is_file() else w.rglob("*.py"))):
+        if path.name in without:
+            continue
         digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -62,6 +62,9 @@ _DECIDES = (
     "graph/planned.py",
 )
 
+_DO_NOT = ("quantized.py", "saving.py")
+"""Files in the vendors' folders on which no verdict depends: int8, and files that users ask for."""
+
 
 class Verdicts:
     """The verdicts on one vendor.
@@ -159,7 +162,7 @@ class Verdicts:
             get_backend(self._backend).versions(),
             ".".join(torch.__version__.split(".")[:2]),
             processor_class(),
-            source_digest(*self.sources, *_DECIDES),
+            source_digest(*self.sources, *_DECIDES, without=_DO_NOT),
         )
 
     @functools.cached_property

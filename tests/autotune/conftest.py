@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from dynamo_backends.autotune import status, tuner
+from dynamo_backends.autotune import relatives, status, tuner
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.counts import COUNTS, Counts
@@ -20,6 +20,11 @@ LONG_S = 100
 """No test waits longer for a tuner."""
 
 METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_won_before() -> None:
+    relatives._winners.clear()
 
 
 @pytest.fixture(scope="session")

@@ -187,6 +187,30 @@ def test_the_budget_leaves_out_whom_it_cannot_pay_for(
     assert counts.sessions == 2
 
 
+@pytest.mark.parametrize("weights", ["the same", "others"])
+def test_other_sizes_get_the_winner_of_the_first_beyond_the_budget(counts: Counts, weights: str):
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
+    compiler = dynamo_backends.compiler(
+        "autotune", candidates=("ofi", "ts_trace"), budget_s=1e-3, cache=False
+    )
+    budgets.renew()
+    with dynamo_backends.record() as reports, torch.no_grad():
+        compiled = torch.compile(module, backend=compiler)
+        compiled(torch.randn(3, 8))
+        if weights == "others":
+            module[2] = nn.Linear(16, 5).eval()
+            torch._dynamo.reset()
+            compiled = torch.compile(module, backend=compiler, dynamic=True)
+        for batch in (5, 7):
+            x = torch.randn(batch, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    first, ranged = reports
+    assert first.chosen != "eager"
+    assert ranged.symbols or weights == "others"
+    assert ranged.chosen == (first.chosen if weights == "the same" else "eager")
+    assert (counts.sessions, counts.compiled) == ((2, 2) if weights == "the same" else (1, 1))
+
+
 def test_what_eager_raises_reaches_the_user(caplog: pytest.LogCaptureFixture):
     table = nn.Embedding(4, 2)
     compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))

@@ -6,13 +6,13 @@ import pytest
 
 from dynamo_backends.interface import registry
 from dynamo_backends.tuning.race import Race, Run
-from tests.int8.planted import FAULTS, Planted, planted
+from tests.int8.planted import FAULTS, FIRST, Planted, planted
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`planted_int8`, and one backend for each fault."""
-    kinds = [Planted, *map(planted, FAULTS)]
+    kinds = [Planted, *map(planted, (*FAULTS, FIRST))]
     made = {kind.name: kind() for kind in kinds}
     for name, backend in made.items():
         monkeypatch.setitem(registry._registered, name, lambda backend=backend: backend)

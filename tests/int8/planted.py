@@ -5,6 +5,7 @@ them. The mistakes: a scale that is wrong by half, a zero point that is off, and
 products that saturate in 16 bits, as `vpmaddubsw` of AVX2 makes them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -21,6 +22,8 @@ from dynamo_backends.runtime.preparation import LiveExecutable
 aten = torch.ops.aten
 
 FAULTS = ("scale", "zero_point", "saturation")
+FIRST = "first_scale"
+"""A fault of the first product alone."""
 
 
 class Net(nn.Module):
@@ -87,11 +90,11 @@ class _Executable(QuantizedExecutable):
         super().__init__(graph)
         self._fault = fault
 
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         observing = _Products(self.graph.module, None, self._fault)
         for activations in seen:
             observing.run(*self._merge(weights, activations))
-        program = _Products(self.graph.module, observing.largest, self._fault)
+        program = _Products(self.graph.module, observing.largest, self._fault, in_float)
         return lambda activations: list(program.run(*self._merge(weights, activations)))
 
 
@@ -102,11 +105,15 @@ class _Products(fx.Interpreter):
         module: The graph.
         largest: By the name of the call; None: they are found out.
         fault: What is done wrong.
+        in_float: The part of the products, from the first one on, that stay in float32.
     """
 
     def __init__(self, module: fx.GraphModule, largest: dict[str, tuple[float, float]] | None,
-                 fault: str):  # fmt: skip
+                 fault: str, in_float: float = 0.0):  # fmt: skip
         super().__init__(module)
+        products = [n.name for n in module.graph.nodes if n.target is aten.addmm.default]
+        self._first = products[0]
+        self._in_float = products[: math.ceil(in_float * len(products))]
         self._known = largest
         self._fault = fault
         self.largest: dict[str, tuple[float, float]] = {}
@@ -119,7 +126,12 @@ class _Products(fx.Interpreter):
             low, high = self.largest.get(node.name, (0.0, 0.0))
             self.largest[node.name] = min(low, float(x.min())), max(high, float(x.max()))
             return torch.addmm(bias, x, weight)
-        return product(x, weight, *self._known[node.name], self._fault) + bias
+        if node.name in self._in_float:
+            return torch.addmm(bias, x, weight)
+        fault = self._fault
+        if fault == FIRST:
+            fault = "scale" if node.name == self._first else ""
+        return product(x, weight, *self._known[node.name], fault) + bias
 
 
 def product(x: Tensor, weight: Tensor, low: float, high: float, fault: str = "") -> Tensor:

@@ -21,7 +21,7 @@ class Off(QuantizedExecutable):
 
     seen: Any = ()
 
-    def prepare(self, weights: Sequence[Tensor], seen: Activations) -> Bound:
+    def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         self.seen = list(seen)
         return lambda activations: [activations[0] * weights[0] + 1]
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends import GraphReport, compiler
+from dynamo_backends.int8.proven import IN_FLOAT
 from dynamo_backends.interface.errors import VerificationError
-from tests.int8.planted import FAULTS, batches, net
+from tests.int8.planted import FAULTS, FIRST, batches, net
 
 TOLERANCES: dict[str, dict[Any, float]] = {
     "cosine": {"cosine": 0.99},
@@ -59,6 +60,20 @@ def test_what_is_wrong_runs_in_eager(x: Tensor, fault: str, tolerance: str):
     (event,) = report.events
     assert event.kind == "wrong"
     assert "on 2 held-out batches" in event.reason
+
+
+@pytest.mark.usefixtures("plant")
+def test_the_first_products_stay_in_float_where_they_are_what_is_not_accurate(x: Tensor):
+    tolerance = {"cosine": 0.99}
+    result, report = compiled_by(f"planted_{FIRST}", x, tolerance=tolerance)
+    assert report.in_float == IN_FLOAT[1]
+    assert report.events == []
+    assert not torch.equal(result, eager(x)), "the second product is not computed in int8"
+    torch.testing.assert_close(result, eager(x), rtol=0.02, atol=0.02)
+    given = {"calibration": batches(), "precision": "int8", "tolerance": tolerance}
+    with torch.no_grad():
+        text = str(dynamo_backends.explain(net(), x, backend=f"planted_{FIRST}", options=given))
+    assert "the first 10% of the products stay in float32" in " ".join(text.split())
 
 
 @pytest.mark.plants_errors

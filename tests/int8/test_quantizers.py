@@ -112,6 +112,41 @@ def test_convolutions_in_int8(backend: str):
     torch.testing.assert_close(result, expected, rtol=0.1, atol=0.05)
 
 
+@pytest.mark.parametrize("backend", ["onnxrt", "ov"])
+def test_the_first_products_stay_in_float(backend: str, monkeypatch: pytest.MonkeyPatch):
+    """Two convolutions of three products."""
+    needs_package(backend)
+    module = importlib.import_module(
+        f"dynamo_backends.{'ort' if backend == 'onnxrt' else 'openvino'}.quantized"
+    )
+    original, made = module.quantized, []
+    monkeypatch.setattr(module, "quantized", lambda *args: made.append(original(*args)) or made[-1])
+    monkeypatch.setattr("dynamo_backends.int8.proven.IN_FLOAT", (0.4,))
+    _, report = compiled(Images().eval(), images, backend, precision="int8")
+    assert (report.events, report.in_float) == ([], 0.4)
+    (model,) = made
+    quantized = in_onnx(model) if backend == "onnxrt" else in_openvino(model)
+    assert quantized == [False, False, True]
+
+
+def in_onnx(text: bytes) -> list[bool]:
+    """Of each product, whether an input of it is quantized."""
+    graph = onnx.load_model_from_string(text).graph
+    made = {name: node.op_type for node in graph.node for name in node.output}
+    products = [node for node in graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
+    return [any("Dequantize" in made.get(name, "") for name in p.input) for p in products]
+
+
+def in_openvino(model: Any) -> list[bool]:
+    """The same."""
+    kinds = ("Convolution", "MatMul")
+    products = [op for op in model.get_ordered_ops() if op.get_type_name() in kinds]
+    return [
+        any(x.get_node().get_type_name() == "FakeQuantize" for x in product.input_values())
+        for product in products
+    ]
+
+
 @pytest.mark.parametrize(("backend", "precision"), KINDS)
 def test_weights_that_change_are_quantized_and_proven_anew(backend: str, precision: str):
     needs_package(backend)

@@ -49,6 +49,7 @@ class Ensemble:
 
     Attributes:
         bounds: See `Candidate.compile`; by default the sizes of the inputs.
+        first: The candidate that is tried first, if one has to be.
     """
 
     kind = "inference"
@@ -72,13 +73,7 @@ class Ensemble:
         self.reports: dict[str, list[GraphReport]] = {}
         self.compiled: dict[str, Callable[..., Any]] = {}
         self._mutated: frozenset[int] | None = None
-        self._first: str | None = None
-
-    @functools.cached_property
-    def mark(self) -> str:
-        """See `relatives`."""
-        static = private.captured_static_inputs(self.captured)
-        return relatives.mark_of(self.captured, self.values, static, self.kind)
+        self.first: str | None = None
 
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
@@ -91,16 +86,38 @@ class Ensemble:
             self._mutated = frozenset(decision.mutated)
             choice = Choice(decision.winner, decision.candidates, decision.seconds)
             return self._finish(choice, flow)
-        known = relatives.winner(self.mark)
-        self._first = known if known in {c.name for c in competing} else None
+        in_any_case = self.begin_with_relative(competing)
         choice = flow.tune(
             f"{self.kind} graph {self.number} with {self.ops} operations",
             self.subject,
             lambda subject: [self.prepared(c, subject) for c in competing],
             self.apart(),
-            in_any_case=self._first is not None and has_symbols(self.captured),
+            in_any_case=in_any_case,
         )
         return self._finish(choice, flow)
+
+    def begin_with_relative(self, competing: Sequence[Candidate]) -> bool:
+        """Has the winner of a graph of the same function be tried first (see `relatives`).
+
+        Args:
+            competing: Who takes part.
+
+        Returns:
+            Whether it is to be tried whatever is left of the budget.
+        """
+        known = relatives.winner(self._mark)
+        self.first = known if known in {c.name for c in competing} else None
+        return self.first is not None and has_symbols(self.captured)
+
+    def note_winner(self, winner: str) -> None:
+        """Has the winner be tried first for graphs of the same function."""
+        if winner != EAGER:
+            relatives.note(self._mark, winner)
+
+    @functools.cached_property
+    def _mark(self) -> str:
+        static = private.captured_static_inputs(self.captured)
+        return relatives.mark_of(self.captured, self.values, static, self.kind)
 
     def _check_batches(self) -> None:
         """Raises `OptionError` if a batch of calibration lacks what the model reads."""
@@ -206,7 +223,7 @@ class Ensemble:
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
             lambda: failure_of(self.reports.get(name, [])),
-            early=name == self._first,
+            early=name == self.first,
             tolerance=self.options.tolerance if candidate.is_int8 else None,
             measured=lambda: self.reports[name][0].measured if self.reports.get(name) else {},
         )
@@ -239,8 +256,7 @@ class Ensemble:
 
     def _finish(self, choice: Choice, flow: DecisionFlow) -> Callable[..., Any]:
         winner = choice.winner
-        if winner != EAGER:
-            relatives.note(self.mark, winner)
+        self.note_winner(winner)
         reports = self.described(winner)
         self.describe_choice(reports, winner, choice.candidates)
         for report in reports:

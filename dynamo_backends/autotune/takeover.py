@@ -82,10 +82,12 @@ def begin(owner: TunedBeside) -> None:
                 owner.leave(f"{outcome.winner} was verified, and {error}")
 
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
-            if untried := flow.untried(Means(flow.budget)):
+            with owner.apart() as ensemble:
+                in_any_case = ensemble.begin_with_relative(competing)
+            if untried := flow.untried(Means(flow.budget, in_any_case=in_any_case)):
                 owner.report.candidates = untried
                 raise GaveUp(_SPENT.format(flow.budget.total_s))
-            return _prepare(owner, folder, competing)
+            return {**_prepare(owner, folder, competing), "in_any_case": in_any_case}
 
         def leads(owner: TunedBeside, name: str) -> None:
             candidate = next(c for c in competing if c.name == name)
@@ -128,6 +130,7 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
             "candidates": [
                 dataclasses.asdict(dataclasses.replace(c, made=None)) for c in competing
             ],
+            "first": ensemble.first,
             "training": ensemble.kind == "training",
             "options": dataclasses.asdict(options),
             "static": sorted(static),
@@ -204,6 +207,8 @@ def _take_over(
         if problem:
             flow.forget()
             raise _Excluded(problem)
+    if owner.ensemble is not None:
+        owner.ensemble.note_winner(winner)
     owner.settle(winner, choice, flow, sizes)
 
 

@@ -23,6 +23,7 @@ from dynamo_backends.autotune.autocast import autocast_as
 from dynamo_backends.autotune.backend import Split
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.ensemble import Ensemble
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import SPLIT
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.rehearsal import read_options, rebuilt
@@ -172,6 +173,7 @@ def _decided(
         ensemble = TrainingEnsemble(captured, inputs, options, request["number"], split)
     if others:
         ensemble.bounds = None
+    ensemble.first = request["first"]
     budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
     share(repr(options), budget)  # with forward and backward graphs inside of this one
     with budget.spending(), ensemble.apart():
@@ -183,7 +185,8 @@ def _decided(
             prepared = [_where_right(each, subject, symbols, ensemble.kind) for each in prepared]
         model = ensemble.question().model()
         progress = _Telling(say, budget)
-        session = TuningSession(subject, prepared, options, model, budget, progress, known)
+        means = Means(budget, in_any_case=request["in_any_case"])
+        session = TuningSession(subject, prepared, options, model, budget, progress, known, means)
         return session.decide(), budget
 
 

@@ -21,6 +21,7 @@ from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningS
 from dynamo_backends.autotune.symbols import Description, described, old_places
 from dynamo_backends.autotune.traffic import Traffic, schedule
 from dynamo_backends.pipeline import background
+from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning import race
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
@@ -31,8 +32,8 @@ from tests.autotune.planted import Slow
 pytestmark = pytest.mark.usefixtures("tuning")
 
 
-def compiled(fn: Callable[..., Any], *names: str, dynamic: bool | None = None) -> Any:
-    options = {"mode": "background", "candidates": names}
+def compiled(fn: Callable[..., Any], *names: str, dynamic: bool | None = None, **more: Any) -> Any:
+    options = {"mode": "background", "candidates": names, **more}
     return torch.compile(fn, backend="autotune", options=options, dynamic=dynamic)
 
 
@@ -65,6 +66,17 @@ def test_the_second_size_is_tuned_over_those_that_occur(counts: Counts):
     for size in (3, 5, 7, 31):
         call(run, model, size)
     assert (counts.compiled, counts.sessions, len(reports)) == (2, 0, 2)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("plant")
+def test_other_sizes_get_the_winner_of_the_first_beyond_the_budget():
+    model = Slow()
+    budgets.renew()
+    run = compiled(model, "good", budget_s=1e-3)
+    for size in (3, 5, 6, 7):
+        call(run, model, size)
+    assert [found.winner for found in statuses()] == ["good", "good"]
 
 
 @pytest.mark.long

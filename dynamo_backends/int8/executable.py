@@ -1,5 +1,6 @@
 """Blocks that are quantized when their weights, and activations of batches, are known."""
 
+import math
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -14,6 +15,17 @@ from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.results import Results
+
+
+def left_in_float(part: float, products: int) -> int:
+    """How many of a block's products stay in float32: at most all but one.
+
+    Args:
+        part: See `QuantizedExecutable.prepare`.
+        products: How many there are.
+    """
+    return min(math.ceil(part * products), max(products - 1, 0))
+
 
 Activations = Sequence[Sequence[Tensor]]
 """Of several calls of a block, one list of tensors each."""

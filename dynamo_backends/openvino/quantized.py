@@ -6,7 +6,6 @@
 
 import contextlib
 import io
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from openvino.passes import ConstantFolding, Manager
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.int8.executable import Activations, QuantizedExecutable
+from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import WEIGHTS
 from dynamo_backends.int8.packages import saturates
 from dynamo_backends.interface.backend import Bound
@@ -125,7 +124,7 @@ def _settings(model: Model, count: int, in_float: float) -> Mapping[str, Any]:
     import nncf
 
     products = [op for op in model.get_ordered_ops() if op.get_type_name() in _PRODUCTS]
-    first = products[: math.ceil(in_float * len(products))]
+    first = products[: left_in_float(in_float, len(products))]
     kinds = {op.get_type_name() for op in model.get_ordered_ops()}
     transformer = bool(kinds & _NORMALIZATIONS) and "Convolution" not in kinds
     fix = nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.DISABLE

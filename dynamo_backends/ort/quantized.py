@@ -6,7 +6,6 @@ activations come from batches ("int8") or from each call ("int8-dynamic").
 
 import contextlib
 import logging
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.int8.executable import Activations, QuantizedExecutable
+from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import DYNAMIC
 from dynamo_backends.int8.packages import saturates
 from dynamo_backends.interface.backend import Bound
@@ -142,11 +141,8 @@ def _first(model: onnx.ModelProto, part: float) -> list[str]:
     """Names of the nodes before the first product that is quantized."""
     nodes = model.graph.node
     products = [i for i, node in enumerate(nodes) if node.op_type in _MULTIPLY]
-    left = math.ceil(part * len(products))
-    if not left:
-        return []
-    end = products[left] if left < len(products) else len(nodes)
-    return [node.name for node in nodes[:end]]
+    left = left_in_float(part, len(products))
+    return [node.name for node in nodes[: products[left]]] if left else []
 
 
 def _forget_shapes_of_weights(path: Path) -> None:

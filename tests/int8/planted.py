@@ -5,7 +5,6 @@ them. The mistakes: a scale that is wrong by half, a zero point that is off, and
 products that saturate in 16 bits, as `vpmaddubsw` of AVX2 makes them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.int8.executable import Activations, QuantizedExecutable
+from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Bound, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
@@ -113,7 +112,7 @@ class _Products(fx.Interpreter):
         super().__init__(module)
         products = [n.name for n in module.graph.nodes if n.target is aten.addmm.default]
         self._first = products[0]
-        self._in_float = products[: math.ceil(in_float * len(products))]
+        self._in_float = products[: left_in_float(in_float, len(products))]
         self._known = largest
         self._fault = fault
         self.largest: dict[str, tuple[float, float]] = {}

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from dynamo_backends import CompileError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.int8.executable import Activations, QuantizedExecutable
+from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.state import STATE, proving, recording
 from dynamo_backends.interface.backend import Bound
 
@@ -36,6 +36,13 @@ def executable() -> Off:
     graph.output((product,))
     inputs = Input("x", Role.ACTIVATION), Input("w", Role.PARAMETER, frozen=True)
     return Off(Graph(fx.GraphModule({}, graph), "inference", inputs))
+
+
+@pytest.mark.parametrize(
+    ("part", "products", "left"), [(0.0, 9, 0), (0.1, 1, 0), (0.1, 2, 1), (0.25, 50, 13), (1, 3, 2)]
+)
+def test_a_product_is_quantized_in_any_case(part: float, products: int, left: int):
+    assert left_in_float(part, products) == left
 
 
 X, W = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])

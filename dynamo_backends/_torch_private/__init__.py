@@ -170,6 +170,7 @@ from dynamo_backends._torch_private.tracing import (
     graph_being_traced,
     keep_unused_draws,
     make_fx,
+    mode_of,
     tracing_a_step,
 )
 from dynamo_backends._torch_private.tracing_apart import tracing_apart

@@ -27,10 +27,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 
-from dynamo_backends._torch_private.tracing import disable_current_modes, keep_unused_draws
+from dynamo_backends._torch_private.tracing import (
+    disable_current_modes,
+    keep_unused_draws,
+    mode_of,
+)
 
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -75,7 +78,7 @@ def compile_step_with_inductor(
     from torch._inductor.virtualized import V
 
     find_vectors()
-    mode = detect_fake_mode(list(inputs))
+    mode = mode_of(list(inputs))
     # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
     aten = torch.ops.aten
     layers = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
@@ -112,7 +115,7 @@ def compile_frozen_with_inductor(
     from torch._inductor import config
 
     find_vectors()
-    mode = detect_fake_mode(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = mode_of(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     if any(settings.get(name, getattr(config, name)) for name in _PACK):
         name = "post_grad_custom_post_pass"
         settings = {**settings, name: _followed_by(getattr(config, name), _own_storage)}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import detect_fake_mode
+from dynamo_backends._torch_private import mode_of
 from dynamo_backends.graph.canonicalize import SPELLINGS
 from dynamo_backends.graph.floats_of_sizes import float_as_tensor, is_computable
 from dynamo_backends.graph.sizes import SIZES, STRIDES, FloatOfSizes, Size, sizes_in
@@ -141,7 +141,7 @@ def _call(
     """A call that makes a tensor without dimensions, before another call."""
     with before.graph.inserting_before(before):
         made = before.graph.call_function(function, args, kwargs)
-    mode = detect_fake_mode(_tensors(before))
+    mode = mode_of(_tensors(before))
     made.meta = {SIZES: (), STRIDES: ()}
     with mode if mode is not None else contextlib.nullcontext():
         made.meta["val"] = torch.empty((), dtype=dtype, device=device)

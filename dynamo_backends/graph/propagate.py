@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import (
     FakeTensorMode,
     HigherOrderOperator,
-    detect_fake_mode,
+    mode_of,
     surely,
 )
 from dynamo_backends.graph.graph import Graph
@@ -30,7 +30,7 @@ class Inference:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         key = (node.target, describe(args), describe(list(kwargs.items())))
         if key not in self._known:
-            mode = detect_fake_mode([args, kwargs])
+            mode = mode_of([args, kwargs])
             with mode if mode is not None else contextlib.nullcontext():
                 self._known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
         node.meta["val"] = self._known[key]
@@ -96,7 +96,7 @@ def mismatches(graph: Graph) -> Iterator[str]:
 def _mode_of(graph: Graph) -> FakeTensorMode:
     """The fake mode of a graph with symbolic shapes; numbers alone have none, only a shape_env."""
     values = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
-    mode = detect_fake_mode(values)
+    mode = mode_of(values)
     if mode is not None:
         return mode
     number = next(value for value in values if isinstance(value, Symbolic))

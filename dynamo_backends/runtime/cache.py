@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import platformdirs
@@ -192,7 +192,7 @@ def _decode(data: bytes) -> dict[str, bytes] | None:
 
 
 @functools.cache
-def source_digest(*parts: str, without: Collection[str] = ()) -> str:
+def source_digest(*parts: str, without: tuple[str, ...] = ()) -> str:
     """A hash of this package's own source: compiled graphs depend on the code that lowered them.
 
     Args:

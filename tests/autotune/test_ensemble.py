@@ -211,6 +211,20 @@ def test_other_sizes_get_the_winner_of_the_first_beyond_the_budget(counts: Count
     assert (counts.sessions, counts.compiled) == ((2, 2) if weights == "the same" else (1, 1))
 
 
+@pytest.mark.parametrize("name", ["ofi", "inductor_freezing"])
+def test_passes_that_make_calls_work_on_symbols_inside_of_a_capture(name: str):
+    """Fake tensors of a candidate's graph have another mode than Dynamo's, which goes on."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    compiler = dynamo_backends.compiler("autotune", candidates=(name,), cache=False)
+    compiled = torch.compile(module, backend=compiler)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for batch in (2, 3):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    reasons = [row.reason for r in reports for row in r.candidates]
+    assert [r.chosen for r in reports] == [name, name], reasons
+
+
 def test_what_eager_raises_reaches_the_user(caplog: pytest.LogCaptureFixture):
     table = nn.Embedding(4, 2)
     compiler = dynamo_backends.compiler("autotune", candidates=("ts_trace",))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.runtime.cache import DiskCache, _warn_once, cache_folder
+from dynamo_backends.runtime.cache import DiskCache, _warn_once, cache_folder, source_digest
 
 COMPILE = """
 import json, torch, dynamo_backends
@@ -180,3 +180,15 @@ def test_what_other_processes_write_counts_before_long(tmp_path: Path):
         cache.put(str(i), {"part": bytes(1000)})
     assert cache.size() <= 100_000
     assert cache.get("first") is not None
+
+
+def test_files_that_do_not_count_are_left_out_of_a_digest(monkeypatch: pytest.MonkeyPatch):
+    digest = source_digest.__wrapped__
+    given = digest("ort"), digest("ort", without=("quantized.py",))
+    assert given[0] != given[1]
+    original = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda p: b"" if p.name == "quantized.py" else original(p)
+    )
+    assert digest("ort") != given[0]
+    assert digest("ort", without=("quantized.py",)) == given[1]

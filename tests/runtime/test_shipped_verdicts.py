@@ -109,11 +109,18 @@ def test_a_damaged_table_is_ignored_and_said_to_be(
 
 def test_the_digest_is_that_of_what_decides(monkeypatch: pytest.MonkeyPatch):
     """And of nothing else, so that a change elsewhere costs nobody trials."""
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(verdicts, "source_digest", lambda *parts: asked.append(parts) or "digest")
+    asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def digest(*parts: str, without: tuple[str, ...]) -> str:
+        asked.append((parts, without))
+        return "digest"
+
+    monkeypatch.setattr(verdicts, "source_digest", digest)
     Verdicts("onnxrt", ("onnx", "ort")).here()
     package = Path(verdicts.__file__).parents[1]
-    (parts,) = asked
+    ((parts, without),) = asked
+    assert all((package / "ort" / name).is_file() for name in without)
+    assert "trial.py" not in without
     assert {"onnx", "ort", "trials", "verify"} <= set(parts)
     assert not {"pipeline", "runtime", "graph"} & set(parts)
     assert all((package / part).exists() for part in parts)

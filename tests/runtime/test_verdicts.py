@@ -46,7 +46,7 @@ def test_verdicts_hold_for_one_vendor_version_and_processor(monkeypatch: pytest.
     Verdicts("ov", ())("add", trial, keep=True)
     monkeypatch.setattr(verdicts, "processor", lambda: "another one")
     Verdicts("onnxrt", ())("add", trial, keep=True)
-    monkeypatch.setattr(verdicts, "source_digest", lambda *parts: "another one")
+    monkeypatch.setattr(verdicts, "source_digest", lambda *parts, **_: "another one")
     Verdicts("onnxrt", ())("add", trial, keep=True)
     assert trial.count == 4
 

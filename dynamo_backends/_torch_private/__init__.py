@@ -164,7 +164,6 @@ from dynamo_backends._torch_private.tracing import (
     as_if_captured,
     capture_seconds,
     compiling,
-    detect_fake_mode,
     disable_current_modes,
     functionalized,
     graph_being_traced,

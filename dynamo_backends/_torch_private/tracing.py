@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode as detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,7 +32,7 @@ disable_current_modes = _disable_current_modes
 
 
 def mode_of(values: Any) -> FakeTensorMode | None:
-    """The mode that fake tensors belong to; without any of them, the one that is active.
+    """The mode that fake tensors belong to; without any of them, what torch says.
 
     torch's `detect_fake_mode` gives that of a compilation by Dynamo which is going on, though the
     tensors may be of a graph that is compiled inside of that one.
@@ -41,7 +41,7 @@ def mode_of(values: Any) -> FakeTensorMode | None:
         values: Tensors and other things, in lists and dicts.
     """
     fakes = (x for x in pytree.tree_leaves(values) if isinstance(x, FakeTensor))
-    return next((x.fake_mode for x in fakes), None) or detect_fake_mode()
+    return next((x.fake_mode for x in fakes), None) or detect_fake_mode(values)
 
 
 @contextlib.contextmanager

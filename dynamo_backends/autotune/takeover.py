@@ -87,7 +87,8 @@ def begin(owner: TunedBeside) -> None:
             if untried := flow.untried(Means(flow.budget, in_any_case=in_any_case)):
                 owner.report.candidates = untried
                 raise GaveUp(_SPENT.format(flow.budget.total_s))
-            return {**_prepare(owner, folder, competing), "in_any_case": in_any_case}
+            first = {"first": ensemble.first, "in_any_case": in_any_case}
+            return {**_prepare(owner, folder, competing), **first}
 
         def leads(owner: TunedBeside, name: str) -> None:
             candidate = next(c for c in competing if c.name == name)
@@ -130,7 +131,6 @@ def _prepare(owner: TunedBeside, folder: Path, competing: Sequence[Candidate]) -
             "candidates": [
                 dataclasses.asdict(dataclasses.replace(c, made=None)) for c in competing
             ],
-            "first": ensemble.first,
             "training": ensemble.kind == "training",
             "options": dataclasses.asdict(options),
             "static": sorted(static),

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import control, detect_fake_mode
+from dynamo_backends._torch_private import control, mode_of
 
 _FRAME = re.compile(r"^\d+/\d+: ")
 """Reasons begin with which compilation of which frame it was; numbers differ from run to run."""
@@ -197,7 +197,7 @@ def _counts(func: Any) -> bool:
 
 def _count_on_fakes(gm: fx.GraphModule) -> int:
     examples = [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
-    mode = detect_fake_mode(examples)
+    mode = mode_of(examples)
     calls = CountCalls()
     if mode is None:  # it has no tensor inputs
         raise ValueError("no fake tensors")

@@ -42,7 +42,7 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
     # Not as attributes: AOT Autograd would make them inputs in an order of its own.
     recorded = lift_constants(recording.module)
     recording.module.recompile()
-    mode = private.detect_fake_mode(list(recording.fakes))
+    mode = private.mode_of(list(recording.fakes))
     assert mode is not None
     with torch.no_grad(), private.keep_unused_draws():
         fakes = [f.detach() for f in recording.fakes]

@@ -170,6 +170,7 @@ from dynamo_backends._torch_private.tracing import (
     keep_unused_draws,
     make_fx,
     mode_of,
+    outside_of_captures,
     tracing_a_step,
 )
 from dynamo_backends._torch_private.tracing_apart import tracing_apart

@@ -65,6 +65,13 @@ def apart_from_compilation() -> Iterator[None]:
         local.metrics_context = current
 
 
+def outside_of_captures() -> contextlib.AbstractContextManager[Any]:
+    """Inside a backend called by Dynamo: what is called behaves as in the calls that follow."""
+    from torch._guards import tracing
+
+    return tracing(None)
+
+
 @contextlib.contextmanager
 def as_if_captured(context: Any = None) -> Iterator[None]:
     """Inside, after Dynamo's call of a backend: AOT Autograd works as if in that call.

@@ -49,7 +49,7 @@ class Ensemble:
 
     Attributes:
         bounds: See `Candidate.compile`; by default the sizes of the inputs.
-        first: The candidate that is tried first, if one has to be.
+        first: The candidates that are tried first, in this order.
     """
 
     kind = "inference"
@@ -73,7 +73,7 @@ class Ensemble:
         self.reports: dict[str, list[GraphReport]] = {}
         self.compiled: dict[str, Callable[..., Any]] = {}
         self._mutated: frozenset[int] | None = None
-        self.first: str | None = None
+        self.first: Sequence[str] = ()
 
     def compile(self) -> Callable[..., Any]:
         """What Dynamo is to call in place of the graph."""
@@ -86,7 +86,7 @@ class Ensemble:
             self._mutated = frozenset(decision.mutated)
             choice = Choice(decision.winner, decision.candidates, decision.seconds)
             return self._finish(choice, flow)
-        in_any_case = self.begin_with_relative(competing)
+        in_any_case = self.begin_with_relatives(competing)
         choice = flow.tune(
             f"{self.kind} graph {self.number} with {self.ops} operations",
             self.subject,
@@ -96,23 +96,22 @@ class Ensemble:
         )
         return self._finish(choice, flow)
 
-    def begin_with_relative(self, competing: Sequence[Candidate]) -> bool:
-        """Has the winner of a graph of the same function be tried first (see `relatives`).
+    def begin_with_relatives(self, competing: Sequence[Candidate]) -> Sequence[str]:
+        """Has those be tried first that won for a graph of the same function (see `relatives`).
 
         Args:
             competing: Who takes part.
 
         Returns:
-            Whether it is to be tried whatever is left of the budget.
+            Who is to be tried whatever is left of the budget, until one is right.
         """
-        known = relatives.winner(self._mark)
-        self.first = known if known in {c.name for c in competing} else None
-        return self.first is not None and has_symbols(self.captured)
+        names = {candidate.name for candidate in competing}
+        self.first = [name for name in relatives.ranked(self._mark) if name in names]
+        return self.first if has_symbols(self.captured) else ()
 
-    def note_winner(self, winner: str) -> None:
-        """Has the winner be tried first for graphs of the same function."""
-        if winner != EAGER:
-            relatives.note(self._mark, winner)
+    def note_choice(self, choice: Choice) -> None:
+        """Has its best candidates be tried first for graphs of the same function."""
+        relatives.note(self._mark, choice.winner, choice.candidates)
 
     @functools.cached_property
     def _mark(self) -> str:
@@ -223,7 +222,7 @@ class Ensemble:
             candidate.reduced,
             rehearse if is_isolated(candidate, self.options) else None,
             lambda: failure_of(self.reports.get(name, [])),
-            early=name == self.first,
+            early=self.first.index(name) if name in self.first else None,
             tolerance=self.options.tolerance if candidate.is_int8 else None,
             measured=lambda: self.reports[name][0].measured if self.reports.get(name) else {},
         )
@@ -239,13 +238,16 @@ class Ensemble:
         with reporting.apart() as self.reports[name]:
             compiled = candidate.compile(self.captured, self.example_inputs, options, self.bounds)
         self.compiled[name] = compiled
-        return self._reporting_apart(self.adapt(compiled), self.reports[name])
+        return self._apart(self.adapt(compiled), self.reports[name])
 
-    def _reporting_apart(self, run: Run, reports: list[GraphReport]) -> Run:
-        """Backward graphs are compiled, and reported, at the first call."""
+    def _apart(self, run: Run, reports: list[GraphReport]) -> Run:
+        """Backward graphs are compiled, and reported, at the first call.
+
+        That call, too, is one as those that follow, outside of Dynamo's capture.
+        """
 
         def call(args: list[Any]) -> Sequence[Any]:
-            with reporting.apart() as more:
+            with reporting.apart() as more, private.outside_of_captures():
                 results = run(args)
             reports.extend(more)
             return results
@@ -256,7 +258,7 @@ class Ensemble:
 
     def _finish(self, choice: Choice, flow: DecisionFlow) -> Callable[..., Any]:
         winner = choice.winner
-        self.note_winner(winner)
+        self.note_choice(choice)
         reports = self.described(winner)
         self.describe_choice(reports, winner, choice.candidates)
         for report in reports:

@@ -174,7 +174,7 @@ class DecisionFlow:
         prepared: Callable[[Subject], Sequence[PreparedCandidate]],
         around: AbstractContextManager[Any] | None = None,
         part: float = 1.0,
-        in_any_case: bool = False,
+        in_any_case: Collection[str] = (),
     ) -> Choice:
         """Lets the candidates compete, and keeps what comes out; eager if that fails.
 
@@ -216,7 +216,7 @@ class DecisionFlow:
         """
         model = model or self._question.model()
         expected = {name: model.predict(name).compile_s for name in self._competing}
-        if not expected or any(map(means.suffice, expected.values())):
+        if not expected or any(means.suffice(s, n) for n, s in expected.items()):
             return ()
         refused = (CandidateReport(n, means.refusal(s)) for n, s in expected.items())
         return (CandidateReport(EAGER), *refused)

@@ -226,7 +226,7 @@ class GraphEnsemble(Executable):
         def failed() -> str:
             return failure_of([self._reports[candidate.name]])
 
-        early = self._graph.kind == "step" and candidate.has_own_steps
+        early = 0 if self._graph.kind == "step" and candidate.has_own_steps else None
         return PreparedCandidate(candidate.name, build, failed=failed, early=early)
 
     def build(self, candidate: Candidate) -> Run:

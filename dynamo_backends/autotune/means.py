@@ -1,7 +1,7 @@
 """Who is tried within the budget, which is one for all graphs of a process."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dynamo_backends.tuning.budget import Budget
 
@@ -19,14 +19,15 @@ class Means:
     Args:
         budget: Of the process.
         part: Of what is left that is for this graph; the rest is for the one that follows from it.
-        in_any_case: Its most promising candidate is tried whatever is left.
+        in_any_case: Candidates that are tried whatever is left, until one of the graph is right.
     """
 
-    def __init__(self, budget: Budget, part: float = 1.0, in_any_case: bool = False):
+    def __init__(self, budget: Budget, part: float = 1.0, in_any_case: Collection[str] = ()):
         left = budget.left_s
         self.budget = budget
         self._kept_s = left * (1 - part)
-        self._in_any_case = in_any_case or budget.owes or left > (1 - EARLY) * budget.total_s
+        self._has_one_free = budget.owes or left > (1 - EARLY) * budget.total_s
+        self._in_any_case = frozenset(in_any_case)
         self._measuring_s = 0.0
 
     @property
@@ -39,17 +40,29 @@ class Means:
         """Seconds that a candidate may be expected to compile for."""
         return max(0.0, self.left_s - self._measuring_s)
 
-    def suffice(self, compile_s: float) -> bool:
-        """Whether a candidate is tried that is expected to compile for so many seconds."""
-        return self._in_any_case or compile_s <= self.compile_s
+    def suffice(self, compile_s: float, name: str) -> bool:
+        """Whether a candidate is tried.
+
+        Args:
+            compile_s: Seconds that it is expected to compile for.
+            name: Its name.
+        """
+        is_free = self._has_one_free or name in self._in_any_case
+        return is_free or compile_s <= self.compile_s
 
     def referred(self, seconds: float) -> None:
         """Notes what eager took, also in float64 and on other inputs."""
         self._measuring_s = _MEASURING * seconds
 
-    def finished(self) -> None:
-        """Notes that a candidate of the graph was compiled; others have to fit in."""
-        self._in_any_case = False
+    def finished(self, is_right: bool) -> None:
+        """Notes that a candidate of the graph was compiled; others have to fit in.
+
+        Args:
+            is_right: Whether it takes part in the race.
+        """
+        self._has_one_free = False
+        if is_right:
+            self._in_any_case = frozenset()
         self.budget.finished()
 
     def refusal(self, compile_s: float) -> str:

@@ -1,8 +1,9 @@
-"""Who has won for graphs of the same function at other sizes.
+"""Who was right and fast for graphs of the same function at other sizes.
 
 Dynamo captures a function with the sizes of its first call, and with symbols once a size changes.
 The first graph may take all of the budget, and the one that serves all later calls would stay in
-eager. So the winner of the first is tried first, and in any case.
+eager. So the candidates that were faster than eager for the first are tried first, the fastest one
+before the others; where sizes are symbols, whatever is left of the budget until one is right.
 """
 
 import hashlib
@@ -12,9 +13,11 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends.autotune.identity import describe, qualified
+from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.runtime.lru import LRU
 
-_winners: LRU[str, str] = LRU(256)
+_ranked: LRU[str, tuple[str, ...]] = LRU(256)
 
 
 def mark_of(
@@ -40,11 +43,20 @@ def _is_tensor(node: fx.Node) -> bool:
     return any(isinstance(x, Tensor) for x in (value if isinstance(value, Sequence) else [value]))
 
 
-def note(mark: str, winner: str) -> None:
-    """Notes who has won for a graph."""
-    _winners.put(mark, winner)
+def note(mark: str, winner: str, rows: Sequence[CandidateReport]) -> None:
+    """Notes who was faster than eager for a graph.
+
+    Args:
+        mark: Of the graph.
+        winner: Who runs it; if that is eager, nothing is noted.
+        rows: Of all candidates, the fastest one first.
+    """
+    if winner == EAGER:
+        return
+    others = (row.name for row in rows if row.name not in (winner, EAGER) and row.is_faster)
+    _ranked.put(mark, (winner, *others))
 
 
-def winner(mark: str) -> str | None:
-    """Who has won for a graph of the same function, the last one; None: there was none."""
-    return _winners.get(mark)
+def ranked(mark: str) -> tuple[str, ...]:
+    """Who was faster than eager for the last graph of the same function, the winner first."""
+    return _ranked.get(mark) or ()

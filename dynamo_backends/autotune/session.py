@@ -48,7 +48,8 @@ class PreparedCandidate:
         rehearse: Tries it in a process of its own; returns what went wrong there, or "". None:
             it need not be tried so.
         failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".
-        early: It is tried before others, which the budget may not last for.
+        early: Its place among those that are tried before others, which the budget may not last
+            for; None: it has none.
         tolerance: Of one in int8: what is admitted of it, which it has proven on held-out batches
             when its first call returns.
         measured: Of one in int8: what the proof has measured.
@@ -59,7 +60,7 @@ class PreparedCandidate:
     reduced: bool = False
     rehearse: Callable[[], str] | None = None
     failed: Callable[[], str] = lambda: ""
-    early: bool = False
+    early: int | None = None
     tolerance: Tolerance | None = None
     measured: Callable[[], Mapping[str, float]] = dict
 
@@ -220,7 +221,7 @@ class TuningSession:
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
             order = self._model.order(list(self._prepared), self._means.compile_s)
-            order.sort(key=lambda name: not self._prepared[name].early)
+            order.sort(key=self._place)
             self._try(order, trials)
             if self._cut and len(self._cut) == len(self._prepared):
                 return self._untried()
@@ -235,6 +236,10 @@ class TuningSession:
         finally:
             self._means.tell(self._cut, self._subject.title.removeprefix("autotune: "))
             restore_rng(rng)
+
+    def _place(self, name: str) -> int:
+        place = self._prepared[name].early
+        return len(self._prepared) if place is None else place
 
     def _untried(self) -> Outcome:
         """Eager, for the budget suffices for none: the reference took what there was."""
@@ -251,7 +256,7 @@ class TuningSession:
             else:
                 self._admit(self._prepared[name], trials)
             if self._rows[name].compile_s is not None:
-                self._means.finished()
+                self._means.finished(name in self._runs)
             self._progress.ended(self._rows[name])
             self._tell_leader(name)
         self._progress.begins("", len(names), len(names))
@@ -322,7 +327,7 @@ class TuningSession:
         right = [n for n in self._runs if n != EAGER]
         if refusal := self._worth.refusal(name, right):
             return refusal
-        if self._means.suffice(expected):
+        if self._means.suffice(expected, name):
             return ""
         self._cut.append(name)
         return self._means.refusal(expected)
@@ -371,7 +376,7 @@ class TuningSession:
         return measured
 
     def _drop(self, name: str, reason: str) -> None:
-        self._rows[name] = replace(self._rows[name], reason=reason)
+        self._rows[name] = replace(self._rows[name], reason=reason, seconds=None, speedup=None)
         self._runs.pop(name, None)
 
     def _choose(self, measured: Measured) -> Outcome:

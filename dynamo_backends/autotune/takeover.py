@@ -83,11 +83,11 @@ def begin(owner: TunedBeside) -> None:
 
         def prepare(owner: TunedBeside, folder: Path) -> dict[str, Any]:
             with owner.apart() as ensemble:
-                in_any_case = ensemble.begin_with_relative(competing)
+                in_any_case = list(ensemble.begin_with_relatives(competing))
             if untried := flow.untried(Means(flow.budget, in_any_case=in_any_case)):
                 owner.report.candidates = untried
                 raise GaveUp(_SPENT.format(flow.budget.total_s))
-            first = {"first": ensemble.first, "in_any_case": in_any_case}
+            first = {"first": list(ensemble.first), "in_any_case": in_any_case}
             return {**_prepare(owner, folder, competing), **first}
 
         def leads(owner: TunedBeside, name: str) -> None:
@@ -208,7 +208,7 @@ def _take_over(
             flow.forget()
             raise _Excluded(problem)
     if owner.ensemble is not None:
-        owner.ensemble.note_winner(winner)
+        owner.ensemble.note_choice(choice)
     owner.settle(winner, choice, flow, sizes)
 
 

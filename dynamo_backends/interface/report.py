@@ -127,7 +127,8 @@ class CandidateReport:
         error: Root mean square error against float64, relative to the size of the output that is
             worst, also of one that is wrong; None if it was not compared.
         seconds: Median of a call, had it run in the same rounds as eager; None if not measured.
-        speedup: Median time of eager over its own, with the 95% confidence interval.
+        speedup: Median time of eager over its own, with the 95% confidence interval; None if it was
+            not measured, or gave up while it was.
         memory: Bytes by which the process grew; None unless memory is the objective.
         graph: What was tuned, if it is more than the report's graph: "training" is the forward
             and backward graph of one capture together.
@@ -156,6 +157,11 @@ class CandidateReport:
     def chosen(self) -> bool:
         """Whether it runs the graph."""
         return not self.reason
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it was right and, beyond doubt, faster than eager."""
+        return self.speedup is not None and self.speedup[1] > 1
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "CandidateReport":

@@ -24,7 +24,7 @@ METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
 
 @pytest.fixture(autouse=True)
 def _nothing_won_before() -> None:
-    relatives._winners.clear()
+    relatives._ranked.clear()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.autotune import flow
+from dynamo_backends.autotune import flow, relatives
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
@@ -20,6 +20,7 @@ from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.priors import Described, Prior
 from dynamo_backends.autotune.session import PreparedCandidate, Subject
+from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning import race
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
@@ -53,6 +54,7 @@ class Process:
         inside: Callable[[], object] = lambda: None,
         part: float = 1.0,
         mark: str | None = None,
+        first: Sequence[str] = (),
     ) -> Choice:
         """A graph's tuning session.
 
@@ -64,6 +66,7 @@ class Process:
             inside: Done while a candidate is compiled.
             part: See `Means`.
             mark: Of the graph.
+            first: Those that are tried first, and in any case.
         """
         names = names or ("ts_trace",)
         factors = {"ts_trace": 1.0, "onnxrt": 2.0}
@@ -89,9 +92,15 @@ class Process:
         question = Question("inference", mark, ops, (), ["cpu"])
         candidates = [Candidate(name, name, "ours") for name in names]
         options = AutotuneOptions(candidates=names)
-        prepared = [PreparedCandidate(n, lambda n=n: build(n)) for n in names]  # type: ignore[misc]
+        places: dict[str, int] = {name: i for i, name in enumerate(first)}
+        prepared = [
+            PreparedCandidate(n, lambda n=n: build(n), early=places.get(n))  # type: ignore[misc]
+            for n in names
+        ]
         made = DecisionFlow(question, candidates, options)
-        return made.tune("a graph", subject, lambda _: prepared, part=part)
+        return made.tune(
+            "a graph", subject, lambda _: prepared, part=part, in_any_case=first
+        )
 
 
 def reasons(choice: Choice) -> dict[str, str]:
@@ -155,6 +164,40 @@ def test_a_candidate_that_fails_is_none_that_is_finished(monkeypatch: pytest.Mon
     choice = process.tune(5, "onnxrt", "ts_trace", inside=fail)
     assert [name for name, _ in process.compiled] == ["onnxrt", "ts_trace"]
     assert choice.winner == "ts_trace"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_winners_of_other_sizes_are_tried_whatever_is_left(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+):
+    process = Process(monkeypatch, 10)
+    process.tune(20)
+    del process.compiled[:]
+
+    def fail() -> None:
+        if fails and process.compiled[-1][0] == "onnxrt":
+            raise RuntimeError("not for symbols")
+
+    order = ("onnxrt", "ts_trace")
+    choice = process.tune(5, *reversed(order), inside=fail, first=order)
+    assert choice.winner == order[fails]
+    assert [name for name, _ in process.compiled] == list(order[: 1 + fails])
+    if not fails:
+        assert reasons(choice)["ts_trace"] == "not tried: the budget of 10 s is spent"
+
+
+def test_those_that_were_faster_than_eager_are_ranked():
+    rows = [
+        CandidateReport("ts_trace", speedup=(2.0, 1.9, 2.1)),
+        CandidateReport("onnxrt", "slower", speedup=(1.9, 1.8, 2.0)),
+        CandidateReport("ov", "no faster", speedup=(1.01, 0.99, 1.03)),
+        CandidateReport("tvm", "wrong: inf"),
+        CandidateReport("eager", "slower", speedup=(1.0, 1.0, 1.0)),
+    ]
+    relatives.note("a", "ts_trace", rows)
+    relatives.note("b", "eager", rows)
+    assert relatives.ranked("a") == ("ts_trace", "onnxrt")
+    assert relatives.ranked("b") == relatives.ranked("c") == ()
 
 
 def test_graphs_inside_of_the_first_one_are_tuned_in_any_case(monkeypatch: pytest.MonkeyPatch):

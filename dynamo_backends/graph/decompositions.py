@@ -13,6 +13,7 @@ from dynamo_backends.graph.attention import (
     flash_attention_for_cpu_backward,
 )
 from dynamo_backends.graph.random import dropout
+from dynamo_backends.graph.transformer_layers import encoder_layer, multi_head_attention
 
 
 def frac(x: Tensor) -> Tensor:
@@ -34,12 +35,14 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
-# In the place of torch's rules.
+# In the place of torch's rules, or where it has none.
 _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         flash_attention_for_cpu_backward
     ),
+    torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
+    torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
     torch.ops.aten.frac.default: frac,
     torch.ops.aten._softmax_backward_data.default: softmax_backward,
 }

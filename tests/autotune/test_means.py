@@ -98,9 +98,7 @@ class Process:
             for n in names
         ]
         made = DecisionFlow(question, candidates, options)
-        return made.tune(
-            "a graph", subject, lambda _: prepared, part=part, in_any_case=first
-        )
+        return made.tune("a graph", subject, lambda _: prepared, part=part, in_any_case=first)
 
 
 def reasons(choice: Choice) -> dict[str, str]:

@@ -32,6 +32,15 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.
     return ((grad - inner) * output).to(input_dtype).contiguous()
 
 
+def clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
+    """By comparisons, also of integers. Infinities stay where there is no bound, and NaN."""
+    if least is not None:
+        x = torch.where((x >= least) | (x != x), x, least)
+    if most is not None:
+        x = torch.where((x <= most) | (x != x), x, most)
+    return x
+
+
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
@@ -51,6 +60,9 @@ _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
 _OF_COMPARISONS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.maximum.default: lambda x, y: torch.where((x > y) | (x != x), x, y),
     torch.ops.aten.minimum.default: lambda x, y: torch.where((x < y) | (x != x), x, y),
+    torch.ops.aten.clamp.default: clamp,
+    torch.ops.aten.clamp_min.default: clamp,
+    torch.ops.aten.clamp_max.default: lambda x, most: clamp(x, None, most),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.decompositions import every_rule, frac, softmax_backward
+from dynamo_backends.graph.decompositions import clamp, every_rule, frac, softmax_backward
 from dynamo_backends.verify import difference, widen
 
 backward = torch.ops.aten._softmax_backward_data.default
@@ -41,6 +41,30 @@ def test_the_smaller_and_the_larger_of_two(op: OpOverload, dtype: torch.dtype):
     x = torch.tensor(values, dtype=dtype)
     found = every_rule()[op](x.unsqueeze(1), x)
     torch.testing.assert_close(found, op(x.unsqueeze(1), x), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("clamp", (-1, 2)), ("clamp", (None, 1.5)), ("clamp", (0,)), ("clamp", (2, -1)),
+        ("clamp_min", (0.5,)), ("clamp_max", (-1,)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8])
+def test_bounds(name: str, bounds: tuple[Any, ...], dtype: torch.dtype):
+    values = [1.0, -2.0, 3.0, 0.0]
+    if dtype.is_floating_point:
+        values += [-0.0, float("nan"), float("inf"), -float("inf")]
+    x = torch.tensor(values, dtype=dtype)
+    op = getattr(torch.ops.aten, name).default
+    found, expected = every_rule()[op](x, *bounds), op(x, *bounds)
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_bound_that_is_nan():
+    x = torch.tensor([1.0, float("inf"), float("nan")])
+    assert clamp(x, float("nan")).isnan().all()
+    assert x.clamp(min=float("nan")).isnan().all()
 
 
 def test_the_sign_of_a_zero_of_frac_is_eagers():

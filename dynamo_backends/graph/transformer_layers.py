@@ -52,16 +52,14 @@ def multi_head_attention(
     if query.is_nested or query.device.type != "cpu":
         return NotImplemented
 
-    def heads_of(x: Tensor, part: int) -> Tensor:
-        rows = slice(part * embed_dim, (part + 1) * embed_dim)
-        projected = F.linear(x, qkv_weight[rows], qkv_bias[rows])
-        return projected.unflatten(-1, (num_head, -1)).transpose(1, 2)
-
+    thirds = [slice(part * embed_dim, (part + 1) * embed_dim) for part in range(3)]
     if query is key and key is value:
-        projected = F.linear(query, qkv_weight, qkv_bias).unflatten(-1, (3, num_head, -1))
-        q, k, v = projected.permute(2, 0, 3, 1, 4).unbind()
+        projected = F.linear(query, qkv_weight, qkv_bias)
+        parts = [projected[..., third] for third in thirds]
     else:
-        q, k, v = (heads_of(x, part) for part, x in enumerate((query, key, value)))
+        given = zip((query, key, value), thirds, strict=True)
+        parts = [F.linear(x, qkv_weight[third], qkv_bias[third]) for x, third in given]
+    q, k, v = (part.unflatten(-1, (num_head, -1)).transpose(1, 2) for part in parts)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     weights = _masked(scores, mask, mask_type).softmax(-1)
     mixed = (weights @ v).transpose(1, 2).flatten(-2)

@@ -60,6 +60,7 @@ _DECIDES = (
     "graph/legalize.py",
     "graph/masked_attention.py",
     "graph/planned.py",
+    "graph/transformer_layers.py",
 )
 
 _DO_NOT = ("quantized.py", "saving.py")

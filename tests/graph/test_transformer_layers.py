@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dynamo_backends
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.verify import difference, widen
 from tests.backend_checks import agree, ran_on_backend
@@ -82,3 +83,15 @@ def test_an_encoder_runs_whole(name: str):
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     with torch.no_grad():
         assert ran_on_backend(agree(usable(name), model, torch.randn(2, 5, 16)))
+
+
+@pytest.mark.parametrize("name", ["onnxrt", "ov"])
+def test_one_program_serves_all_lengths(name: str):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True).eval()
+    compiled = torch.compile(layer, backend=usable(name), dynamic=True)
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        for length in (5, 7, 11):
+            x = torch.randn(2, length, 16)
+            torch.testing.assert_close(compiled(x), layer(x))
+    assert [[served.by for served in report.traffic()] for report in reports] == [["ranged"]]

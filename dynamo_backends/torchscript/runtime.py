@@ -87,11 +87,15 @@ class StaticExecutable(FrozenExecutable):
 
     def finish(self, module: Any) -> Run:
         """See `FrozenExecutable.finish`."""
-        return _OneAtATime(private.static_module(module))
+        return _StaticModule(private.static_module(module))
 
 
-class _OneAtATime:
-    """A function that only one thread may be in."""
+class _StaticModule:
+    """A module of Static Runtime, which only one thread may be in.
+
+    It computes in inference mode. Its results would be inference tensors, which callers could not
+    write to outside of that mode.
+    """
 
     def __init__(self, run: Run):
         self._run = run
@@ -99,7 +103,18 @@ class _OneAtATime:
 
     def __call__(self, *args: Tensor) -> Sequence[Any]:
         with self._lock:
-            return self._run(*args)
+            results = self._run(*args)
+        if torch.is_inference_mode_enabled():
+            return results
+        return list(map(_as_usual, results))
+
+
+def _as_usual(x: Any) -> Any:
+    """A tensor in the same memory that is no inference tensor; what is none, as it is."""
+    if not isinstance(x, Tensor) or not x.is_inference():
+        return x
+    usual = torch.empty(0, dtype=x.dtype, device=x.device)
+    return usual.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
 class Fused:

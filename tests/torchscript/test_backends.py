@@ -39,6 +39,17 @@ def test_semantics(name: str, what: str):
         checks.agree(name, fn, *inputs())
 
 
+def test_results_may_be_written_to(name: str):
+    compiled = torch.compile(lambda x: ((x + 1).relu(), x[:0].exp()), backend=name)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        result, empty = compiled(x)
+        torch.testing.assert_close(result.add_(1), (x + 1).relu() + 1)
+        assert empty.resize_(2, 4).shape == (2, 4)
+    with torch.inference_mode():
+        assert compiled(x)[0].is_inference()
+
+
 def test_changed_weights_are_seen(name: str):
     checks.never_stale(name, list(CHANGES))
 

@@ -26,8 +26,8 @@ Results of [`dynamo-backends conformance`](checking-backends.md) for some backen
 checks that failed, of those that could be run. `python tools/checked.py` writes this page from the
 runs in `docs/checked/`.
 
-`openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, as
-here, OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT` is `f32`,
+`openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, such
+as that of its run, OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT` is `f32`,
 which is less accurate than eager: differences of less than 0.1 may come from that.
 """
 

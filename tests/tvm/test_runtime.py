@@ -134,4 +134,5 @@ def test_memory_of_sizes_that_have_passed_is_given_back():
     before = rss_bytes()
     for rows in sizes:
         call(torch.ones(rows, 1024))
-    assert rss_bytes() - before < 5 * sizes[0] * 1024 * 4, "of 24 sizes with 2 tensors each"
+    grown = rss_bytes() - before  # 500 MB if a block were kept for each of 24 sizes
+    assert grown < 8 * sizes[0] * 1024 * 4

@@ -27,8 +27,9 @@ checks that failed, of those that could be run. `python tools/checked.py` writes
 runs in `docs/checked/`.
 
 `openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, such
-as that of its run, OpenVINO computes float32 in bfloat16 unless the option `INFERENCE_PRECISION_HINT` is `f32`,
-which is less accurate than eager: differences of less than 0.1 may come from that.
+as that of its run, OpenVINO computes float32 in bfloat16 unless the option
+`INFERENCE_PRECISION_HINT` is `f32`, which is less accurate than eager: differences of less than 0.1
+may come from that.
 """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,14 @@ from dynamo_backends.runtime.staging import LIMIT
 from harness import check as check_model
 from harness import compile_model, find_case
 from tests.checking import aliases, copy_inputs, same, widen
+
+
+def usable(name: str) -> str:
+    """The name of a backend; skips the test if it cannot be used here."""
+    available = get_backend(name).availability()
+    if not available.usable:
+        pytest.skip(available.reason)
+    return name
 
 
 def agree(backend: str, fn: Callable[..., Any], *inputs: Any, **options: Any) -> list[GraphReport]:

@@ -25,8 +25,8 @@ from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker, succession
 from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
 from dynamo_backends.tuning.children import environment
+from tests.backend_checks import usable
 from tests.test_ranges import Counting
-from tests.test_ranges_of_vendors import usable
 from tests.verification.test_doubt import traced
 
 BACKENDS = ("onnxrt", "ov", "openxla", "tvm", "iree")

@@ -14,6 +14,7 @@ import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.conformance.traffic import FUNCTIONS, MODELS, SIZES, Reader, agree
 from dynamo_backends.interface.registry import get_backend
+from tests.backend_checks import usable
 from tests.test_ranges import PROGRAMS
 
 NAMES = ["onnxrt", "ov", "iree", "tvm", "ts_trace", "ofi", "static_runtime"]
@@ -52,13 +53,6 @@ along or compared with a size."""
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return usable(request.param)
-
-
-def usable(name: str) -> str:
-    available = get_backend(name).availability()
-    if not available.usable:
-        pytest.skip(available.reason)
-    return name
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import succession
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.pipeline.succession import Successor
+from tests.backend_checks import usable
 from tests.test_ranges import Counting, rows_compared
-from tests.test_ranges_of_vendors import usable
 
 
 class Succeeding(Counting):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.verify import difference, widen
-from tests.backend_checks import agree, ran_on_backend
-from tests.test_ranges_of_vendors import usable
+from tests.backend_checks import agree, ran_on_backend, usable
 
 ENCODER = torch.ops.aten._transformer_encoder_layer_fwd.default
 ATTENTION = torch.ops.aten._native_multi_head_attention.default

@@ -79,7 +79,9 @@ def in_processes(program: str, name: str, batch: int) -> dict[str, Any]:
         found["second"] = start()
         if who in BY_HAND:
             for kept in Path(folder, "cache").iterdir():
-                if kept.name not in _KNOWN:
+                if kept.is_file():
+                    kept.unlink()
+                elif kept.name not in _KNOWN:
                     shutil.rmtree(kept)
             found["verdicts"] = start()
         return found

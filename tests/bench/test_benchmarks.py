@@ -101,6 +101,36 @@ def test_compilations_are_measured_one_by_one_and_judged_by_their_means(
     assert program.main(["--table", "--models", "resnet8"]) == 2
 
 
+def test_training_goes_on_where_it_was_stopped_and_says_what_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, measured = load("benchmarks/training.py"), []
+    speedups = {"lstm": 0.9, "gpt2": 1.6, "bert": 1.6, "resnet18": 1.6}
+
+    def measure(name: str, settings: Any, note: Any) -> Any:
+        measured.append(name)
+        note("planted")
+        row = program.Row(name)
+        for column in map(str, program.columns_of(settings.backends)):
+            fast = speedups[name] if column == "compile_step openxla" else 0.8
+            row.milliseconds[column] = 10 / fast
+            row.speedups[column] = [fast, fast - 0.1, fast + 0.1]
+            row.losses[column] = 1.0
+        return row
+
+    monkeypatch.setattr(program, "measure", measure)
+    flags = ["--json", str(tmp_path / "training.json"), "--models"]
+    assert program.main([*flags, "gpt2", "bert"]) == 0
+    assert "1.60 [1.50, 1.70]" in " ".join(capsys.readouterr().out.split())
+    assert program.main([*flags, "gpt2", "lstm"]) == 1
+    out = capsys.readouterr().out
+    assert "lstm: the better compile_step is 0.90 times as fast as eager (1)" in out
+    assert "the geometric mean is 1.20 (1.5)" in out
+    assert measured == ["gpt2", "bert", "lstm"]
+    assert program.main(["--rounds", "3", *flags, "gpt2"]) == 2
+    assert "do not belong together" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_program_that_a_busy_machine_made_slow_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

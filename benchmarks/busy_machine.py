@@ -207,6 +207,11 @@ def table(names: Sequence[str], results: Results) -> Table:
     return shown
 
 
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(list(content["results"]), content["results"])]
+
+
 def problems(results: Results) -> list[str]:
     """What is not as it should be."""
     found = [f"{name}: {row['error']}" for name, row in results.items() if "error" in row]

@@ -23,7 +23,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,11 +92,21 @@ def print_table(settings: argparse.Namespace) -> int:
     left = measure_left(names, kept, measure, console, settings.minutes)
     console.print(compilations.table(models, kept.results))
     found = compilations.problems(models, kept.results)
+    for text in compilations.means(models, kept.results):
+        if text not in found:
+            console.print(text, highlight=False)
     for text in found:
         console.print(f"[red]{text}[/]", highlight=False)
     if left:
         console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
     return 1 if found else 0
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of the table's results says, for a page."""
+    results = content["results"]
+    models = list(dict.fromkeys(name.partition("/")[0] for name in results))
+    return [compilations.table(models, results), *compilations.means(models, results)]
 
 
 def print_shares(settings: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import argparse
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -150,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gc.collect()
     rows = [Row(**kept.results[name]) for name in settings.models]
     console.print(table(rows, settings.backends, settings.precision))
-    print_means(rows, settings.backends, settings.precision, console)
+    for text in means(rows, settings.backends, settings.precision):
+        console.print(text, highlight=False)
     missed = print_missed(rows, settings.backends, console)
     return 1 if print_mistakes(rows, console) or missed else 0
 
@@ -267,10 +268,16 @@ def cell(row: Row, column: str) -> str:
     return f"{row.milliseconds[column]:.1f}{gain * (column != EAGER)}"
 
 
-def print_means(
-    rows: Sequence[Row], backends: Sequence[str], precision: str, console: Console
-) -> None:
-    """Prints what every way gains over eager, and what one graph gains over parts."""
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    rows = [Row(**row) for row in content["results"].values()]
+    facts = content["context"]
+    wanted = facts["backends"], facts["precision"]
+    return [table(rows, *wanted), *means(rows, *wanted)]
+
+
+def means(rows: Sequence[Row], backends: Sequence[str], precision: str) -> list[str]:
+    """What every way gains over eager, and what one graph gains over parts, in words."""
     _, *compiled = map(str, columns_of(backends, precision))
     whole = whole_steps(backends)
     questions = [(f"{column} over eager", EAGER, [column]) for column in compiled]
@@ -284,14 +291,13 @@ def print_means(
     if len(whole) > 1 and "inductor" in backends:
         inductor = str(Column("torch.compile", "inductor"))
         questions.append((f"the best compile_step over {inductor}", inductor, whole))
+    found = []
     for text, over, of in questions:
         ratios = [r for row in rows if (r := row.ratio(over, of)) is not None]
         if ratios:
-            console.print(
-                f"{text}: geometric mean [bold]{harness.geometric_mean(ratios):.2f}[/], "
-                f"lowest {min(ratios):.2f}",
-                highlight=False,
-            )
+            mean = harness.geometric_mean(ratios)
+            found.append(f"{text}: geometric mean {mean:.2f}, lowest {min(ratios):.2f}")
+    return found
 
 
 def whole_steps(backends: Sequence[str]) -> list[str]:

@@ -9,12 +9,13 @@ The backends and eager are timed interleaved; a ratio is eager's median over the
 
 import argparse
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 import harness
 
@@ -80,6 +81,32 @@ def measure(
             torch.compiler.reset()
             gc.collect()
     return results
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    rows: dict[str, dict[str, Any]] = {}
+    for record in content["results"]:
+        rows.setdefault(record["model"], {})[record["backend"]] = record
+    backends = list(dict.fromkeys(record["backend"] for record in content["results"]))
+    found = Table("model", "eager ms", *(f"`{name}`" for name in backends))
+    for model, of in rows.items():
+        eager = next((r["eager_ms"] for r in of.values() if r["eager_ms"]), None)
+        found.add_row(
+            model, f"{eager:.1f}" if eager else "-", *(_speedup(of.get(n)) for n in backends)
+        )
+    means = []
+    for name in backends:
+        ratios = [of[name]["ratio"] for of in rows.values() if of.get(name, {}).get("passed")]
+        means.append(f"{harness.geometric_mean(ratios):.2f}" if ratios else "-")
+    found.add_row("geometric mean", "", *means)
+    return [found]
+
+
+def _speedup(record: Mapping[str, Any] | None) -> str:
+    if record is None or not record["passed"]:
+        return "-" if record is None else "wrong or failed"
+    return harness.format_ratio(harness.Ratio(record["ratio"], *record["ratio_95"]))
 
 
 def print_summary(results: Sequence[harness.Result], console: Console) -> None:

@@ -9,25 +9,45 @@ docs/, asks for one by a comment; what stands from there to the next one is writ
     <!-- results: NAME backends -->
     <!-- until here -->
 
+docs/measured has the results of single benchmarks; the page gets the table that the program prints
+of them, for the programs that have a function `published`:
+
+    <!-- measured: NAME -->
+    <!-- until here -->
+
 "backends" is a line per backend, "models" one per model; "rates" counts what passes, with the
 reasons of what does not and what was not run. docs/results/NAME.svg is the chart of each file that
 has times. --check writes nothing and says which pages and charts are not what their results say.
 """
 
 import argparse
+import importlib
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from dynamo_backends.bench import ledger
+from rich.table import Table
+from rich.text import Text
+
+from dynamo_backends.bench import ledger, markdown
 from dynamo_backends.bench.cells import Run
-from dynamo_backends.bench.published import TABLES, caption, chart
+from dynamo_backends.bench.published import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
 
 ROOT = Path(__file__).parents[1]
 END = "<!-- until here -->"
 _PLACE = re.compile(rf"^(<!-- results: (\S+) (\w+) -->\n)(.*?)^({END})$", re.S | re.M)
+_MEASURED = re.compile(rf"^(<!-- measured: (\S+) -->\n)(.*?)^({END})$", re.S | re.M)
+_PROGRAMS = {
+    "training steps": "training",
+    "compilations": "compile_time",
+    "busy_machine": "busy_machine",
+    "inference": "xla_inference",
+}
+"""Who writes the table of which kind of results: modules of benchmarks/."""
 
 
 class PageError(Exception):
@@ -36,6 +56,7 @@ class PageError(Exception):
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Writes pages and charts; returns 1 if something is old under --check, or is missing."""
+    sys.path.append(str(ROOT / "benchmarks"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true", help="only say what is old")
     settings = parser.parse_args(arguments)
@@ -65,9 +86,45 @@ def rendered(root: Path, folder: Path) -> list[tuple[Path, str]]:
     found = [(folder / f"{name}.svg", chart(run)) for name, run in timed.items()]
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        if _PLACE.search(text):
-            found.append((page, _PLACE.sub(_filling(page, runs), text)))
+        if _PLACE.search(text) or _MEASURED.search(text):
+            made = _PLACE.sub(_filling(page, runs), text)
+            found.append((page, _MEASURED.sub(_measured(page, root / "docs" / "measured"), made)))
     return found
+
+
+def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
+    def fill(place: re.Match[str]) -> str:
+        begin, name, _, end = place.groups()
+        try:
+            content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            program = importlib.import_module(_PROGRAMS[content["kind"]])
+        except (OSError, KeyError) as error:
+            known = ", ".join(_PROGRAMS)
+            raise PageError(
+                f"{page.name} asks for docs/measured/{name}.json, which has to be results of a "
+                f"benchmark with a table for pages ({known}): {type(error).__name__}: {error}"
+            ) from error
+        facts = content.get("context") or content["environment"]
+        said = conditions(facts, content["command"])
+        parts = [_as_markdown(part) for part in program.published(content)]
+        return f"{begin}\n{said}\n\n{''.join(parts)}\n{end}"
+
+    return fill
+
+
+def _as_markdown(part: Table | str) -> str:
+    """A table, or a line of a list."""
+    if isinstance(part, str):
+        return f"\n- {part}." if not part.endswith(".") else f"\n- {part}"
+    cells = [[_plain(cell) for cell in column.cells] for column in part.columns]
+    head = [_plain(column.header) for column in part.columns]
+    return markdown.table(head, list(zip(*cells, strict=True)), words=1)
+
+
+def _plain(cell: Any) -> str:
+    """A cell without rich's styles."""
+    text = Text.from_markup(cell) if isinstance(cell, str) else cell
+    return " ".join(str(text).split())
 
 
 def _filling(page: Path, runs: dict[str, Run]) -> Callable[[re.Match[str]], str]:

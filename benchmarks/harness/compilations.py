@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,39 +130,63 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return " / ".join(f"{row[way]['s']:.1f}" for way in ways if way in row)
 
 
+@dataclass(frozen=True)
+class Limit:
+    """How long one way may take, as a part of another one.
+
+    Attributes:
+        way: Who compiles, and in which process.
+        other: What it is compared with.
+        text: That in words.
+        most: The largest part in the geometric mean.
+    """
+
+    way: tuple[str, str]
+    other: tuple[str, str]
+    text: str
+    most: float
+
+    def ratios(self, models: Sequence[str], results: Results) -> list[float]:
+        """The parts, of the models for which both were measured."""
+        found = []
+        for model in models:
+            rows = [results.get(f"{model}/{who}", {}).get(p) for who, p in (self.way, self.other)]
+            if all(rows):
+                found.append(rows[0]["s"] / rows[1]["s"])
+        return found
+
+    def said(self, ratios: Sequence[float]) -> str:
+        """What was measured, in words."""
+        return (
+            f"{self.way[0]} takes {geometric_mean(ratios):.2f} times as long {self.text} "
+            f"(at most {self.most:g}; {max(ratios):.2f} at worst)"
+        )
+
+
+def limits() -> list[Limit]:
+    """All there are."""
+    by_hand = [
+        Limit((name, "cold"), (hand, "cold"), "as exporting and loading by hand", OF_BY_HAND)
+        for name, hand in BY_HAND.items()
+    ]
+    compilers = [
+        Limit((name, "cold"), ("inductor", "cold"), "as inductor", most)
+        for name, most in OF_INDUCTOR.items()
+    ]
+    later = [Limit((n, "second"), (n, "cold"), "in a second process", OF_COLD) for n in CACHING]
+    return [*by_hand, *compilers, *later]
+
+
+def means(models: Sequence[str], results: Results) -> list[str]:
+    """What each limit is about, as it was measured."""
+    return [limit.said(found) for limit in limits() if (found := limit.ratios(models, results))]
+
+
 def problems(models: Sequence[str], results: Results) -> list[str]:
     """Which limits are exceeded, and what failed."""
     found = [f"{name}: {row['error']}" for name, row in results.items() if "error" in row]
-    for backend, by_hand in BY_HAND.items():
-        text = "as long as exporting and loading by hand"
-        found += _over(models, results, (backend, "cold"), (by_hand, "cold"), OF_BY_HAND, text)
-    for backend, limit in OF_INDUCTOR.items():
-        text = "as long as inductor"
-        found += _over(models, results, (backend, "cold"), ("inductor", "cold"), limit, text)
-    for backend in CACHING:
-        text = "as long in a second process"
-        found += _over(models, results, (backend, "second"), (backend, "cold"), OF_COLD, text)
+    for limit in limits():
+        ratios = limit.ratios(models, results)
+        if ratios and geometric_mean(ratios) > limit.most:
+            found.append(limit.said(ratios))
     return found
-
-
-def _over(
-    models: Sequence[str],
-    results: Results,
-    way: tuple[str, str],
-    other: tuple[str, str],
-    limit: float,
-    text: str,
-) -> list[str]:
-    """Says so if one way takes more than a part of another one's time, in the geometric mean."""
-    ratios = []
-    for model in models:
-        rows = [results.get(f"{model}/{who}", {}).get(start) for who, start in (way, other)]
-        if all(rows):
-            ratios.append(rows[0]["s"] / rows[1]["s"])
-    if not ratios or geometric_mean(ratios) <= limit:
-        return []
-    worst = max(ratios)
-    return [
-        f"{way[0]} takes {geometric_mean(ratios):.2f} times {text} (at most {limit:g}; "
-        f"{worst:.2f} at worst)"
-    ]

@@ -1,6 +1,8 @@
 """Tables for people and JSON for programs."""
 
 import json
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from dynamo_backends.bench.environment import environment, environment_line
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.tuning.statistics import Ratio
+from harness.kept import typed
 from harness.runner import Result
 
 
@@ -116,6 +119,8 @@ def as_record(result: Result) -> dict[str, Any]:
 def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) -> None:
     """Writes measurements with their environment; the file appears whole or not at all.
 
+    The date and the command are among them.
+
     Args:
         path: File to write; its folder is made if absent.
         kind: What was measured.
@@ -124,7 +129,9 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"kind": kind, "environment": environment(), **more, "results": list(records)}
+    facts = {"date": time.strftime("%Y-%m-%d"), **environment()}
+    content = {"kind": kind, "command": typed(sys.argv), "environment": facts}
+    content |= {**more, "results": list(records)}
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 

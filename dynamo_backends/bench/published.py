@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.dots import Series, panel
@@ -18,16 +19,24 @@ _HEADS = (
 
 
 def caption(run: Run) -> str:
-    """Command, date, sizes, processor and versions in one sentence."""
-    facts = run.context
+    """Command, date, sizes, processor and versions in one sentence, and what is left."""
+    left = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
+    return conditions(run.context, run.command) + left
+
+
+def conditions(facts: Mapping[str, Any], command: str) -> str:
+    """When, how and on what something was measured, in one sentence.
+
+    Args:
+        facts: What results depend on, as `bench.environment` has it, with the date.
+        command: What measures them.
+    """
     versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items() if v)
     device = facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
     sizes = ", small versions of the models" if facts.get("scale") == "test" else ""
-    left = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
     return (
-        f"Measured on {facts.get('date')} by `{run.command}`{sizes} on {device}, "
+        f"Measured on {facts.get('date')} by `{command}`{sizes} on {device}, "
         f"{facts.get('torch_threads')} torch threads (Python {facts.get('python')}, {versions})."
-        f"{left}"
     )
 
 

@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 import dynamo_backends
 import harness
@@ -99,6 +100,9 @@ class Row:
         speedups: Over eager, with the ends of its 95% interval, by column.
         errors: Why a column has no time.
         losses: After the warm-up, by column: they must agree.
+        gflop: Floating-point operations of matrix products and convolutions in a step, in 1e9,
+            as torch.utils.flop_counter counts those of eager.
+        peak: How many GFLOP/s the processor reached just after, see `harness.peak_gflops`.
     """
 
     name: str
@@ -106,6 +110,8 @@ class Row:
     speedups: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
+    gflop: float = 0.0
+    peak: float = 0.0
 
     @property
     def line(self) -> str:
@@ -119,6 +125,13 @@ class Row:
         if best is None or over not in self.milliseconds:
             return None
         return self.milliseconds[over] / best
+
+    @property
+    def limit(self) -> float | None:
+        """How much faster than eager a step is that does nothing but products, at the peak."""
+        if not self.gflop or EAGER not in self.milliseconds:
+            return None
+        return self.milliseconds[EAGER] / (self.gflop / self.peak * 1e3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,6 +211,10 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
         row.milliseconds[name] = timing.median * 1e3
         ratio = timing.speedup
         row.speedups[name] = [ratio.value, ratio.low, ratio.high]
+    with FlopCounterMode(display=False) as counter:
+        steps[EAGER]()
+    row.peak = harness.peak_gflops()
+    row.gflop = counter.get_total_flops() / 1e9
     return row
 
 
@@ -249,14 +266,15 @@ def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> C
 
 
 def table(rows: Sequence[Row], backends: Sequence[str], precision: str = "float32") -> Table:
-    """Medians in milliseconds, and what is gained over eager."""
+    """Medians in milliseconds, and what is gained over eager; the limit is `Row.limit`."""
     columns = [str(column) for column in columns_of(backends, precision)]
     found = Table(title="training steps, milliseconds (medians), times as fast as eager [95%]")
     found.add_column("model")
-    for column in columns:
-        found.add_column(column, justify="right")
+    for column in (*columns, "limit"):
+        found.add_column(column.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for row in rows:
-        found.add_row(row.name, *(cell(row, column) for column in columns))
+        limit = "-" if row.limit is None else f"{row.limit:.2f}"
+        found.add_row(row.name, *(cell(row, column) for column in columns), limit)
     return found
 
 
@@ -264,7 +282,7 @@ def cell(row: Row, column: str) -> str:
     """A time, and its ratio to eager's with an interval."""
     if column not in row.milliseconds:
         return "failed"
-    gain = f" {harness.format_ratio(harness.Ratio(*row.speedups[column]))}"
+    gain = f"\n{harness.format_ratio(harness.Ratio(*row.speedups[column]))}"
     return f"{row.milliseconds[column]:.1f}{gain * (column != EAGER)}"
 
 

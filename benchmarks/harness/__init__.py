@@ -14,6 +14,7 @@ from harness.arguments import (
     named_models,
     process_arguments,
 )
+from harness.peak import peak_gflops
 from harness.processes import ChildError, hand_back, run_child
 from harness.report import (
     announce,
@@ -69,6 +70,7 @@ __all__ = [
     "measure_case",
     "model_arguments",
     "named_models",
+    "peak_gflops",
     "peak_rss_bytes",
     "process_arguments",
     "reset_peak_rss",

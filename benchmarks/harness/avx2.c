@@ -39,12 +39,23 @@ static void mask(uint32_t leaf, uint32_t subleaf, uint32_t r[4]) {
     }
 }
 
+/* What the program itself does at a fault: compilers and interpreters print where they were. */
+static struct sigaction theirs = {.sa_handler = SIG_DFL};
+
+static int (*next_sigaction(void))(int, const struct sigaction *, struct sigaction *) {
+    return dlsym(RTLD_NEXT, "sigaction");
+}
+
 static void answer(int signal_number, siginfo_t *info, void *context) {
-    (void)info;
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
     const uint8_t *code = (const uint8_t *)registers[REG_RIP];
     if (code == NULL || code[0] != 0x0f || code[1] != 0xa2) { /* not CPUID: as without us */
-        signal(signal_number, SIG_DFL);
+        if (theirs.sa_handler == SIG_DFL || theirs.sa_handler == SIG_IGN)
+            next_sigaction()(signal_number, &theirs, NULL); /* it faults once more */
+        else if (theirs.sa_flags & SA_SIGINFO)
+            theirs.sa_sigaction(signal_number, info, context);
+        else
+            theirs.sa_handler(signal_number);
         return;
     }
     uint32_t leaf = (uint32_t)registers[REG_RAX], subleaf = (uint32_t)registers[REG_RCX], r[4];
@@ -61,10 +72,26 @@ static void answer(int signal_number, siginfo_t *info, void *context) {
 
 __attribute__((constructor(101))) static void hide(void) {
     struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    if (sigaction(SIGSEGV, &action, NULL) || syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0)) {
+    if (next_sigaction()(SIGSEGV, &action, NULL) || syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0)) {
         perror("avx2.c: CPUID cannot be made to fault");
         _exit(2);
     }
+}
+
+int sigaction(int number, const struct sigaction *given, struct sigaction *before) {
+    if (number != SIGSEGV)
+        return next_sigaction()(number, given, before);
+    struct sigaction kept = theirs;
+    if (given)
+        theirs = *given;
+    if (before)
+        *before = kept;
+    return 0;
+}
+
+sighandler_t signal(int number, sighandler_t handler) {
+    struct sigaction given = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+    return sigaction(number, &given, &before) ? SIG_ERR : before.sa_handler;
 }
 
 static const char *instead(const char *path) {

@@ -17,7 +17,8 @@ import subprocess, sys, threading, torch
 from dynamo_backends.runtime.processor import processor_class, processor_name
 print(torch.backends.cpu.get_cpu_capability(), processor_class(), "|", processor_name())
 other = "import torch; print(torch.cpu._is_avx2_supported(), torch.cpu._is_avx512_supported())"
-threading.Thread(target=lambda: subprocess.run([sys.executable, "-c", other])).start()
+ask = [sys.executable, "-c", other], ["gcc", "-march=native", "-dM", "-E", "-xc", "/dev/null"]
+threading.Thread(target=lambda: [subprocess.run(command) for command in ask]).start()
 """
 
 
@@ -47,7 +48,9 @@ def test_libraries_threads_and_child_processes_see_avx2(
     child = tmp_path / "child.py"
     child.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{CHILD}")
     assert program.main([str(child)]) == 0
-    first, second = capfd.readouterr().out.splitlines()
+    first, second, *compiler = capfd.readouterr().out.splitlines()
     assert first.startswith("AVX2 x86_64 avx2 | ")
     assert first.endswith("limited to AVX2")
     assert second == "True False"
+    assert "#define __AVX2__ 1" in compiler
+    assert "#define __AVX512F__ 1" not in compiler

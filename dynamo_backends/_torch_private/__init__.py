@@ -91,6 +91,7 @@ from dynamo_backends._torch_private.inductor import (
     import_inductor,
     inductor_decompositions,
     load_cpp,
+    mode_for_inductor,
     prepacked_convolution,
     tell_inductor_of_images,
 )

@@ -10,6 +10,7 @@
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
+| `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
 | `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11+ |
@@ -20,10 +21,12 @@
 
 import functools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -100,6 +103,16 @@ def compile_step_with_inductor(
     return (lambda args: compiled(args)), list(strides or ())
 
 
+def mode_for_inductor() -> FakeTensorMode:
+    """For fake inputs of a graph with static shapes.
+
+    It has a record of sizes, without which Inductor does not keep graphs on disk.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
 def compile_frozen_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
@@ -115,12 +128,54 @@ def compile_frozen_with_inductor(
     from torch._inductor import config
 
     find_vectors()
-    mode = mode_of(inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = mode_of(inputs) or mode_for_inductor()
     if any(settings.get(name, getattr(config, name)) for name in _PACK):
         name = "post_grad_custom_post_pass"
         settings = {**settings, name: _followed_by(getattr(config, name), _own_storage)}
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    with torch.no_grad(), tracing(TracingContext(mode)), _packed_weights_in_cache():
         return _inductor.compile(module, list(inputs), options=settings)
+
+
+_patching = threading.RLock()
+
+
+@contextmanager
+def _packed_weights_in_cache() -> Iterator[None]:
+    """Inside, Inductor keeps graphs on disk also if frozen weights are in layouts of oneDNN.
+
+    Other frozen weights are part of a key by their metadata alone, and are taken from the graph
+    that is compiled when a kept one is loaded. Those of oneDNN are refused, as they cannot be
+    pickled; by their sizes and dtype they can: the code that Inductor makes hands them to oneDNN.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.freezing_utils import is_frozen_param
+
+    pickler = codecache.FxGraphCachePickler
+    validator = getattr(codecache, "CacheabilityValidator", None)
+    if validator is None or not hasattr(pickler, "_reduce_tensor"):
+        yield  # another version: such graphs are compiled in each process
+        return
+
+    def is_packed(tensor: Tensor) -> bool:
+        return tensor.is_mkldnn and is_frozen_param(tensor)
+
+    with _patching:
+        reduce, check = pickler._reduce_tensor, validator.check_tensor
+
+        def reduce_tensor(self: Any, tensor: Tensor) -> Any:
+            if is_packed(tensor):
+                return str, (f"oneDNN {tensor.dtype} {tuple(tensor.shape)}",)
+            return reduce(self, tensor)
+
+        def check_tensor(tensor: Tensor) -> None:
+            if not is_packed(tensor):
+                check(tensor)
+
+        with (
+            mock.patch.object(pickler, "_reduce_tensor", reduce_tensor),
+            mock.patch.object(validator, "check_tensor", staticmethod(check_tensor)),
+        ):
+            yield
 
 
 def compile_quantized_with_inductor(

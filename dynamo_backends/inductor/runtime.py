@@ -13,6 +13,7 @@ from dynamo_backends._torch_private import (
     FakeTensorMode,
     compile_frozen_with_inductor,
     disable_current_modes,
+    mode_for_inductor,
 )
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
@@ -77,7 +78,7 @@ class InductorExecutable(PreparedExecutable):
                 )
             else:
                 self._choose_kernels(module)
-                mode = FakeTensorMode(allow_non_fake_inputs=True)
+                mode = mode_for_inductor()
                 inputs = [_fake(p.meta["val"], mode) for p in places]
                 run = compile_frozen_with_inductor(module, inputs, settings)
             return keeping(peak_bytes(module.graph), run, self._reserve)

@@ -1,0 +1,46 @@
+"""Graphs with packed weights are kept on disk by Inductor, and take those of the model at hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tests.inductor.checking import EXACT, check
+
+NAMES = ("hit", "miss", "bypass")
+
+
+def network(seed: int) -> nn.Module:
+    """A convolution and a linear layer, for both of which oneDNN packs weights."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 49, 64)
+    )
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_same_graph_with_other_weights_is_loaded_and_right():
+    x = torch.randn(4, 16, 16, 16)
+    found = []
+    for seed in (0, 1):
+        torch._dynamo.reset()
+        counters.clear()
+        check(network(seed), x, EXACT)
+        found.append({name: counters["inductor"][f"fxgraph_cache_{name}"] for name in NAMES})
+    assert found == [{"hit": 0, "miss": 1, "bypass": 0}, {"hit": 1, "miss": 0, "bypass": 0}]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_other_sizes_of_packed_weights_are_another_graph():
+    counters.clear()
+    for features in (64, 48):
+        torch._dynamo.reset()
+        check(nn.Linear(32, features), torch.randn(8, 32), EXACT)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0

@@ -98,14 +98,14 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
         try:
             content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
             program = importlib.import_module(_PROGRAMS[content["kind"]])
-        except (OSError, KeyError) as error:
+            facts = content.get("context") or content["environment"]
+            said = conditions(facts, content["command"])
+        except (OSError, ValueError, KeyError) as error:
             known = ", ".join(_PROGRAMS)
             raise PageError(
                 f"{page.name} asks for docs/measured/{name}.json, which has to be results of a "
                 f"benchmark with a table for pages ({known}): {type(error).__name__}: {error}"
             ) from error
-        facts = content.get("context") or content["environment"]
-        said = conditions(facts, content["command"])
         parts = [_as_markdown(part) for part in program.published(content)]
         return f"{begin}\n{said}\n\n{''.join(parts)}\n{end}"
 

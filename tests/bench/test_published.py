@@ -1,5 +1,6 @@
 """Figures on pages are those of the results in the repository."""
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -89,3 +90,30 @@ def test_a_browser_shows_a_chart(run: Run, tmp_path: Path):
     page = f"<!doctype html><html><head><title></title></head><body>{chart(run)}</body></html>"
     said = opened(page, tmp_path)
     assert (said["console"], said["flat"]) == ([], 0)
+
+
+def test_a_page_takes_the_table_of_a_single_benchmark(
+    root: Path, capsys: pytest.CaptureFixture[str]
+):
+    tool, folder, page = (
+        load("tools/results.py"),
+        root / "docs" / "measured",
+        root / "docs/other.md",
+    )
+    page.write_text("<!-- measured: steps -->\n<!-- until here -->\n")
+    assert tool.main([], root) == 1
+    assert "other.md asks for docs/measured/steps.json" in capsys.readouterr().err
+    speedups = {"eager": [1, 1, 1], "compile_step openxla": [1.5, 1.4, 1.625]}
+    times = {"eager": 30, "compile_step openxla": 20}
+    row = {"name": "lstm", "milliseconds": times, "speedups": speedups, "gflop": 1, "peak": 100}
+    facts = {"date": "2026-11-27", "processor": "a processor", "torch_threads": 2, "python": "3.11"}
+    content = {"context": {**facts, "backends": ["openxla"], "precision": "float32"}}
+    content |= {"kind": "training steps", "command": "python x.py", "results": {"lstm": row}}
+    folder.mkdir()
+    (folder / "steps.json").write_text(json.dumps(content))
+    assert tool.main([], root) == 0
+    lines = page.read_text().splitlines()
+    assert lines[2].startswith("Measured on 2026-11-27 by `python x.py` on a processor, 2 torch")
+    assert lines[6] == "| lstm | 30.0 | failed | 20.0 1.50 [1.40, 1.62] | 3.00 |"
+    assert lines[8] == "- compile_step openxla over eager: geometric mean 1.50, lowest 1.50."
+    assert tool.main(["--check"], root) == 0

@@ -86,7 +86,9 @@ def test_json_round_trips_with_its_environment(tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     assert content["kind"] == "inference"
     assert content["settings"] == {"batch": 4}
-    assert content["environment"] == environment()
+    assert content["environment"].items() > environment().items()
+    assert len(content["environment"].pop("date")) == len("2026-11-27")
+    assert content["command"].startswith("python ")
     (record,) = content["results"]
     assert record["ratio"] == 2
     assert record["ms"] == pytest.approx(1)

@@ -98,7 +98,10 @@ def _legend(outcomes: Sequence[Outcome]) -> str:
 def _section(title: str, outcomes: Sequence[Outcome]) -> list[str]:
     if not outcomes:
         return []
-    rows = [(f"`{o.check}`", _HEADS.get(o.status, o.status), _reasons(o)) for o in outcomes]
+    # A printed call with a list, "op[target=x](a)", would be a link.
+    told = [_reasons(o).replace("](", "]\\(") for o in outcomes]
+    heads = [(f"`{o.check}`", _HEADS.get(o.status, o.status)) for o in outcomes]
+    rows = [(*head, text) for head, text in zip(heads, told, strict=True)]
     return [title, table(("check", "", "what"), rows)]
 
 

@@ -38,6 +38,7 @@ from dynamo_backends.bench.published import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # whose programs write the tables
 END = "<!-- until here -->"
 _PLACE = re.compile(rf"^(<!-- results: (\S+) (\w+) -->\n)(.*?)^({END})$", re.S | re.M)
 _MEASURED = re.compile(rf"^(<!-- measured: (\S+) -->\n)(.*?)^({END})$", re.S | re.M)
@@ -56,7 +57,6 @@ class PageError(Exception):
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Writes pages and charts; returns 1 if something is old under --check, or is missing."""
-    sys.path.append(str(ROOT / "benchmarks"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--check", action="store_true", help="only say what is old")
     settings = parser.parse_args(arguments)

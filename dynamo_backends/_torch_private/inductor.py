@@ -9,6 +9,7 @@
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.11+ |
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
+| `torch.compiler.config.cache_key_tag`, `torch._inductor.cpu_vec_isa.pick_vec_isa` | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
 | `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
@@ -22,7 +23,7 @@
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -43,7 +44,7 @@ def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable
     """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
     from torch._inductor import standalone_compile
 
-    with torch.no_grad():
+    with torch.no_grad(), _for_this_processor():
         return standalone_compile(gm, list(inputs), dynamic_shapes="from_graph")
 
 
@@ -93,7 +94,7 @@ def compile_step_with_inductor(
     strides_changed = any(
         p.meta["val"].stride() != x.stride() for p, x in zip(places, inputs, strict=True)
     )
-    with torch.no_grad(), asserts, context[0], context[1], context[2]:
+    with torch.no_grad(), asserts, context[0], context[1], context[2], _for_this_processor():
         if strides_changed:
             view_to_reshape(gm)
             fake_tensor_prop(gm, list(inputs))
@@ -132,8 +133,24 @@ def compile_frozen_with_inductor(
     if any(settings.get(name, getattr(config, name)) for name in _PACK):
         name = "post_grad_custom_post_pass"
         settings = {**settings, name: _followed_by(getattr(config, name), _own_storage)}
-    with torch.no_grad(), tracing(TracingContext(mode)), _packed_weights_in_cache():
+    context = tracing(TracingContext(mode)), _for_this_processor(), _packed_weights_in_cache()
+    with torch.no_grad(), context[0], context[1], context[2]:
         return _inductor.compile(module, list(inputs), options=settings)
+
+
+def _for_this_processor() -> AbstractContextManager[Any]:
+    """Inside, graphs that Inductor keeps on disk are for processors with the same vectors.
+
+    Their loops are written for one width of vectors, which is no part of Inductor's key: compiled
+    on another processor that has the same folder, they compute something else.
+    """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    import torch.compiler.config
+
+    find_vectors()
+    config: Any = torch.compiler.config
+    tag, own = config.cache_key_tag, f"vectors {pick_vec_isa()}"
+    return config.patch(cache_key_tag=tag if tag.endswith(own) else f"{tag} {own}")
 
 
 _patching = threading.RLock()
@@ -194,7 +211,7 @@ def compile_quantized_with_inductor(
     settings = {"freezing": True}
     # A context of its own: in that of a capture, sizes of inputs would become symbols.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), tracing(TracingContext(mode)):
+    with torch.no_grad(), tracing(TracingContext(mode)), _for_this_processor():
         return _inductor.compile(module, list(inputs), options=settings)
 
 

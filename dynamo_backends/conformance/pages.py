@@ -98,16 +98,14 @@ def _legend(outcomes: Sequence[Outcome]) -> str:
 def _section(title: str, outcomes: Sequence[Outcome]) -> list[str]:
     if not outcomes:
         return []
-    # A printed call with a list, "op[target=x](a)", would be a link.
-    told = [_reasons(o).replace("](", "]\\(") for o in outcomes]
-    heads = [(f"`{o.check}`", _HEADS.get(o.status, o.status)) for o in outcomes]
-    rows = [(*head, text) for head, text in zip(heads, told, strict=True)]
+    rows = [(f"`{o.check}`", _HEADS.get(o.status, o.status), _reasons(o)) for o in outcomes]
     return [title, table(("check", "", "what"), rows)]
 
 
 def _reasons(outcome: Outcome) -> str:
     told = [*outcome.declared, *(reason for reason, _ in outcome.reasons.most_common(2))]
-    return "; ".join(dict.fromkeys(told))
+    # A printed call, such as "op[target=x](a)", would be a link.
+    return "; ".join(dict.fromkeys(told)).replace("](", "]\\(")
 
 
 def _slowest(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

@@ -44,3 +44,18 @@ def test_other_sizes_of_packed_weights_are_another_graph():
         torch._dynamo.reset()
         check(nn.Linear(32, features), torch.randn(8, 32), EXACT)
     assert counters["inductor"]["fxgraph_cache_hit"] == 0
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_graph_for_other_vectors_is_not_loaded(monkeypatch: pytest.MonkeyPatch):
+    """Its loops take so many elements at once as those have."""
+    from torch._inductor import cpu_vec_isa
+
+    counters.clear()
+    check(network(0), x := torch.randn(4, 16, 16, 16), EXACT)
+    torch._dynamo.reset()
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda *_: "others")
+    check(network(0), x, EXACT)
+    found = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in NAMES}
+    assert found == {"hit": 0, "miss": 2, "bypass": 0}
+    assert torch.compiler.config.cache_key_tag == ""

@@ -144,8 +144,8 @@ def _for_this_processor() -> AbstractContextManager[Any]:
     Their loops are written for one width of vectors, which is no part of Inductor's key: compiled
     on another processor that has the same folder, they compute something else.
     """
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
     import torch.compiler.config
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     find_vectors()
     config: Any = torch.compiler.config

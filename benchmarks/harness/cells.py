@@ -23,6 +23,7 @@ from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends
 from dynamo_backends.interface.report import record
+from harness.tf32 import RoundingToTf32
 
 Mode = Literal["inference", "training"]
 
@@ -199,8 +200,14 @@ class _Work:
         self._expected = self._allowed = detached(self.step(self.model)())
         if how.autocast:
             with torch.autocast(how.device, dtype=torch.bfloat16):
-                inexact = detached(self.step(self.model)())
-            self._allowed = pytree.tree_map(_as_precise, self._expected, inexact)
+                self._allow(self.step(self.model))
+        elif how.device == "cuda":
+            with RoundingToTf32():
+                self._allow(self.step(self.model))
+
+    def _allow(self, step: Step) -> None:
+        """Results may be as inexact as those of a step."""
+        self._allowed = pytree.tree_map(_as_precise, self._expected, detached(step()))
 
     def step(self, function: Callable[..., Any]) -> Step:
         """A call of the cell's kind without arguments; gives what is to be checked."""
@@ -258,7 +265,7 @@ def _backend(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_precise(expected: Any, inexact: Any) -> Any:
-    """A result under autocast in the dtype of the one without; what is no float, without."""
+    """An inexact result in the dtype of the exact one; what is no float stays exact."""
     floating = isinstance(expected, Tensor) and expected.is_floating_point()
     return inexact.to(expected.dtype) if floating else expected
 

@@ -48,6 +48,51 @@ def flash_attention_for_cpu(
     return _stored_like(result.to(query.dtype), query), log_sum
 
 
+def efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`aten._scaled_dot_product_efficient_attention`, of NVIDIA GPUs, in simpler operators.
+
+    Args:
+        query: As of `flash_attention_for_cpu`, as are the arguments that are not described here.
+        key: See there.
+        value: See there.
+        attn_bias: Added to the scores.
+        compute_log_sumexp: Whether gradients will be needed.
+        dropout_p: 0.
+        is_causal: See there.
+        scale: See there.
+
+    Returns:
+        The result, stored with the heads beside the last dimension; the logarithm of the sum of
+        each query's exponentials, for a multiple of 32 queries, or for none if it is not asked
+        for; and a seed and an offset, 0, since nothing is dropped.
+    """
+    found = flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_bias, scale=scale
+    )
+    if found is NotImplemented:
+        return NotImplemented
+    result, log_sum = found
+    if compute_log_sumexp:
+        log_sum = torch.nn.functional.pad(log_sum, (0, -query.shape[2] % _QUERIES))
+    else:
+        log_sum = log_sum.new_zeros(*log_sum.shape[:2], 0)
+    seed, offset = (log_sum.new_zeros((), dtype=torch.long) for _ in range(2))
+    return result.transpose(1, 2).contiguous().transpose(1, 2), log_sum, seed, offset
+
+
+_QUERIES = 32  # of efficient attention's sums, for which its backward pass reads them aligned
+
+
 def _stored_like(result: Tensor, query: Tensor) -> Tensor:
     strides = query.stride()
     order = sorted(range(4), key=lambda d: -strides[d])

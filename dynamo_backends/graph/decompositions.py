@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import OpOverload, all_decompositions, core_decompositions
 from dynamo_backends.graph.attention import (
+    efficient_attention,
     flash_attention_for_cpu,
     flash_attention_for_cpu_backward,
 )
@@ -50,6 +51,7 @@ _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
         flash_attention_for_cpu_backward
     ),
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: efficient_attention,
     torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
     torch.ops.aten.frac.default: frac,

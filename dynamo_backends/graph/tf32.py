@@ -6,9 +6,9 @@ default and for matrix products only when asked
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import fx
 
 aten = torch.ops.aten
 
@@ -66,8 +66,8 @@ def allowed_tf32() -> Tf32:
     )
 
 
-def may_be_tf32(node: fx.Node) -> bool:
-    """Whether a GPU may compute a call in TF32 now; which of its kernels do is their choice."""
-    if node.target in _CONVOLUTIONS:
+def may_be_tf32(op: Any) -> bool:
+    """Whether a GPU may compute an operator in TF32 now; which of its kernels do is their choice."""
+    if op in _CONVOLUTIONS:
         return allowed_tf32().convolutions
-    return node.target in _PRODUCTS and allowed_tf32().products
+    return op in _PRODUCTS and allowed_tf32().products

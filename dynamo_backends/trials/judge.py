@@ -166,7 +166,7 @@ class Expectation:
             tolerance = TOLERANCE.get(e.dtype)
             if tolerance is None or not e.numel():
                 continue
-            if e.device.type == "cuda" and may_be_tf32(self._graph.calls[0]):
+            if e.device.type == "cuda" and may_be_tf32(self._graph.calls[0].target):
                 tolerance = max(tolerance, 2 * ROUNDING)  # of either factor
             both_nan = e.isnan() & r.isnan()
             # Eager's own NaN where there is a number, such as gelu(inf), need not be copied.

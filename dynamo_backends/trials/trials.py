@@ -131,6 +131,8 @@ def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
 
 def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
     """A call on inputs of other sizes, stored as before; None if there is no such call."""
+    if not _holds_index(node, sizes):
+        return None
     graph, copies, mode = fx.Graph(), {}, FakeTensorMode()
     for source, shape in zip(node.all_input_nodes, sizes, strict=True):
         value = source.meta["val"]
@@ -154,10 +156,23 @@ def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _gives_alike(value: Any, other: Any) -> bool:
-    """Whether two calls give as many results, of as many dimensions: fewer rows split into less."""
+    """Whether two calls give as many results, of as many dimensions, empty where the other's are.
+
+    Fewer rows split into less, and a part of them may be none.
+    """
     if isinstance(value, Tensor) != isinstance(other, Tensor):
         return False
-    return [t.ndim for t in tensors(value)] == [t.ndim for t in tensors(other)]
+    kinds = ([(t.ndim, t.numel() == 0) for t in tensors(v)] for v in (value, other))
+    return next(kinds) == next(kinds)
+
+
+def _holds_index(node: fx.Node, sizes: Sizes) -> bool:
+    """Whether inputs have the row that a call takes: torch 2.11's fake tensors do not say."""
+    if node.target is not torch.ops.aten.select.int:
+        return True
+    args: Any = node.args
+    _, dim, index = args
+    return not isinstance(index, int) or -sizes[0][dim] <= index < sizes[0][dim]
 
 
 def _strides(value: Tensor, shape: Sequence[int]) -> list[int]:

@@ -84,7 +84,7 @@ class Noise:
 
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `replay.Call`."""
-        if may_be_tf32(node):
+        if may_be_tf32(node.target):
             args = tuple(self._rounded(a) for a in args)
         value = node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target in UNWRITTEN:

@@ -112,3 +112,40 @@ def test_attention_and_its_gradients_are_eagers(
     strides = [[x.stride() for x in (values[0], *values[2:])] for values in (found, expected)]
     assert strides[0] == strides[1]
     assert [g.dtype for g in found] == [g.dtype for g in expected]
+
+
+efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("queries", [5, 64])
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked"])
+def test_attention_of_gpus(gradients: bool, queries: int, kind: str):
+    """Its kernel is one for GPUs; what it is to compute is known on CPUs, too."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, rows, 3, 8, generator=generator).transpose(1, 2) for rows in (queries, 9, 9)
+    )
+    mask = torch.randn(2, 1, queries, 9, generator=generator) if kind == "masked" else None
+    causal = kind == "causal"
+
+    def results(rule: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+        return rule(*tensors, gradients, 0.0, causal)
+
+    found = results(every_rule()[efficient], query, key, value, mask)
+    kinds = results(
+        efficient, *(None if x is None else x.to("meta") for x in (query, key, value, mask))
+    )
+    for one, kind_of_one in zip(found, kinds, strict=True):
+        assert (one.shape, one.stride(), one.dtype) == (
+            kind_of_one.shape, kind_of_one.stride(), kind_of_one.dtype)  # fmt: skip
+    bias = None if mask is None else mask.expand(2, 3, queries, 9)
+    wanted, log_sum = attention(query, key, value, 0.0, causal, attn_mask=bias)
+    torch.testing.assert_close(found[0], wanted)
+    if gradients:
+        torch.testing.assert_close(found[1][..., :queries], log_sum)
+
+
+def test_attention_of_gpus_with_dropout_stays_whole():
+    x = torch.ones(1, 1, 2, 4)
+    assert every_rule()[efficient](x, x, x, None, False, 0.5) is NotImplemented

@@ -131,6 +131,17 @@ def test_what_splits_its_rows_is_tried_on_as_many(
     assert is_run(found)
 
 
+@pytest.mark.parametrize(("index", "rows"), [(0, 2), (1, 2), (-2, 2), (2, 3), (-3, 3)])
+def test_the_row_that_a_call_takes_is_there(index: int, rows: int) -> None:
+    node = fake_call(aten.select.int, meta(3, 512, 1024), 0, index)
+    assert shapes(smaller(node)) == [[rows, 512, 1024]]
+
+
+def test_a_part_of_rows_is_not_tried_as_none() -> None:
+    node = fake_call(aten.slice.Tensor, meta(600, 1024), 0, 100, 500)
+    assert smaller(node) is node
+
+
 def test_what_cannot_be_made_smaller_is_run_if_that_takes_no_gigabytes() -> None:
     node = fake_call(aten.view.default, meta(9, 1 << 20), [9 << 20])
     assert smaller(node) is node

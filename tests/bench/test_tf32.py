@@ -1,0 +1,45 @@
+"""What is compared with eager on GPUs: its results in TF32, where torch lets them be."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from harness.tf32 import RoundingToTf32, rounded_to_tf32
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_ten_bits_are_left_of_the_mantissa():
+    ulp = 2.0**-10
+    values = [1 + ulp, 1 + ulp / 2 + ulp / 8, 1 + ulp / 4, -1 - ulp, 0.0, float("inf"), 1e-30]
+    found = rounded_to_tf32(torch.tensor([*values, float("nan")]))
+    assert found[:6].tolist() == [1 + ulp, 1 + ulp, 1.0, -1 - ulp, 0.0, float("inf")]
+    assert found[6] == pytest.approx(1e-30, rel=2**-11)
+    assert found[7].isnan()
+    indices = torch.tensor([3])
+    assert rounded_to_tf32(indices) is indices
+
+
+def test_what_torch_allows_is_rounded(precision: None):
+    """By default convolutions are, and products are not."""
+    generator = torch.Generator().manual_seed(0)
+    image, kernel = (torch.randn(1, 4, 5, 5, generator=generator) for _ in range(2))
+    x, y = (torch.randn(8, 8, generator=generator) for _ in range(2))
+    torch.set_float32_matmul_precision("highest")
+    with RoundingToTf32():
+        convolution, product = F.conv2d(image, kernel), x @ y
+    rounded = F.conv2d(rounded_to_tf32(image), rounded_to_tf32(kernel))
+    assert torch.equal(convolution, rounded)
+    assert not torch.equal(convolution, F.conv2d(image, kernel))
+    assert torch.equal(product, x @ y)
+    torch.set_float32_matmul_precision("high")
+    with RoundingToTf32():
+        product = x @ y
+    assert torch.equal(product, rounded_to_tf32(x) @ rounded_to_tf32(y))

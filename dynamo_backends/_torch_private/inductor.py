@@ -14,6 +14,7 @@
 | `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
 | `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
+| `torch._inductor.cpu_vec_isa.VecISA.check_build`, `.build_arch_flags` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11+ |
 | `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11+ |
 | `torch.ops.mkldnn._convolution_pointwise` | 2.11+ |
@@ -21,6 +22,9 @@
 """
 
 import functools
+import os
+import shlex
+import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -304,7 +308,8 @@ def find_vectors() -> None:
     """Lets Inductor find the vectors of this processor where torch itself computes with them.
 
     It would compile a file for each kind of vectors, seconds each, to see whether torch's libraries
-    have functions for them. They have if torch's own kernels are for the largest kind.
+    have functions for them. They have if torch's own kernels are for the largest kind. Extensions
+    of these (VNNI, AMX) take no functions of torch's, and the compiler says whether it knows them.
     """
     from torch._inductor import config, cpu_vec_isa
 
@@ -312,8 +317,29 @@ def find_vectors() -> None:
     largest = level == "AVX512" or (level == "AVX2" and not torch.cpu._is_avx512_supported())
     if largest and config.cpp.vec_isa_ok is None:
         # It remembers what it found, and must not be asked by two threads at a time.
-        with _vectors, config.patch({"cpp.vec_isa_ok": True}):
+        checks = mock.patch.object(cpu_vec_isa.VecISA, "check_build", _compiler_takes)
+        with _vectors, config.patch({"cpp.vec_isa_ok": True}), checks:
             cpu_vec_isa.valid_vec_isa_list()
+
+
+def _compiler_takes(isa: Any, _code: str) -> bool:
+    """In the place of `VecISA.check_build`, which compiles a library that takes no function.
+
+    Its header alone takes a third of a second. A compiler that knows a flag knows what belongs to
+    it.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    return _knows_flags(get_cpp_compiler(), isa.build_arch_flags())
+
+
+@functools.cache
+def _knows_flags(compiler: str, flags: str) -> bool:
+    command = [*shlex.split(compiler), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def tell_inductor_of_images(operator: Any) -> None:

@@ -78,7 +78,15 @@ def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) ->
             for shape, strides, dtype in layouts
         ]
 
-    race = Race(dict(runs), inputs, sets=2, pauses=False, budget_s=_BUDGET_S, patience=_PATIENCE)
+    race = Race(
+        dict(runs),
+        inputs,
+        sets=2,
+        pauses=False,
+        budget_s=_BUDGET_S,
+        patience=_PATIENCE,
+        brief=True,
+    )
     return race.run(preferred)
 
 

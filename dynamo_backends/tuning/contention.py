@@ -19,15 +19,28 @@ from dynamo_backends.tuning.stopped_time import stopped_s
 _SPARE = 0.25
 """Processors that others may take before a machine counts as busy: the system's own work."""
 
-_HARMLESS_S = 0.025
-"""One preemption in so much time is the system's own work, which takes microseconds."""
+_IDLE = 0.05
+"""Others that take less of the processors cannot have disturbed what was measured meanwhile."""
+
+_IDLE_S = 0.15
+"""The system counts in hundredths of a second: so long it takes to see that others are idle."""
+
+_HARMLESS_S = 0.0125
+"""One preemption in so much time is the system's own work, which takes microseconds. An idle
+machine has 30 a second; one of whose two cores another process has, more than 100."""
 
 _MOST_PREEMPTED = 0.25
 _MOST_SCATTERED = 0.25
 
 
 class System:
-    """What the system counts. Each number grows from the start of the process or of the machine."""
+    """What the system counts. Each number grows from the start of the process or of the machine.
+
+    Attributes:
+        unsure_s: By how much a difference of what `busy_s` says may be too large.
+    """
+
+    unsure_s = 0.02  # a tick at both ends
 
     def wall_s(self) -> float:
         """Seconds that pass."""
@@ -70,18 +83,21 @@ class Contention:
         preempted: Which part of the samples was disturbed, 0 to 1.
         scattered: Interquartile range of the times that count, over their median, of the candidate
             for which it is largest.
+        idle: Others are known to have had no processor: who interrupted was the system itself.
     """
 
     of_others: float = 0.0
     free: int = 0
     preempted: float = 0.0
     scattered: float = 0.0
+    idle: bool = False
 
     @property
     def disturbed(self) -> bool:
         """Whether the outcome may be another one on a quiet machine."""
         busy = self.of_others > self.free + _SPARE
-        return busy or self.preempted > _MOST_PREEMPTED or self.scattered > _MOST_SCATTERED
+        interrupted = self.preempted > _MOST_PREEMPTED and not self.idle
+        return busy or interrupted or self.scattered > _MOST_SCATTERED
 
     def __str__(self) -> str:
         """In words."""
@@ -108,14 +124,26 @@ class Watch:
 
         Nor does anybody where this process was stopped meanwhile, for the sake of others.
         """
+        seconds = self._system.wall_s() - self._start[0]
+        others = self._of_others()
+        return max(0.0, others - self._system.unsure_s / seconds) if others else 0.0
+
+    def idle(self) -> bool:
+        """Whether others are known to have had no processor since."""
+        others = self._of_others()
+        long = self._system.wall_s() - self._start[0] >= _IDLE_S
+        return long and others is not None and -_IDLE < others < _IDLE
+
+    def _of_others(self) -> float | None:
+        """Processors, less than 0 where the system does not count all of this process."""
         wall, own, busy = self._start
         if self._system.stopped_s() > self._stopped_s:
-            return 0.0
+            return None
         now = self._system.busy_s()
         seconds = self._system.wall_s() - wall
         if busy is None or now is None or seconds <= 0:
-            return 0.0
-        return max(0.0, now - busy - (self._system.own_s() - own)) / seconds
+            return None
+        return (now - busy - (self._system.own_s() - own)) / seconds
 
 
 def is_harmless(preemptions: int, seconds: float) -> bool:

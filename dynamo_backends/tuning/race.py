@@ -6,7 +6,8 @@ cache that the user's calls would not find. A candidate leaves when it is signif
 the leader, and the race ends when all others have left or are equal to the leader within 1%.
 
 Samples in which another process took a processor do not count as long as there are others
-(`samples.py`); a disturbed race is longer, for the sake of these, and says that it was disturbed.
+(`samples.py`), unless the system says that nobody took any; a disturbed race is longer, for the
+sake of these, and says that it was disturbed.
 """
 
 import itertools
@@ -28,7 +29,7 @@ from dynamo_backends.tuning.contention import (
     is_harmless,
 )
 from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.samples import Samples
+from dynamo_backends.tuning.samples import ENOUGH, Samples
 from dynamo_backends.tuning.statistics import Ratio, Timing, scatter
 from dynamo_backends.tuning.stopped_time import running_s
 
@@ -44,6 +45,8 @@ HOPELESS = 2.0
 _WARMUP = 3  # calls, and more of them if they are short
 _WARMUP_S = 0.01
 _LEAST_ROUNDS = 7
+_APART_ROUNDS = 3
+_APART = 1.1
 _MOST_ROUNDS = 60
 _SHORT_S = 5e-4  # a sample of shorter calls consists of several
 _MOST_REPEATS = 50
@@ -89,6 +92,8 @@ class Race:
         least: Each sample consists of a multiple of so many calls. With the number of sets, each
             takes every set as often as the others.
         system: Counts what others do.
+        brief: Whether it ends as soon as no samples overlap: the order is known then, though not
+            the ratios.
         patience: So many budgets may pass where others disturb the race. With more than one a race
             without any undisturbed sample ends with the first, after less than enough rounds.
     """
@@ -105,6 +110,7 @@ class Race:
         least: int = 1,
         system: System | None = None,
         patience: float = 1,
+        brief: bool = False,
     ):
         self._runs = dict(runs)
         self._sets = [inputs() for _ in range(sets)]
@@ -114,10 +120,12 @@ class Race:
         self._shuffler = random.Random(seed)
         self._system = system or System()
         self._patience = patience
+        self._brief = brief
         self._samples = {name: Samples() for name in runs}
         self._failed: dict[str, str] = {}
         self._spent: dict[str, float] = dict.fromkeys(runs, 0.0)
         self._repeat = self._least = least
+        self._watch = Watch(self._system)
         self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
 
     def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> Measured:
@@ -128,7 +136,7 @@ class Race:
             on_round: Called after each round, to show progress.
         """
         start = running_s()
-        watch = Watch(self._system)
+        self._watch = Watch(self._system)
         warm, sure = self._warm_up()
         best = min(warm.values())
         passes = max(1, min(_MOST_REPEATS, int(_SHORT_S / max(best, 1e-7))) // self._least)
@@ -143,6 +151,8 @@ class Race:
             seconds = running_s() - start
             if self._is_lost(active) and seconds > self._budget_s:
                 break
+            if self._brief and self._is_apart(active):
+                break
             if number < _LEAST_ROUNDS or number % 2 == 0:
                 continue
             undecided, active = self._settle(active, baseline)
@@ -150,7 +160,7 @@ class Race:
                 break
             if not undecided and self._clear(active):
                 break
-        contention = self._contention(active, watch)
+        contention = self._contention(active)
         return self._measured(active, hopeless, warm[baseline], baseline, contention)
 
     def _warm_up(self) -> tuple[dict[str, float], set[str]]:
@@ -246,19 +256,34 @@ class Race:
 
     def _clear(self, active: Sequence[str]) -> bool:
         """Whether those who go on have enough samples that nobody disturbed."""
-        return all(self._samples[n].enough for n in active)
+        samples = [self._samples[n] for n in active]
+        if all(each.enough for each in samples) or (self._brief and self._is_apart(active)):
+            return True
+        return all(len(each.times) >= ENOUGH for each in samples) and self._watch.idle()
+
+    def _is_apart(self, active: Sequence[str]) -> bool:
+        """Whether the leader's slowest undisturbed sample is well below all those of the others."""
+        samples = {n: self._samples[n].undisturbed() for n in active}
+        if min(map(len, samples.values())) < _APART_ROUNDS:
+            return False
+        leader = min(samples, key=lambda n: min(samples[n]))
+        others = [t for n in samples if n != leader for t in samples[n]]
+        return not others or max(samples[leader]) * _APART < min(others)
 
     def _is_lost(self, active: Sequence[str]) -> bool:
         """Whether a race that waits for undisturbed samples has none: it will not be clear."""
-        return self._patience > 1 and not any(any(self._samples[n].quiet) for n in active)
+        if self._patience <= 1 or any(any(self._samples[n].quiet) for n in active):
+            return False
+        return not self._watch.idle()
 
-    def _contention(self, active: Sequence[str], watch: Watch) -> Contention:
+    def _contention(self, active: Sequence[str]) -> Contention:
         quiet = [each for samples in self._samples.values() for each in samples.quiet]
         return Contention(
-            watch.of_others(),
+            self._watch.of_others(),
             free_processors(),
             1 - sum(quiet) / len(quiet) if quiet else 0.0,
             max((scatter(self._samples[n].counted()) for n in active), default=0.0),
+            self._watch.idle(),
         )
 
     def _measured(

@@ -39,9 +39,10 @@ class Samples:
 
     def counted(self) -> list[float]:
         """Undisturbed samples; all of them if these are too few."""
-        return self._quiet() if self.enough else list(self.times)
+        return self.undisturbed() if self.enough else list(self.times)
 
-    def _quiet(self) -> list[float]:
+    def undisturbed(self) -> list[float]:
+        """Those that nobody disturbed."""
         return [t for t, quiet in zip(self.times, self.quiet, strict=True) if quiet]
 
     def over(self, other: "Samples", least: int) -> Ratio:
@@ -54,7 +55,7 @@ class Samples:
         both = [(a, b) for a, b, *quiet in rounds if all(quiet)]
         if len(both) < least and len(both) < len(rounds):
             if self.enough and other.enough:
-                return separate_speedup(self._quiet(), other._quiet(), _RESAMPLES)
+                return separate_speedup(self.undisturbed(), other.undisturbed(), _RESAMPLES)
             both = [(a, b) for a, b, *_ in rounds]
         first, second = zip(*both, strict=True)
         return speedup(first, second, _RESAMPLES)

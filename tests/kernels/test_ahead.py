@@ -132,6 +132,25 @@ def test_a_function_runs_once_whichever_threads_call_it():
     assert calls == [3, 3]
 
 
+def test_a_compiler_is_asked_whether_it_knows_the_instructions(monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor import cpu_vec_isa
+
+    from dynamo_backends._torch_private import inductor
+
+    asked: list[str] = []
+
+    def check(flags: str) -> bool:
+        monkeypatch.setattr(cpu_vec_isa.VecISA, "build_arch_flags", lambda self: flags)
+        asked.append(flags)
+        return inductor._compiler_takes(cpu_vec_isa.VecISA(), "")
+
+    assert check("-O2 -Wall")
+    assert not check("-mno-such-instructions")
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "no-compiler-here")
+    assert not check("-O2")
+    assert len(asked) == 3
+
+
 def test_vectors_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch):
     from torch._inductor import config, cpu_vec_isa
 

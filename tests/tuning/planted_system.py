@@ -13,6 +13,8 @@ class PlantedSystem(System):
         left: How often threads had to leave a processor.
     """
 
+    unsure_s = 0.0
+
     def __init__(self) -> None:
         self.wall = self.own = 0.0
         self.others: float | None = 0.0

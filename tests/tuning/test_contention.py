@@ -17,14 +17,26 @@ Sample = Callable[[int], tuple[float, bool]]
 
 
 def race(
-    monkeypatch: pytest.MonkeyPatch, others: float = 0.0, patience: float = 1, **candidates: Sample
+    monkeypatch: pytest.MonkeyPatch,
+    others: float = 0.0,
+    patience: float = 1,
+    brief: bool = False,
+    **candidates: Sample,
 ) -> Measured:
     """A race on a planted machine, on which others have processors all the time."""
     system = PlantedSystem()
     counts = {name: itertools.count() for name in candidates}
     runs: dict[str, Any] = {name: lambda args, name=name: name for name in candidates}
     budget_s = 60.0 if patience == 1 else 0.0
-    made = Race(runs, lambda: [], pauses=False, system=system, budget_s=budget_s, patience=patience)
+    made = Race(
+        runs,
+        lambda: [],
+        pauses=False,
+        system=system,
+        budget_s=budget_s,
+        patience=patience,
+        brief=brief,
+    )
 
     def sample(run: Any, repeat: int) -> float:
         name = run([])
@@ -74,6 +86,58 @@ def test_a_race_without_undisturbed_samples_is_not_clear(monkeypatch: pytest.Mon
     assert set(measured.order) == {"usual", "other"}
 
 
+def test_interruptions_while_nobody_computes_are_the_systems_own(monkeypatch: pytest.MonkeyPatch):
+    """Calls of tens of milliseconds are hardly ever without one."""
+
+    def always(seconds: float) -> Sample:
+        return lambda number: (seconds, True)
+
+    measured = race(monkeypatch, 0.0, 3, usual=always(0.03), other=always(0.02))
+    assert measured.clear
+    assert measured.contention.preempted == 1.0
+    assert not measured.contention.disturbed
+    assert len(measured.timings["other"].samples) >= 7
+    assert measured.order == ("other", "usual")
+
+
+def test_a_brief_race_ends_when_samples_do_not_overlap(monkeypatch: pytest.MonkeyPatch):
+    def near(number: int) -> tuple[float, bool]:
+        return 0.0021 + 0.0001 * (number % 2), False
+
+    measured = race(monkeypatch, brief=True, usual=steady(0.0025), other=steady(0.002))
+    assert len(measured.timings["other"].samples) == 3
+    assert measured.clear
+    assert measured.order == ("other", "usual")
+    measured = race(monkeypatch, brief=True, usual=near, other=steady(0.002))
+    assert len(measured.timings["other"].samples) >= 7
+    measured = race(monkeypatch, 1.0, brief=True, usual=hogged(0.0025, 4), other=steady(0.002))
+    assert len(measured.timings["other"].samples) >= 7, "interrupted samples do not count"
+
+
+def test_ticks_of_a_short_race_are_no_load():
+    """The system counts in hundredths of a second."""
+    system = PlantedSystem()
+    system.unsure_s = 0.02
+    watch = Watch(system)
+    system.passes(0.04, 0.5)
+    assert watch.of_others() == 0.0
+    system.passes(0.36, 0.5)
+    assert watch.of_others() == pytest.approx(0.45)
+
+
+def test_a_system_that_does_not_count_all_of_this_process_says_nothing():
+    system = PlantedSystem()
+    watch = Watch(system)
+    system.passes(0.1)
+    assert not watch.idle(), "it has not been seen for long enough"
+    system.passes(0.1)
+    assert watch.idle()
+    system.own += 0.1
+    system.others -= 0.1
+    assert watch.of_others() == 0.0
+    assert not watch.idle()
+
+
 def test_a_lost_race_ends_early(monkeypatch: pytest.MonkeyPatch):
     def never(number: int) -> tuple[float, bool]:
         return 0.002, True
@@ -89,7 +153,7 @@ def test_a_hopeless_candidate_was_seen_undisturbed(monkeypatch: pytest.MonkeyPat
     def late(number: int) -> tuple[float, bool]:
         return (0.02, True) if number < 20 else (0.001, False)
 
-    measured = race(monkeypatch, usual=steady(0.002), other=late, slow=steady(0.02))
+    measured = race(monkeypatch, 0.2, usual=steady(0.002), other=late, slow=steady(0.02))
     assert measured.order[0] == "other", "it was interrupted in all of the first calls"
     assert len(measured.timings["slow"].samples) == 1, "it was not, and left"
 

@@ -83,7 +83,8 @@ class Contention:
         preempted: Which part of the samples was disturbed, 0 to 1.
         scattered: Interquartile range of the times that count, over their median, of the candidate
             for which it is largest.
-        idle: Others are known to have had no processor: who interrupted was the system itself.
+        idle: Others are known to have had no processor: who interrupted was the system itself, and
+            times differ as they do on this machine when it is quiet.
     """
 
     of_others: float = 0.0
@@ -96,8 +97,8 @@ class Contention:
     def disturbed(self) -> bool:
         """Whether the outcome may be another one on a quiet machine."""
         busy = self.of_others > self.free + _SPARE
-        interrupted = self.preempted > _MOST_PREEMPTED and not self.idle
-        return busy or interrupted or self.scattered > _MOST_SCATTERED
+        uneven = self.preempted > _MOST_PREEMPTED or self.scattered > _MOST_SCATTERED
+        return busy or (uneven and not self.idle)
 
     def __str__(self) -> str:
         """In words."""

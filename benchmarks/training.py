@@ -30,7 +30,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 import dynamo_backends
 import harness
@@ -100,9 +99,8 @@ class Row:
         speedups: Over eager, with the ends of its 95% interval, by column.
         errors: Why a column has no time.
         losses: After the warm-up, by column: they must agree.
-        gflop: Floating-point operations of matrix products and convolutions in a step, in 1e9,
-            as torch.utils.flop_counter counts those of eager.
-        peak: How many GFLOP/s the processor reached just after, see `harness.peak_gflops`.
+        gflop: See `harness.Products`; of a step.
+        peak: See there.
     """
 
     name: str
@@ -128,10 +126,10 @@ class Row:
 
     @property
     def limit(self) -> float | None:
-        """How much faster than eager a step is that does nothing but products, at the peak."""
-        if not self.gflop or EAGER not in self.milliseconds:
+        """See `harness.Products.limit`."""
+        if EAGER not in self.milliseconds:
             return None
-        return self.milliseconds[EAGER] / (self.gflop / self.peak * 1e3)
+        return harness.Products(self.gflop, self.peak).limit(self.milliseconds[EAGER])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,10 +209,8 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
         row.milliseconds[name] = timing.median * 1e3
         ratio = timing.speedup
         row.speedups[name] = [ratio.value, ratio.low, ratio.high]
-    with FlopCounterMode(display=False) as counter:
-        steps[EAGER]()
-    row.peak = harness.peak_gflops()
-    row.gflop = counter.get_total_flops() / 1e9
+    products = harness.products_of(steps[EAGER])
+    row.gflop, row.peak = products.gflop, products.peak
     return row
 
 

@@ -10,6 +10,7 @@ The backends and eager are timed interleaved; a ratio is eager's median over the
 import argparse
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import harness
+from dynamo_backends.bench.suites.case import call
 
 OPTIONS = {"openxla": {"cache": False}}
 """Compile times are those of compiling, not of loading what an earlier run left on disk."""
@@ -37,13 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.inductor and "inductor" not in backends:
         backends.append("inductor")
     console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")
-    results = measure(cases, backends, settings, console)
+    results, products = measure(cases, backends, settings, console)
     title = f"{settings.suite} models, batch {settings.batch}, {settings.device}, inference"
     console.print(harness.results_table(title, results))
     print_summary(results, console)
     if settings.json:
         records = [harness.as_record(result) for result in results]
-        harness.save_json(settings.json, "inference", records, settings=vars(settings))
+        work = {name: asdict(each) for name, each in products.items()}
+        harness.save_json(
+            settings.json, "inference", records, settings=vars(settings), products=work
+        )
     return 0 if all(result.passed for result in results) else 1
 
 
@@ -52,11 +57,12 @@ def measure(
     backends: Sequence[str],
     settings: argparse.Namespace,
     console: Console,
-) -> list[harness.Result]:
-    """Measures each model; drops each before the next is made."""
+) -> tuple[list[harness.Result], dict[str, harness.Products]]:
+    """Measures each model, and on a CPU what it multiplies; drops each before the next is made."""
     steps = len(cases) * (len(backends) + settings.rounds)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     results: list[harness.Result] = []
+    products: dict[str, harness.Products] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=steps)
         for i, case in enumerate(cases):
@@ -78,9 +84,18 @@ def measure(
             results += [result.without_model() for result in measured]
             progress.update(task, completed=(i + 1) * (len(backends) + settings.rounds))
             del measured
+            if settings.device == "cpu":
+                products[case.name] = products_of(case)
             torch.compiler.reset()
             gc.collect()
-    return results
+    return results, products
+
+
+def products_of(case: harness.ModelCase) -> harness.Products:
+    """What a model multiplies in a call."""
+    model, inputs = case.make().eval(), case.inputs()
+    with torch.no_grad():
+        return harness.products_of(lambda: call(model, inputs))
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
@@ -89,17 +104,23 @@ def published(content: Mapping[str, Any]) -> list[Table | str]:
     for record in content["results"]:
         rows.setdefault(record["model"], {})[record["backend"]] = record
     backends = list(dict.fromkeys(record["backend"] for record in content["results"]))
-    found = Table("model", "eager ms", *(f"`{name}`" for name in backends))
+    work = {name: harness.Products(**each) for name, each in content.get("products", {}).items()}
+    more = ["limit"] if work else []
+    found = Table("model", "eager ms", *(f"`{name}`" for name in backends), *more)
     for model, of in rows.items():
         eager = next((r["eager_ms"] for r in of.values() if r["eager_ms"]), None)
+        limit = work[model].limit(eager) if eager and model in work else None
         found.add_row(
-            model, f"{eager:.1f}" if eager else "-", *(_speedup(of.get(n)) for n in backends)
+            model,
+            f"{eager:.1f}" if eager else "-",
+            *(_speedup(of.get(n)) for n in backends),
+            *(["-" if limit is None else f"{limit:.2f}"] if work else []),
         )
     means = []
     for name in backends:
         ratios = [of[name]["ratio"] for of in rows.values() if of.get(name, {}).get("passed")]
         means.append(f"{harness.geometric_mean(ratios):.2f}" if ratios else "-")
-    found.add_row("geometric mean", "", *means)
+    found.add_row("geometric mean", "", *means, *([""] if work else []))
     return [found]
 
 

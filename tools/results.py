@@ -47,6 +47,7 @@ _PROGRAMS = {
     "compilations": "compile_time",
     "busy_machine": "busy_machine",
     "inference": "xla_inference",
+    "products": "xla_products",
 }
 """Who writes the table of which kind of results: modules of benchmarks/."""
 

@@ -14,7 +14,7 @@ from harness.arguments import (
     named_models,
     process_arguments,
 )
-from harness.peak import peak_gflops
+from harness.peak import Products, products_of
 from harness.processes import ChildError, hand_back, run_child
 from harness.report import (
     announce,
@@ -42,6 +42,7 @@ __all__ = [
     "ChildError",
     "Compiled",
     "ModelCase",
+    "Products",
     "Ratio",
     "Result",
     "Timing",
@@ -70,9 +71,9 @@ __all__ = [
     "measure_case",
     "model_arguments",
     "named_models",
-    "peak_gflops",
     "peak_rss_bytes",
     "process_arguments",
+    "products_of",
     "reset_peak_rss",
     "results_table",
     "rss_bytes",

@@ -3,11 +3,42 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 _RUNS = 15
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a call multiplies, and how fast the processor can.
+
+    Attributes:
+        gflop: Floating-point operations of matrix products and convolutions in a call, in 1e9, as
+            torch.utils.flop_counter counts those of eager.
+        peak: How many GFLOP/s the processor reached just after, see `peak_gflops`.
+    """
+
+    gflop: float = 0.0
+    peak: float = 0.0
+
+    def limit(self, eager_ms: float) -> float | None:
+        """How much faster than eager a call is that does nothing but products, at the peak.
+
+        Args:
+            eager_ms: Milliseconds of a call in eager.
+        """
+        return eager_ms / (self.gflop / self.peak * 1e3) if self.gflop and self.peak else None
+
+
+def products_of(call: Callable[[], object]) -> Products:
+    """The products of a call of eager, which is run once."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return Products(counter.get_total_flops() / 1e9, peak_gflops())
 
 
 def peak_gflops() -> float:

@@ -83,6 +83,7 @@ from dynamo_backends._torch_private.graphs import (
     updated_owners,
 )
 from dynamo_backends._torch_private.inductor import (
+    compile_decomposed_with_inductor,
     compile_frozen_with_inductor,
     compile_quantized_with_inductor,
     compile_step_with_inductor,

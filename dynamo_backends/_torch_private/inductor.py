@@ -4,6 +4,7 @@
 |---|---|
 | `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.11+ |
 | `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.11+ |
+| `torch._inductor.compile_fx.fw_compiler_freezing`; what it reads of a `TracingContext` | 2.13.0 |
 | `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.11+ |
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.11+ |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.11+ |
@@ -22,6 +23,7 @@
 """
 
 import functools
+import itertools
 import os
 import shlex
 import subprocess
@@ -140,6 +142,96 @@ def compile_frozen_with_inductor(
     context = tracing(TracingContext(mode)), _for_this_processor(), _packed_weights_in_cache()
     with torch.no_grad(), context[0], context[1], context[2]:
         return _inductor.compile(module, list(inputs), options=settings)
+
+
+def compile_decomposed_with_inductor(
+    module: fx.GraphModule, inputs: Sequence[Tensor], settings: dict[str, Any]
+) -> Callable[..., Any]:
+    """As `compile_frozen_with_inductor`, without AOT Autograd, which would trace the graph again.
+
+    Args:
+        module: See there; decomposed as Inductor wants it, and no output is an input, a weight, or
+            a view of one. It is changed.
+        inputs: See there.
+        settings: See there; "freezing" is on.
+
+    Raises:
+        AttributeError: Inductor of this version cannot be called like this; the module is spoilt.
+        TypeError: Likewise.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import (
+        compile_fx_inner,
+        fake_tensor_prop,
+        fw_compiler_freezing,
+    )
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    find_vectors()
+    mode = mode_of(inputs) or mode_for_inductor()
+    weights = _lifted(module)
+    context = TracingContext(mode)
+    # What freezing asks of AOT Autograd: nothing is updated, and no output shares memory.
+    context.fw_metadata = _Metadata()  # type: ignore[assignment]
+    context.params_flat = list(weights)
+    context.params_flat_unwrap_subclasses = list(weights)
+    context.params_unwrapped_to_flat_index = list(range(len(weights)))
+    given = [mode.from_tensor(w, static_shapes=True) for w in weights] + list(inputs)
+    with (
+        torch.no_grad(),
+        enable_python_dispatcher(),
+        V.set_fake_mode(mode),
+        tracing(context),
+        _for_this_processor(),
+        _packed_weights_in_cache(),
+        config.patch(settings),
+    ):
+        fake_tensor_prop(module, given, True)
+        run = fw_compiler_freezing(
+            module,
+            given,
+            dynamo_model=module,
+            num_example_inputs=len(inputs),
+            inner_compile=compile_fx_inner,
+            cudagraphs=BoxedBool(False),
+            graph_id=next(_numbers),
+            forward_device=BoxedDeviceIndex(None),
+        )
+    frozen = [None] * len(weights)
+    return lambda *args: run([*frozen, *args])
+
+
+_numbers = itertools.count(1 << 30)  # torch counts its own graphs from 0
+
+
+class _Metadata:
+    """The parts of `ViewAndMutationMeta` that Inductor reads of a graph without updates."""
+
+    bw_donated_idxs = None
+
+    def __init__(self) -> None:
+        self.input_info: list[Any] = []
+        self.output_info: list[Any] = []
+        self.static_input_indices: list[int] = []
+
+
+def _lifted(module: fx.GraphModule) -> list[Tensor]:
+    """The constants of a module, whose graph gets placeholders for them, before all others."""
+    first = next(iter(module.graph.nodes))
+    constants = module.graph.find_nodes(op="get_attr")
+    values = [attrgetter(str(node.target))(module) for node in constants]
+    for node in constants:
+        with module.graph.inserting_before(first):
+            place = module.graph.placeholder(f"{node.name}_frozen")
+        place.meta = node.meta
+        node.replace_all_uses_with(place)
+        module.graph.erase_node(node)
+    module.recompile()
+    return values
 
 
 def _for_this_processor() -> AbstractContextManager[Any]:

@@ -5,15 +5,19 @@ of our own (`norms`), because Inductor's loops for them are slow. Of dropout onl
 so that it can be drawn before the step runs, where all other draws are made (see `aot.step.draws`).
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.call_tracing import CallTraces
+from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
+from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.kernels.image_operators import (
     CONVOLUTION_BACKWARD,
     POOLS,
@@ -22,6 +26,16 @@ from dynamo_backends.kernels.image_operators import (
 )
 
 aten = torch.ops.aten
+
+
+def decompose_for_inductor(graph: fx.Graph) -> None:
+    """Decomposes the calls of a graph for concrete shapes as Inductor wants it, in place."""
+    table, traces = private.inductor_decompositions(), CallTraces()
+    with torch.no_grad(), private.keep_unused_draws():
+        for node in list(graph.nodes):
+            if node.op == "call_function" and node.target in table:
+                with contextlib.suppress(LoweringError):  # rules that decline: Inductor lowers it
+                    decompose(node, table, traces)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

@@ -1,6 +1,7 @@
 """Graphs compiled by Inductor, with weights as constants."""
 
 import copy
+import logging
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,20 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import (
     FakeTensorMode,
+    compile_decomposed_with_inductor,
     compile_frozen_with_inductor,
     disable_current_modes,
     mode_for_inductor,
 )
+from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
+from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.kernels import ahead
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
@@ -29,6 +34,8 @@ from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.runtime.ranged import RangedCalls
+
+log = logging.getLogger("dynamo_backends")
 
 _lock = threading.RLock()  # Inductor is compiled with by one thread at a time
 
@@ -80,7 +87,7 @@ class InductorExecutable(PreparedExecutable):
                 self._choose_kernels(module)
                 mode = mode_for_inductor()
                 inputs = [_fake(p.meta["val"], mode) for p in places]
-                run = compile_frozen_with_inductor(module, inputs, settings)
+                run = _compile(module, inputs, settings)
             return keeping(peak_bytes(module.graph), run, self._reserve)
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
@@ -92,6 +99,23 @@ class InductorExecutable(PreparedExecutable):
         if use_winograd(module, self._reduced) or few:
             outputs = module.graph.output_node().all_input_nodes
             make_channels_last(module, range(len(outputs)))
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Run:
+    """Compiles a graph for concrete shapes; where that can be, without tracing it once more."""
+    if settings["freezing"] and not _shares_memory(module.graph):
+        decomposed = fx.GraphModule(module, copy_graph(module.graph))
+        try:
+            decompose_for_inductor(decomposed.graph)
+            return compile_decomposed_with_inductor(decomposed, inputs, settings)
+        except (AttributeError, TypeError) as error:  # private parts of another torch
+            log.info("Inductor traces the graph again: %s", brief_error(error))
+    return compile_frozen_with_inductor(module, inputs, settings)
+
+
+def _shares_memory(graph: fx.Graph) -> bool:
+    """Whether an output is an input, a constant or a view of one."""
+    return any(root(x).op != "call_function" for x in graph.output_node().all_input_nodes)
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:

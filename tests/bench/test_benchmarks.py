@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import harness
 from harness.cells import Row
@@ -13,6 +15,7 @@ from tests.bench.programs import ROOT, load
 
 PROGRAMS = (
     "xla_inference",
+    "xla_products",
     "call_overhead",
     "compile_time",
     "cache_start",
@@ -41,6 +44,36 @@ def test_program_loads_and_has_defaults(name: str) -> None:
 def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert load("benchmarks/xla_inference.py").main(["--models", "resnet8"]) == 2
     assert "Did you mean 'resnet18'?" in capsys.readouterr().out
+
+
+def test_a_limit_is_what_products_alone_would_take() -> None:
+    program = load("benchmarks/xla_inference.py")
+    record = {"model": "dense", "backend": "openxla", "passed": True, "eager_ms": 30.0,
+              "ratio": 1.2, "ratio_95": [1.1, 1.3]}  # fmt: skip
+    (table,) = program.published({"results": [record]})
+    assert [column.header for column in table.columns] == ["model", "eager ms", "`openxla`"]
+    content = {"results": [record], "products": {"dense": {"gflop": 4.0, "peak": 200.0}}}
+    (table,) = program.published(content)
+    assert [*table.columns[-1].cells] == ["1.50", ""]
+    assert harness.Products().limit(30.0) is None, "nothing is multiplied"
+
+
+def test_what_a_call_multiplies_is_counted() -> None:
+    left, right = torch.randn(10, 20), torch.randn(20, 30)
+    products = harness.products_of(lambda: (left @ right).exp())
+    assert products.gflop == pytest.approx(2 * 10 * 20 * 30 / 1e9)
+    assert products.peak > 0
+
+
+def test_products_are_shown_by_their_speed() -> None:
+    program = load("benchmarks/xla_products.py")
+    row = {"product": "square", "gflops": {"eager": 220.4, "openxla": 190.6}}
+    (table,) = program.published({"results": [row]})
+    assert [[*column.cells] for column in table.columns] == [["square"], ["220"], ["191"]]
+    function, shapes, operations = program.PRODUCTS["48 of 128 x 64 by 64 x 128"]
+    with FlopCounterMode(display=False) as counter:
+        function(*map(torch.randn, shapes))
+    assert counter.get_total_flops() == operations
 
 
 def test_budgets_are_measured_one_by_one_and_continued(

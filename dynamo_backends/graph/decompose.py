@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -109,6 +109,8 @@ def replace(
                 reason = f"its decomposition contains {inner.target}"
                 raise LoweringError(node.name, str(node.target), reason)
     _put(node, fx.map_arg(traced.output_node().args[0], copies.__getitem__))
+    # Parts of the decomposition that only compute results which nobody uses, and what they read.
+    _erase_unread(graph, copies.values())
 
 
 def _put(node: fx.Node, results: Any) -> None:
@@ -124,8 +126,19 @@ def _put(node: fx.Node, results: Any) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
-    # Parts of the decomposition that only compute results which nobody uses.
-    node.graph.eliminate_dead_code()
+
+
+def _erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Erases those of some calls, and of what they read, that nothing reads.
+
+    Looking through the whole graph would take longer than decomposing a call.
+    """
+    waiting = dict.fromkeys(nodes)
+    while waiting:
+        node, _ = waiting.popitem()
+        if node.op == "call_function" and not node.users and not node.is_impure():
+            waiting |= dict.fromkeys(node.all_input_nodes)
+            graph.erase_node(node)
 
 
 def _stand_in(made: Any, node: fx.Node) -> None:

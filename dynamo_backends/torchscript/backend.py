@@ -90,9 +90,14 @@ class TorchScript(Backend):
 def whole_operators() -> frozenset[OpOverload]:
     """Composite operators for which torch has kernels, except those that draw random numbers."""
     tag = torch.Tag.nondeterministic_seeded
-    # Attention has the tag, but its kernel for CPUs refuses to drop anything.
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    return frozenset(op for op in decompositions(()) if tag not in op.tags) | {attention}
+    # Attention has the tag. Its kernel for CPUs refuses to drop anything, and where that for GPUs
+    # does, no rule takes it apart.
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+    return frozenset(op for op in decompositions(()) if tag not in op.tags) | attention
 
 
 class TsTrace(TorchScript):

@@ -8,6 +8,7 @@ import torch
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import clamp, every_rule, frac, softmax_backward
+from dynamo_backends.torchscript.backend import whole_operators
 from dynamo_backends.verify import difference, widen
 
 backward = torch.ops.aten._softmax_backward_data.default
@@ -144,6 +145,10 @@ def test_attention_of_gpus(gradients: bool, queries: int, kind: str):
     torch.testing.assert_close(found[0], wanted)
     if gradients:
         torch.testing.assert_close(found[1][..., :queries], log_sum)
+
+
+def test_backends_that_call_torchs_kernels_keep_attention_whole():
+    assert {attention, efficient} <= whole_operators()
 
 
 def test_attention_of_gpus_with_dropout_stays_whole():

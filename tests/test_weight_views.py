@@ -55,7 +55,6 @@ def test_trained_weights(backend: str, only_with_full: Callable[[bool], None]):
     _ran(reports)
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_products_of_inductor_that_pack_constants():
     n = 64

@@ -131,17 +131,11 @@ def compile_frozen_with_inductor(
         settings: Of `torch._inductor.config`, in force for this compilation alone.
     """
     from torch import _inductor
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
+    from torch._guards import TracingContext
 
-    find_vectors()
     mode = mode_of(inputs) or mode_for_inductor()
-    if any(settings.get(name, getattr(config, name)) for name in _PACK):
-        name = "post_grad_custom_post_pass"
-        settings = {**settings, name: _followed_by(getattr(config, name), _own_storage)}
-    context = tracing(TracingContext(mode)), _for_this_processor(), _packed_weights_in_cache()
-    with torch.no_grad(), context[0], context[1], context[2]:
-        return _inductor.compile(module, list(inputs), options=settings)
+    with _freezing(TracingContext(mode)):
+        return _inductor.compile(module, list(inputs), options=_right_for_constants(settings))
 
 
 def compile_decomposed_with_inductor(
@@ -160,7 +154,7 @@ def compile_decomposed_with_inductor(
         TypeError: Likewise.
     """
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._guards import TracingContext, tracing
+    from torch._guards import TracingContext
     from torch._inductor import config
     from torch._inductor.compile_fx import (
         compile_fx_inner,
@@ -171,7 +165,6 @@ def compile_decomposed_with_inductor(
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    find_vectors()
     mode = mode_of(inputs) or mode_for_inductor()
     weights = _lifted(module)
     context = TracingContext(mode)
@@ -182,13 +175,10 @@ def compile_decomposed_with_inductor(
     context.params_unwrapped_to_flat_index = list(range(len(weights)))
     given = [mode.from_tensor(w, static_shapes=True) for w in weights] + list(inputs)
     with (
-        torch.no_grad(),
+        _freezing(context),
         enable_python_dispatcher(),
         V.set_fake_mode(mode),
-        tracing(context),
-        _for_this_processor(),
-        _packed_weights_in_cache(),
-        config.patch(settings),
+        config.patch(_right_for_constants(settings)),
     ):
         fake_tensor_prop(module, given, True)
         run = fw_compiler_freezing(
@@ -203,6 +193,29 @@ def compile_decomposed_with_inductor(
         )
     frozen = [None] * len(weights)
     return lambda *args: run([*frozen, *args])
+
+
+@contextmanager
+def _freezing(context: Any) -> Iterator[None]:
+    """Inside, Inductor freezes weights, and keeps what it compiles on disk.
+
+    Args:
+        context: The `TracingContext` of the compilation.
+    """
+    from torch._guards import tracing
+
+    with torch.no_grad(), tracing(context), _for_this_processor(), _packed_weights_in_cache():
+        yield
+
+
+def _right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the pass that templates need where they pack constants."""
+    from torch._inductor import config
+
+    if not any(settings.get(name, getattr(config, name)) for name in _PACK):
+        return settings
+    name = "post_grad_custom_post_pass"
+    return {**settings, name: _followed_by(getattr(config, name), _own_storage)}
 
 
 _numbers = itertools.count(1 << 30)  # torch counts its own graphs from 0

@@ -33,7 +33,8 @@ def decompose_for_inductor(graph: fx.Graph) -> None:
     table, traces = private.inductor_decompositions(), CallTraces()
     with torch.no_grad(), private.keep_unused_draws():
         for node in list(graph.nodes):
-            if node.op == "call_function" and node.target in table:
+            gone = node._erased  # with one that had read it
+            if node.op == "call_function" and node.target in table and not gone:
                 with contextlib.suppress(LoweringError):  # rules that decline: Inductor lowers it
                     decompose(node, table, traces)
 

@@ -12,7 +12,12 @@ from typing import Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 from dynamo_backends.tuning.priority import give_way
-from dynamo_backends.tuning.stopped_time import StoppedTime, is_stopped_by_parent, shareable
+from dynamo_backends.tuning.stopped_time import (
+    StoppedTime,
+    argument,
+    is_stopped_by_parent,
+    shareable,
+)
 from dynamo_backends.tuning.turns import turns
 
 _LEAST_WAIT_S = 0.01
@@ -140,9 +145,9 @@ class AnsweringProcess:
         return child
 
     def _launched(self, *descriptors: int) -> "subprocess.Popen[str]":
-        """The process, which is given descriptors as arguments."""
+        """The process, which follows the number behind a descriptor if one is given."""
         return subprocess.Popen(
-            [sys.executable, *self.command, *map(str, descriptors)],
+            [sys.executable, *self.command, *map(argument, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

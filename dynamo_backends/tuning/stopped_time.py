@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 _NUMBER = struct.Struct("d")
+_OPTION = "--stopped-time="
 
 
 class StoppedTime:
@@ -44,6 +45,11 @@ def shareable() -> Iterator[tuple[StoppedTime, int]]:
         yield StoppedTime(file.fileno()), file.fileno()
 
 
+def argument(descriptor: int) -> str:
+    """What `follow` finds among the arguments of the process that is started."""
+    return f"{_OPTION}{descriptor}"
+
+
 _own: StoppedTime | None = None
 
 
@@ -51,11 +57,12 @@ def follow(arguments: list[str]) -> None:
     """Has `running_s` leave out the seconds in which this process is stopped.
 
     Args:
-        arguments: Of this process; the last one is the descriptor. Without any nobody stops it.
+        arguments: Of this process. Without an `argument` among them nobody stops it.
     """
     global _own
-    if len(arguments) > 1 and sys.platform != "win32":
-        _own = StoppedTime(int(arguments[-1]))
+    for each in arguments:
+        if each.startswith(_OPTION) and sys.platform != "win32":
+            _own = StoppedTime(int(each.removeprefix(_OPTION)))
 
 
 def is_stopped_by_parent() -> bool:

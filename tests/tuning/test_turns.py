@@ -159,6 +159,14 @@ class Working(AnsweringProcess):
     niceness: ClassVar[int] = 1
 
 
+@pytest.mark.parametrize("niceness", [0, 1])
+def test_a_process_may_have_arguments_of_its_own(monkeypatch: pytest.MonkeyPatch, niceness: int):
+    monkeypatch.setattr(Working, "command", ("-c", CHILD, "--folder", "caches"))
+    monkeypatch.setattr(Working, "niceness", niceness)
+    with Working() as process:
+        assert process.ask({"seconds": 0.0}, 60)["took"] >= 0
+
+
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Turns:
     """Turns of this test, on a machine without room for both."""

@@ -12,18 +12,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from dynamo_backends.bench.accuracy import compare_outputs
 from dynamo_backends.bench.statistics import compare
 from dynamo_backends.bench.suites import Inputs, ModelCase, Scale, call, find_case
+from dynamo_backends.bench.tf32 import RoundingToTf32, as_precise
 from dynamo_backends.bench.work import DTYPES, cast, detached, loss, tolerance, without_dropout
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends
 from dynamo_backends.interface.report import record
-from harness.tf32 import RoundingToTf32
 
 Mode = Literal["inference", "training"]
 
@@ -207,7 +206,7 @@ class _Work:
 
     def _allow(self, step: Step) -> None:
         """Results may be as inexact as those of a step."""
-        self._allowed = pytree.tree_map(_as_precise, self._expected, detached(step()))
+        self._allowed = as_precise(self._expected, detached(step()))
 
     def step(self, function: Callable[..., Any]) -> Step:
         """A call of the cell's kind without arguments; gives what is to be checked."""
@@ -262,12 +261,6 @@ def _backend(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if name in list_backends():
         return {"backend": compiler(name, **options)}
     return {"backend": name, "options": dict(options) or None}
-
-
-def _as_precise(expected: Any, inexact: Any) -> Any:
-    """An inexact result in the dtype of the exact one; what is no float stays exact."""
-    floating = isinstance(expected, Tensor) and expected.is_floating_point()
-    return inexact.to(expected.dtype) if floating else expected
 
 
 def _note(reports: Sequence[Any]) -> str:

@@ -47,19 +47,20 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     tell(peak_eager=peak(how.device))
     expected = results(work.eager(), work.calls)
     again = results(work.eager(), work.calls)
-    allowed = tolerance(cell.dtype, cell.mode)
-    differing = compare_outputs(expected, again, expected, allowed)
+    limit = tolerance(cell.dtype, cell.mode)
+    differing = compare_outputs(expected, again, expected, limit)
     if not differing.passed:
         tell(status="eager_two_runs_differ", reason=differing.detail)
         return
     del again
     tell(stage="reference")
     precise, note = _precise(work, expected)
+    allowed = work.allowed(expected)
     tell(stage="compile", note=note)
     run = _compile(work, cell, how, tell, "compile_cold_s")
     tell(stage="compare")
     found = results(run, max(_CALLS, work.calls) - 1)
-    accuracy = compare_outputs(expected, found, precise, allowed)
+    accuracy = compare_outputs(expected, found, precise, limit, allowed)
     tell(max_rel=accuracy.max_rel)
     if not accuracy.passed:
         tell(status="fail_accuracy", reason=accuracy.detail)
@@ -67,7 +68,7 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     if how.accuracy:
         tell(stage="done")
         return
-    del expected, found, precise
+    del expected, found, precise, allowed
     gc.collect()
     tell(stage="rounds")
     _rounds(work, run, how, tell)

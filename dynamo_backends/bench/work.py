@@ -13,6 +13,7 @@ from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import Mode
 from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
+from dynamo_backends.bench.tf32 import RoundingToTf32, as_precise
 from dynamo_backends.interface.registry import list_backends
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -47,7 +48,7 @@ class Work:
     """
 
     def __init__(self, case: ModelCase, mode: Mode, dtype: torch.dtype, device: str = "cpu"):
-        self._mode, self._device = mode, device
+        self._mode, self._dtype, self._device = mode, dtype, device
         self._model = case.make().to(device, dtype)
         if mode != "inference":
             without_dropout(self._model.train())
@@ -70,6 +71,19 @@ class Work:
         model = copy.deepcopy(self._model).double()
         inputs = cast(self._inputs, self._device, torch.float64)
         return results(self._runner(model, None, inputs), self.calls)
+
+    def allowed(self, expected: Any) -> Any:
+        """What results may be as inexact as; None: as eager's.
+
+        On NVIDIA GPUs these are eager's with each product in TF32 that torch's settings let be.
+
+        Args:
+            expected: Eager's own results.
+        """
+        if self._device != "cuda" or self._dtype != torch.float32:
+            return None
+        with RoundingToTf32():
+            return as_precise(expected, results(self.eager(), self.calls))
 
     def _runner(
         self, model: nn.Module, backend: str | None, inputs: Inputs | None = None

@@ -33,7 +33,7 @@ _POINTWISE = frozenset(
 )
 _REDUCING = frozenset(
     f"reduce_{name}" for name in ("sum", "max", "min", "prod", "and", "or", "xor")
-) | {"argmax", "argmin"}
+) | {"argmax", "argmin", "reduce"}
 
 
 def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -155,7 +155,7 @@ def _of_one(
     if name == "transpose":
         return {k for k, d in enumerate(params["permutation"]) if d in known}
     if name == "squeeze" or name in _REDUCING:
-        gone = params["dimensions" if name == "squeeze" else "axes"]
+        gone = params["dimensions" if name in ("squeeze", "reduce") else "axes"]
         kept = [d for d in range(len(source)) if d not in gone]
         return {k for k, d in enumerate(kept) if d in known}
     if name == "reshape" and params.get("dimensions") is None:

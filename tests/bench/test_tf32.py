@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from harness.tf32 import RoundingToTf32, rounded_to_tf32
+from dynamo_backends.bench.suites.case import ModelCase
+from dynamo_backends.bench.tf32 import RoundingToTf32, rounded_to_tf32
+from dynamo_backends.bench.work import Work, results
 
 
 @pytest.fixture
@@ -43,3 +46,17 @@ def test_what_torch_allows_is_rounded(precision: None):
     with RoundingToTf32():
         product = x @ y
     assert torch.equal(product, rounded_to_tf32(x) @ rounded_to_tf32(y))
+
+
+def test_results_on_gpus_may_be_as_inexact_as_tf32(precision: None):
+    torch.set_float32_matmul_precision("high")
+    inputs = (torch.randn(3, 8, generator=torch.Generator().manual_seed(0)),)
+    case = ModelCase("linear", lambda: nn.Linear(8, 2), lambda: inputs, frozenset())
+    work = Work(case, "inference", torch.float32)
+    expected = results(work.eager(), work.calls)
+    assert work.allowed(expected) is None, "a CPU has no TF32"
+    work._device = "cuda"  # of what was made above nothing is moved
+    allowed = work.allowed(expected)
+    assert allowed.dtype == torch.float32
+    assert not torch.equal(allowed, expected)
+    torch.testing.assert_close(allowed, expected, rtol=1e-2, atol=1e-2)

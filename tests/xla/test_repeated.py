@@ -48,6 +48,10 @@ Operands = tuple[np.ndarray, np.ndarray]
 REPEATED: dict[str, tuple[Callable[..., Any], Operands]] = {
     "as it is": (lambda x, y: by(x, along_batch(y)), (X, Y)),
     "of a sum": (lambda x, y: by(x, along_batch(y.sum(1))), (X, ROWS)),
+    "of a maximum": (
+        lambda x, y: by(x, along_batch(lax.reduce(y, np.float32(-9), lax.max, (1,)))),
+        (X, ROWS),
+    ),
     "with numbers": (lambda x, y: by(x, jnp.tanh(along_batch(y)) * 2 + 1), (X, Y)),
     "merged": (lambda x, y: by(x, lax.reshape(along_batch(y), (6, 6, 5))), (FLAT, Y)),
     "split": (lambda x, y: by(x, lax.reshape(along_batch(y, (6,)), (2, 3, 6, 5))), (X, Y)),

@@ -1,10 +1,12 @@
 """Fused attention operators, as one softmax(QKᵀ·scale + mask)·V program that XLA fuses."""
 
 import math
+from operator import getitem
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from torch import fx
 
@@ -17,6 +19,12 @@ from dynamo_backends.xla.lowering.registry import by_name, lowers
 FEW = 16
 """On CPUs, so few queries to a head of keys share the products: XLA would copy the keys twice, once
 for each group of queries and once transposed. In these products it reads them where they are."""
+
+WIDE = 256
+"""On CPUs, more queries than these are computed in blocks."""
+
+_SMALL = 1 << 12
+"""On CPUs, XLA (jaxlib 0.10.2) computes what has fewer elements outside of YNNPACK."""
 
 
 def drops(node: fx.Node) -> str | None:
@@ -40,10 +48,12 @@ def scores_of(
     is_causal: bool,
     scale: float | None,
     by_key: bool = False,
+    first: int = 0,
 ) -> jax.Array:
     """QKᵀ·scale + mask of (B, H, L, E) and (B, H, S, E), in the accumulation dtype.
 
-    A row per query (B, H, L, S), or with `by_key` one per key (B, H, S, L).
+    A row per query (B, H, L, S), or with `by_key` one per key (B, H, S, L). The queries are those
+    from number `first` on.
     """
     dtype = accumulation_dtype(query.dtype)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -57,26 +67,34 @@ def scores_of(
     scores = contract(ctx, *((key, query) if by_key else (query, key)), dims)
     if not scales_query:
         scores = scores * dtype.type(scale)
-    return _masked(scores, mask, is_causal, by_key)
+    return _masked(ctx, scores, mask, is_causal, by_key, first)
 
 
 def _masked(
-    scores: jax.Array, mask: jax.Array | None, is_causal: bool, by_key: bool = False
+    ctx: Context,
+    scores: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    by_key: bool = False,
+    first: int = 0,
 ) -> jax.Array:
     """Scores (…, L, S), or with `by_key` (…, S, L), of what each query sees; -inf elsewhere."""
     visible = None
     if is_causal:
         length, size = scores.shape[-2:][::-1] if by_key else scores.shape[-2:]
-        visible = lax.iota(jnp.int32, length)[:, None] >= lax.iota(jnp.int32, size)
+        visible = first + lax.iota(jnp.int32, length)[:, None] >= lax.iota(jnp.int32, size)
     for condition in (visible, mask):
         if condition is None:
             continue
         if by_key:
             condition = _transposed(condition)
-        if condition.dtype == jnp.bool_:
-            scores = jnp.where(condition, scores, -jnp.inf)
-        else:
+        if condition.dtype != jnp.bool_:
             scores = scores + condition.astype(scores.dtype)
+        elif ctx.options.platform == "cpu":  # YNNPACK has no conditions
+            most = jnp.where(condition, jnp.inf, -jnp.inf).astype(scores.dtype)
+            scores = jnp.minimum(scores, most)
+        else:
+            scores = jnp.where(condition, scores, -jnp.inf)
     return scores
 
 
@@ -92,8 +110,8 @@ def _exponentials(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     sum is at least 1; in a row that sees nothing it is finite, and all exponentials are 0. That
     comes of the maximum's initial value: a condition would be asked again for each element.
     """
-    lowest = jnp.finfo(scores.dtype).min
-    shift = jnp.max(scores, -1, keepdims=True, initial=lowest)
+    lowest = np.array(jnp.finfo(scores.dtype).min, scores.dtype)
+    shift = lax.reduce(scores, lowest, lax.max, (scores.ndim - 1,))[..., None]
     weights = jnp.exp(scores - shift)
     return weights, jnp.sum(weights, -1, keepdims=True), shift
 
@@ -133,17 +151,61 @@ def attend(
         by_group = (query.shape[0], key.shape[1], rows, query.shape[3])
         scores = scores_of(ctx, query.reshape(by_group), key, None, False, scale, by_key=True)
         scores = jnp.swapaxes(scores, 2, 3).reshape(*query.shape[:3], key.shape[2])
-        scores = _masked(scores, mask, is_causal)
-    else:
-        key, value = repeat_heads(query, key), repeat_heads(query, value)
-        scores = scores_of(ctx, query, key, mask, is_causal, scale)
+        return _averages(ctx, _masked(ctx, scores, mask, is_causal), value)
+    key, value = repeat_heads(query, key), repeat_heads(query, value)
+    parts = []
+    for first, end in _blocks(ctx, query.shape[2], key.shape[2]):
+        seen = min(end, key.shape[2]) if is_causal and end < query.shape[2] else key.shape[2]
+        some = query[:, :, first:end], key[:, :, :seen]
+        part = None if mask is None else _part(mask, first, end, seen)
+        scores = scores_of(ctx, *some, part, is_causal, scale, first=first)
+        parts.append(_averages(ctx, scores, value[:, :, :seen]))
+    if len(parts) == 1:
+        return parts[0]
+    results, logsumexps = zip(*parts, strict=True)
+    return jnp.concatenate(results, 2), jnp.concatenate(logsumexps, 2)
+
+
+def _blocks(ctx: Context, length: int, size: int) -> list[tuple[int, int]]:
+    """Which queries are computed together: those from one number to before another.
+
+    On CPUs YNNPACK computes all of attention in one go, whose scores stay in caches. With more
+    than 256 queries it does so in one thread.
+    """
+    alone = ctx.options.platform != "cpu" or ctx.options.partitioned or _needs_logsumexp(ctx)
+    if alone or length <= WIDE or size <= WIDE:
+        return [(0, length)]
+    count = max(min(-(-length // (WIDE // 2)), 4), -(-length // WIDE))
+    step = -(-length // count)
+    return [(first, min(first + step, length)) for first in range(0, length, step)]
+
+
+def _needs_logsumexp(ctx: Context) -> bool:
+    """Whether it is read, as by backward graphs."""
+    return any(user.target is not getitem or user.args[1] == 1 for user in ctx.node.users)
+
+
+def _part(mask: jax.Array, first: int, end: int, seen: int) -> jax.Array:
+    """A mask broadcastable to (…, L, S) for some queries and the first keys."""
+    if mask.ndim > 1 and mask.shape[-2] > 1:
+        mask = mask[..., first:end, :]
+    return mask[..., :seen] if mask.ndim and mask.shape[-1] > 1 else mask
+
+
+def _averages(ctx: Context, scores: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The values' averages, weighted by a softmax of scores (B, H, L, S), and its log-sum-exp."""
     weights, total, shift = _exponentials(scores)
-    grouped = (*value.shape[:2], -1, key.shape[2])
+    grouped = (*value.shape[:2], -1, value.shape[2])
     dims = (((3,), (2,)), ((0, 1), (0, 1)))
     out = contract(ctx, weights.astype(value.dtype).reshape(grouped), value, dims)
-    out = out.reshape(*query.shape[:3], value.shape[3])
+    out = out.reshape(*scores.shape[:3], value.shape[3])
+    logsumexp = (jnp.log(total) + shift)[..., 0]
     # The result has fewer elements than the weights; dividing these takes a pass over all of them.
-    return out / jnp.maximum(total, 1), (jnp.log(total) + shift)[..., 0]
+    if ctx.options.platform == "cpu" and total.size < _SMALL:
+        # The same again, as the total is at least 1 where the result is not 0: but XLA would have
+        # its reciprocal computed by itself, for which it takes the two products apart.
+        total = jnp.maximum(total, jnp.minimum(out, 1))
+    return out / jnp.maximum(total, 1), logsumexp
 
 
 @lowers(

@@ -13,7 +13,8 @@
 | `torch.compiler.config.cache_key_tag`, `torch._inductor.cpu_vec_isa.pick_vec_isa` | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
 | `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
-| `torch._inductor.codecache.CppPythonBindingsCodeCache`: its flags and its header | 2.13.0 |
+| `torch._inductor.codecache.CppPythonBindingsCodeCache.cpp_compile_command_flags` | 2.13.0 |
+| `torch._inductor.config.cpp_cache_precompile_headers` | 2.13.0 |
 | `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
 | `torch._inductor.cpu_vec_isa.VecISA.check_build`, `.build_arch_flags` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11+ |
@@ -29,7 +30,7 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -39,6 +40,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
+from dynamo_backends._torch_private.joined_kernels import joined_kernels
 from dynamo_backends._torch_private.tracing import (
     disable_current_modes,
     keep_unused_draws,
@@ -247,8 +249,9 @@ def _lifted(module: fx.GraphModule) -> list[Tensor]:
     return values
 
 
-def _for_this_processor() -> AbstractContextManager[Any]:
-    """Inside, graphs that Inductor keeps on disk are for processors with the same vectors.
+@contextmanager
+def _for_this_processor() -> Iterator[None]:
+    """Inside, kernels share files, and graphs kept on disk are for processors with these vectors.
 
     Their loops are written for one width of vectors, which is no part of Inductor's key: compiled
     on another processor that has the same folder, they compute something else.
@@ -259,7 +262,17 @@ def _for_this_processor() -> AbstractContextManager[Any]:
     find_vectors()
     config: Any = torch.compiler.config
     tag, own = config.cache_key_tag, f"vectors {pick_vec_isa()}"
-    return config.patch(cache_key_tag=tag if tag.endswith(own) else f"{tag} {own}")
+    key = config.patch(cache_key_tag=tag if tag.endswith(own) else f"{tag} {own}")
+    with key, joined_kernels(), _without_precompiled_header():
+        yield
+
+
+def _without_precompiled_header() -> AbstractContextManager[Any]:
+    """To precompile it takes three times as long as to read it, and graphs have few files."""
+    from torch._inductor import config
+
+    name = "cpp_cache_precompile_headers"
+    return config.patch({name: False}) if hasattr(config, name) else nullcontext()
 
 
 _patching = threading.RLock()
@@ -381,7 +394,7 @@ def load_cpp(source: str) -> Any:
 
     Args:
         source: May include `torch/csrc/inductor/cpp_prefix.h`, which has the vectors of this
-            processor and OpenMP; and is precompiled, once for this machine.
+            processor and OpenMP.
 
     Returns:
         A `ctypes.CDLL`.
@@ -395,14 +408,11 @@ def load_cpp(source: str) -> Any:
 
 @functools.cache
 def _kernel_cache() -> Any:
-    """Inductor's cache of libraries, with the flags and the header of its own kernels."""
+    """Inductor's cache of libraries, with its kernels' flags and without a precompiled header."""
     from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
 
-    header = getattr(CppPythonBindingsCodeCache, "_get_uncompiled_header", None)
     flags = CppPythonBindingsCodeCache.cpp_compile_command_flags
-    own: dict[str, Any] = {"cache": {}, "cpp_compile_command_flags": dict(flags)}
-    if header is not None:
-        own["_get_uncompiled_header"] = classmethod(lambda _, device: header(device))
+    own = {"cache": {}, "cpp_compile_command_flags": dict(flags)}
     return type("KernelCache", (CppCodeCache,), own)
 
 

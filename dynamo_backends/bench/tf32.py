@@ -25,6 +25,7 @@ class RoundingToTf32(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Calls an operator with rounded factors, if its products may be in TF32."""
         if may_be_tf32(func):
             args = pytree.tree_map_only(Tensor, rounded_to_tf32, args)
         return func(*args, **(kwargs or {}))

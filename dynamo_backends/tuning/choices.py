@@ -1,8 +1,8 @@
 """Choices among ways to compute one kind of call: raced once on a quiet machine, and then known.
 
 A race on a quiet machine is final: its outcome is kept for the process and on disk. One that others
-disturbed decides only where undisturbed samples do, for a minute, and never on disk; where they do
-not, the safe way is taken, which is the one that wins such races most often. So the weather of one
+disturbed decides only where undisturbed samples agree, for a minute, and never on disk; else the
+safe way is taken, which is the one that wins such races most often. So the weather of one
 compilation is forgotten, and the next one races again.
 """
 
@@ -59,7 +59,7 @@ def decide(measured: Measured, safe: str, preferred: str) -> Choice:
         preferred: The way to be taken if no other one is faster.
     """
     quiet = not measured.contention.disturbed
-    if not (quiet or measured.clear):
+    if not quiet and not (measured.clear and measured.contention.even):
         return Choice(safe, final=False)
     wins = measured.order[0]
     return Choice(preferred if preferred in measured.equal else wins, final=quiet)

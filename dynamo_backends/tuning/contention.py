@@ -97,8 +97,13 @@ class Contention:
     def disturbed(self) -> bool:
         """Whether the outcome may be another one on a quiet machine."""
         busy = self.of_others > self.free + _SPARE
-        uneven = self.preempted > _MOST_PREEMPTED or self.scattered > _MOST_SCATTERED
-        return busy or (uneven and not self.idle)
+        interrupted = self.preempted > _MOST_PREEMPTED or not self.even
+        return busy or (interrupted and not self.idle)
+
+    @property
+    def even(self) -> bool:
+        """Whether the times that count agree: a thread may also wait without being preempted."""
+        return self.scattered <= _MOST_SCATTERED
 
     def __str__(self) -> str:
         """In words."""

@@ -3,8 +3,8 @@
     python benchmarks/xla_products.py
     python benchmarks/on_avx2.py benchmarks/xla_products.py --backend openxla --json products.json
 
-Linear layers on 512 rows, and attention of 4 sequences of 128: its products by themselves, and
-whole. What a model gains is more than this says where a backend computes what is around the
+Linear layers on 512 rows, and attention of sequences of 128 to 1024 with 12 heads: its products by
+themselves, and whole; of a causal one all scores are counted. What a model gains is more than this says where a backend computes what is around the
 products together with them, and less where that has to wait.
 """
 
@@ -24,15 +24,21 @@ import harness
 Product = tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]
 """A function, the shapes of its arguments, and its floating-point operations."""
 
-ROWS, HEADS, LENGTH, SIZE = 512, 48, 128, 64
-_SCORES = 2 * HEADS * LENGTH * LENGTH * SIZE
-_HEADS = (4, HEADS // 4, LENGTH, SIZE)
-_WEIGHTS = (4, HEADS // 4, LENGTH, LENGTH)
+ROWS, BATCH, HEADS, LENGTH, SIZE = 512, 4, 12, 128, 64
+_SCORES = 2 * BATCH * HEADS * LENGTH * LENGTH * SIZE
+_HEADS = (BATCH, HEADS, LENGTH, SIZE)
+_WEIGHTS = (BATCH, HEADS, LENGTH, LENGTH)
 
 
 def _linear(size: int, features: int) -> Product:
     shapes = (ROWS, size), (size, features)
     return lambda x, y: x @ y, shapes, 2 * ROWS * size * features
+
+
+def _attention(batch: int, length: int, causal: bool = False) -> Product:
+    shapes = ((batch, HEADS, length, SIZE),) * 3
+    function = functools.partial(F.scaled_dot_product_attention, is_causal=causal)
+    return function, shapes, 4 * batch * HEADS * length * length * SIZE
 
 
 PRODUCTS: dict[str, Product] = {
@@ -41,11 +47,13 @@ PRODUCTS: dict[str, Product] = {
     "512 x 3072 by 3072 x 768": _linear(3072, 768),
     "48 of 128 x 64 by 64 x 128": (lambda q, k: q @ k.mT, (_HEADS, _HEADS), _SCORES),
     "48 of 128 x 128 by 128 x 64": (lambda p, v: p @ v, (_WEIGHTS, _HEADS), _SCORES),
-    "attention, 48 heads of 128 x 64": (
-        F.scaled_dot_product_attention,
-        (_HEADS, _HEADS, _HEADS),
-        2 * _SCORES,
-    ),
+    "attention, 24 heads of 128 x 64": _attention(2, 128),
+    "attention, 48 heads of 128 x 64": _attention(4, 128),
+    "attention, 24 heads of 512 x 64": _attention(2, 512),
+    "attention, 12 heads of 1024 x 64": _attention(1, 1024),
+    "causal attention, 48 heads of 128 x 64": _attention(4, 128, causal=True),
+    "causal attention, 24 heads of 512 x 64": _attention(2, 512, causal=True),
+    "causal attention, 12 heads of 1024 x 64": _attention(1, 1024, causal=True),
 }
 """By name."""
 

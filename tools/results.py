@@ -48,6 +48,7 @@ _PROGRAMS = {
     "busy_machine": "busy_machine",
     "inference": "xla_inference",
     "products": "xla_products",
+    "int8": "harness.int8",
 }
 """Who writes the table of which kind of results: modules of benchmarks/."""
 

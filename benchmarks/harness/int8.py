@@ -169,6 +169,11 @@ def table(rows: Sequence[Int8Row]) -> Table:
     return found
 
 
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table([Int8Row(**row) for row in content["results"]])]
+
+
 def _demo() -> Any:
     """examples/demo.py, which has the trained encoder and the photographs."""
     folder = str(Path(__file__).parents[2] / "examples")

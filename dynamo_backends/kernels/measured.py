@@ -4,7 +4,9 @@ Kinds are classes of shapes: of the first dimension, which is the batch or the r
 of two counts that it does not exceed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,14 +15,14 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.stages import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
-from dynamo_backends.tuning.choices import Choices
+from dynamo_backends.tuning.choices import Choices, decides
 from dynamo_backends.tuning.race import Measured, Race, Run
 
 FOLDER = "choices"
 """In the cache folder."""
 
 _BUDGET_S = 0.2  # for each kind
-_PATIENCE = 3  # budgets, where others disturb the race
+_PATIENCE = 3  # budgets, where others disturb a race on one thread, too
 _LIMIT = 16 << 20  # bytes on disk
 _NATIVE = ("numbers.h", "skinny_gemm.cpp", "small_channels.cpp", "winograd.cpp")
 _SOURCES = ("kernels", *(f"kernels/{name}" for name in _NATIVE))
@@ -72,6 +74,24 @@ def _class_of(layout: Layout) -> tuple[list[int], list[int], torch.dtype]:
 
 
 def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> Measured:
+    """A race on all threads; if others disturb it so that it decides nothing, one on one thread.
+
+    Others leave a processor to that. Its outcome decides as that of a disturbed race does: only
+    for now.
+    """
+    together = _race_on_threads(preferred, runs, layouts)
+    if torch.get_num_threads() == 1 or decides(together):
+        return together
+    with _one_thread():
+        alone = _race_on_threads(preferred, runs, layouts, _PATIENCE)
+    contention = replace(together.contention, scattered=alone.contention.scattered)
+    clear = alone.clear or not alone.contention.disturbed
+    return replace(alone, contention=contention, clear=clear)
+
+
+def _race_on_threads(
+    preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout], patience: float = 1
+) -> Measured:
     def inputs() -> list[Tensor]:
         return [
             torch.empty_strided(shape, strides, dtype=dtype).fill_(1.0)
@@ -84,10 +104,20 @@ def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) ->
         sets=2,
         pauses=False,
         budget_s=_BUDGET_S,
-        patience=_PATIENCE,
+        patience=patience,
         brief=True,
     )
     return race.run(preferred)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _store() -> DiskCache:

@@ -50,6 +50,12 @@ class Choice:
     since: float = 0.0
 
 
+def decides(measured: Measured) -> bool:
+    """Whether a race was quiet, or has enough undisturbed samples, which agree."""
+    contention = measured.contention
+    return not contention.disturbed or (measured.clear and contention.even)
+
+
 def decide(measured: Measured, safe: str, preferred: str) -> Choice:
     """What a race decides.
 
@@ -58,11 +64,11 @@ def decide(measured: Measured, safe: str, preferred: str) -> Choice:
         safe: The way to be taken where the race decides nothing.
         preferred: The way to be taken if no other one is faster.
     """
-    quiet = not measured.contention.disturbed
-    if not quiet and not (measured.clear and measured.contention.even):
+    if not decides(measured):
         return Choice(safe, final=False)
     wins = measured.order[0]
-    return Choice(preferred if preferred in measured.equal else wins, final=quiet)
+    way = preferred if preferred in measured.equal else wins
+    return Choice(way, final=not measured.contention.disturbed)
 
 
 class Choices:

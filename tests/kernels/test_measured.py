@@ -1,5 +1,7 @@
 """Choices among kernels: what they depend on, and where they are kept."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from dynamo_backends.kernels import measured
 from dynamo_backends.kernels.measured import fastest
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.choices import Choices
+from dynamo_backends.tuning.race import Measured
 from tests.kernels.planted import BUSY, outcome
 
 
@@ -75,6 +78,55 @@ def test_the_safe_way_is_taken_where_a_race_is_disturbed(monkeypatch: pytest.Mon
     assert ask(safe="safe") == "safe"
     assert ask(kind="another layer", preferred="preferred") == "preferred"
     assert not (cache_folder() / measured.FOLDER).exists()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_turn(monkeypatch: pytest.MonkeyPatch, *outcomes: Measured) -> list[int]:
+    """Races that end as planted, one after the other; gives on how many threads each was."""
+    threads: list[int] = []
+    left = list(outcomes)
+
+    def race(*_: Any) -> Measured:
+        threads.append(torch.get_num_threads())
+        return left.pop(0)
+
+    monkeypatch.setattr(measured, "_race_on_threads", race)
+    begin_a_process(monkeypatch)
+    return threads
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_who_is_disturbed_races_on_one_thread(monkeypatch: pytest.MonkeyPatch):
+    disturbed = outcome("slow", "fast", contention=BUSY, clear=False)
+    uneven = outcome("slow", "fast", contention=replace(BUSY, scattered=0.6))
+    for first in (disturbed, uneven):
+        threads = in_turn(monkeypatch, first, outcome("fast", "slow", clear=False))
+        assert ask(safe="safe") == "fast"
+        assert threads == [2, 1]
+        assert torch.get_num_threads() == 2
+    assert not (cache_folder() / measured.FOLDER).exists(), "what one thread says is not kept"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_that_is_disturbed_decides_nothing(monkeypatch: pytest.MonkeyPatch):
+    disturbed = outcome("slow", "fast", contention=BUSY, clear=False)
+    in_turn(monkeypatch, disturbed, disturbed)
+    assert ask(safe="safe") == "safe"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_who_is_not_disturbed_races_once(monkeypatch: pytest.MonkeyPatch):
+    for found in (outcome("fast"), outcome("fast", contention=BUSY)):
+        threads = in_turn(monkeypatch, found)
+        assert ask(safe="safe", kind=str(found.contention)) == "fast"
+        assert threads == [2]
 
 
 def test_what_is_deterministic_is_not_raced(races: list[Any]):

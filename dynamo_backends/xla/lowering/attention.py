@@ -155,7 +155,7 @@ def attend(
     key, value = repeat_heads(query, key), repeat_heads(query, value)
     parts = []
     for first, end in _blocks(ctx, query.shape[2], key.shape[2]):
-        seen = min(end, key.shape[2]) if is_causal and end < query.shape[2] else key.shape[2]
+        seen = min(end, key.shape[2]) if is_causal else key.shape[2]
         some = query[:, :, first:end], key[:, :, :seen]
         part = None if mask is None else _part(mask, first, end, seen)
         scores = scores_of(ctx, *some, part, is_causal, scale, first=first)

@@ -4,8 +4,9 @@
     python benchmarks/on_avx2.py benchmarks/xla_products.py --backend openxla --json products.json
 
 Linear layers on 512 rows, and attention of sequences of 128 to 1024 with 12 heads: its products by
-themselves, and whole; of a causal one all scores are counted. What a model gains is more than this says where a backend computes what is around the
-products together with them, and less where that has to wait.
+themselves, and whole; of a causal one all scores are counted. What a model gains is more than this
+says where a backend computes what is around the products together with them, and less where that
+has to wait.
 """
 
 import argparse

@@ -191,7 +191,7 @@ def table(names: Sequence[str], results: Results) -> Table:
     shown = Table(title="compiled on a quiet machine, and while a core was busy", box=SIMPLE_HEAD)
     for head in ("model", "backend"):
         shown.add_column(head)
-    for head in ("ms", "ms", "ratio", "95%", "compiled in s", "in s"):
+    for head in ("quiet ms", "busy ms", "ratio", "95%", "first call s", "busy s"):
         shown.add_column(head, justify="right")
     for name in names:
         model, _, backend = name.partition("/")

@@ -13,11 +13,12 @@ flags\t\t: fpu avx avx2 avx512f avx512_vnni avx_vnni amx_tile gfni fma cpuid_fau
 """
 
 CHILD = """
-import subprocess, sys, threading, torch
+import os, subprocess, sys, threading, torch
 from dynamo_backends.runtime.processor import processor_class, processor_name
 print(torch.backends.cpu.get_cpu_capability(), processor_class(), "|", processor_name())
 other = "import torch; print(torch.cpu._is_avx2_supported(), torch.cpu._is_avx512_supported())"
 ask = [sys.executable, "-c", other], ["gcc", "-march=native", "-dM", "-E", "-xc", "/dev/null"]
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 threading.Thread(target=lambda: [subprocess.run(command) for command in ask]).start()
 """
 
@@ -40,17 +41,19 @@ def test_what_cannot_be_limited_is_said(
 
 
 def test_libraries_threads_and_child_processes_see_avx2(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of other processors")
     program = load("benchmarks/on_avx2.py")
     if not program._FAULTS.search(program.CPUINFO.read_text()):
         pytest.skip("this processor or system cannot have CPUID fault")
     child = tmp_path / "child.py"
     child.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{CHILD}")
     assert program.main([str(child)]) == 0
-    first, second, *compiler = capfd.readouterr().out.splitlines()
+    first, folder, second, *compiler = capfd.readouterr().out.splitlines()
     assert first.startswith("AVX2 x86_64 avx2 | ")
     assert first.endswith("limited to AVX2")
+    assert folder != "of other processors"
     assert second == "True False"
     assert "#define __AVX2__ 1" in compiler
     assert "#define __AVX512F__ 1" not in compiler

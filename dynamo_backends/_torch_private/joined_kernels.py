@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 log = logging.getLogger("dynamo_backends")
@@ -137,8 +138,7 @@ _inside = 0  # compilations; all threads see the same class
 def joined_kernels() -> Iterator[None]:
     """Inside, Inductor compiles a graph's C++ kernels in few files, and loads them from there."""
     global _inside
-    from torch._inductor import async_compile
-
+    async_compile: Any = import_module("torch._inductor.async_compile")
     if sys.platform == "win32" or not hasattr(async_compile, "get_compile_threads"):
         yield
         return

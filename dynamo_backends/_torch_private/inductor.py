@@ -52,7 +52,7 @@ def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable
     """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
     from torch._inductor import standalone_compile
 
-    with torch.no_grad(), _for_this_processor():
+    with torch.no_grad(), _compiling():
         return standalone_compile(gm, list(inputs), dynamic_shapes="from_graph")
 
 
@@ -102,7 +102,7 @@ def compile_step_with_inductor(
     strides_changed = any(
         p.meta["val"].stride() != x.stride() for p, x in zip(places, inputs, strict=True)
     )
-    with torch.no_grad(), asserts, context[0], context[1], context[2], _for_this_processor():
+    with torch.no_grad(), asserts, context[0], context[1], context[2], _compiling():
         if strides_changed:
             view_to_reshape(gm)
             fake_tensor_prop(gm, list(inputs))
@@ -206,7 +206,7 @@ def _freezing(context: Any) -> Iterator[None]:
     """
     from torch._guards import tracing
 
-    with torch.no_grad(), tracing(context), _for_this_processor(), _packed_weights_in_cache():
+    with torch.no_grad(), tracing(context), _compiling(), _packed_weights_in_cache():
         yield
 
 
@@ -250,11 +250,12 @@ def _lifted(module: fx.GraphModule) -> list[Tensor]:
 
 
 @contextmanager
-def _for_this_processor() -> Iterator[None]:
-    """Inside, kernels share files, and graphs kept on disk are for processors with these vectors.
+def _compiling() -> Iterator[None]:
+    """Inside, Inductor compiles as this package has it do.
 
-    Their loops are written for one width of vectors, which is no part of Inductor's key: compiled
-    on another processor that has the same folder, they compute something else.
+    Kernels share files. Graphs kept on disk are for processors with these vectors: their loops are
+    written for one width, which is no part of Inductor's key; compiled on another processor that
+    has the same folder, they compute something else.
     """
     import torch.compiler.config
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -333,7 +334,7 @@ def compile_quantized_with_inductor(
     settings = {"freezing": True}
     # A context of its own: in that of a capture, sizes of inputs would become symbols.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), tracing(TracingContext(mode)), _for_this_processor():
+    with torch.no_grad(), tracing(TracingContext(mode)), _compiling():
         return _inductor.compile(module, list(inputs), options=settings)
 
 

@@ -390,7 +390,7 @@ class TuningSession:
         rows = [self._rows[n] for n in order]
         rows += [row for n, row in self._rows.items() if n not in order]
         short = self._budget.total_s if self._cut else 0.0
-        disturbed = measured.contention.disturbed and not measured.clear
+        disturbed = not measured.sure
         if disturbed:
             text = "%s: a busy machine: %s; it is raced again later"
             log.info(text, self._subject.title, measured.contention)

@@ -79,7 +79,7 @@ def compare_outputs(
         result: Those in question.
         precise: The same in float64.
         tolerance: Absolute and relative.
-        allowed: Eager's in a lower precision, with the dtypes of `expected`, if results may be as
+        allowed: Eager's in a lower precision (see `as_precise`), if results may be as
             inexact as these.
     """
     leaves, structure = pytree.tree_flatten(expected)
@@ -98,6 +98,16 @@ def compare_outputs(
         absolute, relative = distance(e, r)
         max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
     return Accuracy(not wrong, max_abs, max_rel, "; ".join(wrong))
+
+
+def as_precise(expected: Any, inexact: Any) -> Any:
+    """Inexact results in the dtypes of exact ones; what is no float stays exact."""
+
+    def each(exact: Any, found: Any) -> Any:
+        floating = isinstance(exact, Tensor) and exact.is_floating_point()
+        return found.to(exact.dtype) if floating else exact
+
+    return pytree.tree_map(each, expected, inexact)
 
 
 def _difference(expected: Any, result: Any, precise: Any, tolerance: float) -> str | None:

@@ -38,13 +38,3 @@ def rounded_to_tf32(value: Tensor) -> Tensor:
     bits = value.contiguous().view(torch.int32)
     nearest = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(value.isfinite(), nearest, value)
-
-
-def as_precise(expected: Any, inexact: Any) -> Any:
-    """Inexact results in the dtypes of exact ones; what is no float stays exact."""
-
-    def each(exact: Any, found: Any) -> Any:
-        floating = isinstance(exact, Tensor) and exact.is_floating_point()
-        return found.to(exact.dtype) if floating else exact
-
-    return pytree.tree_map(each, expected, inexact)

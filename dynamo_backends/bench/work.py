@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import compile_step
+from dynamo_backends.bench.accuracy import as_precise
 from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import Mode
 from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
-from dynamo_backends.bench.tf32 import RoundingToTf32, as_precise
+from dynamo_backends.bench.tf32 import RoundingToTf32
 from dynamo_backends.interface.registry import list_backends
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}

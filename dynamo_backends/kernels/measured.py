@@ -15,7 +15,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.stages import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
-from dynamo_backends.tuning.choices import Choices, decides
+from dynamo_backends.tuning.choices import Choices
 from dynamo_backends.tuning.race import Measured, Race, Run
 
 FOLDER = "choices"
@@ -80,13 +80,12 @@ def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) ->
     for now.
     """
     together = _race_on_threads(preferred, runs, layouts)
-    if torch.get_num_threads() == 1 or decides(together):
+    if torch.get_num_threads() == 1 or together.decides:
         return together
     with _one_thread():
         alone = _race_on_threads(preferred, runs, layouts, _PATIENCE)
     contention = replace(together.contention, scattered=alone.contention.scattered)
-    clear = alone.clear or not alone.contention.disturbed
-    return replace(alone, contention=contention, clear=clear)
+    return replace(alone, contention=contention, clear=alone.sure)
 
 
 def _race_on_threads(

@@ -50,12 +50,6 @@ class Choice:
     since: float = 0.0
 
 
-def decides(measured: Measured) -> bool:
-    """Whether a race was quiet, or has enough undisturbed samples, which agree."""
-    contention = measured.contention
-    return not contention.disturbed or (measured.clear and contention.even)
-
-
 def decide(measured: Measured, safe: str, preferred: str) -> Choice:
     """What a race decides.
 
@@ -64,7 +58,7 @@ def decide(measured: Measured, safe: str, preferred: str) -> Choice:
         safe: The way to be taken where the race decides nothing.
         preferred: The way to be taken if no other one is faster.
     """
-    if not decides(measured):
+    if not measured.decides:
         return Choice(safe, final=False)
     wins = measured.order[0]
     way = preferred if preferred in measured.equal else wins

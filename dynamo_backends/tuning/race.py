@@ -78,6 +78,16 @@ class Measured:
     contention: Contention = field(default_factory=Contention)
     clear: bool = True
 
+    @property
+    def sure(self) -> bool:
+        """Whether nobody disturbed it, or there are enough undisturbed samples."""
+        return self.clear or not self.contention.disturbed
+
+    @property
+    def decides(self) -> bool:
+        """As `sure`, of a race so brief that undisturbed samples have to agree as well."""
+        return self.sure and (self.contention.even or not self.contention.disturbed)
+
 
 class Race:
     """Times candidates against each other.

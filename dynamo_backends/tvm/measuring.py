@@ -107,7 +107,7 @@ class Bench:
         if len(runs) == 1:
             return None
         measured = Race(runs, self._arguments, budget_s=_RACE_S).run(DEFAULT)
-        self.disturbed = measured.contention.disturbed and not measured.clear
+        self.disturbed = not measured.sure
         if self.disturbed:
             return None
         winner = measured.order[0]

@@ -20,8 +20,8 @@ FEW = 16
 """On CPUs, so few queries to a head of keys share the products: XLA would copy the keys twice, once
 for each group of queries and once transposed. In these products it reads them where they are."""
 
-WIDE = 256
-"""On CPUs, more queries than these are computed in blocks."""
+_MANY = 256
+"""On CPUs, more queries than these are computed in blocks of at most so many."""
 
 _SMALL = 1 << 12
 """On CPUs, XLA (jaxlib 0.10.2) computes what has fewer elements outside of YNNPACK."""
@@ -173,9 +173,9 @@ def _blocks(ctx: Context, length: int, size: int) -> list[tuple[int, int]]:
     than 256 queries it does so in one thread.
     """
     alone = ctx.options.platform != "cpu" or ctx.options.partitioned or _needs_logsumexp(ctx)
-    if alone or length <= WIDE or size <= WIDE:
+    if alone or length <= _MANY or size <= _MANY:
         return [(0, length)]
-    count = max(min(-(-length // (WIDE // 2)), 4), -(-length // WIDE))
+    count = max(min(-(-length // (_MANY // 2)), 4), -(-length // _MANY))  # four small ones at most
     step = -(-length // count)
     return [(first, min(first + step, length)) for first in range(0, length, step)]
 

@@ -133,6 +133,7 @@ class Outcome:
         eager_p50_s: The same of eager.
         eager_p95_s: The same of eager.
         max_rel: Largest difference from eager within one output, relative to its largest value.
+        chosen: Who runs each graph, where the backend chooses among candidates.
         note: What else there is to say.
         seconds: That measuring took.
     """
@@ -164,6 +165,7 @@ class Outcome:
     eager_p50_s: float | None = None
     eager_p95_s: float | None = None
     max_rel: float | None = None
+    chosen: tuple[str, ...] = ()
     note: str = ""
     seconds: float = 0.0
 
@@ -206,6 +208,7 @@ class Outcome:
         values = dict(given)
         for name in ("eager_s", "backend_s"):
             values[name] = tuple(map(float, values.get(name, ())))
+        values["chosen"] = tuple(map(str, values.get("chosen", ())))
         if values.get("speedup") is not None:
             values["speedup"] = Speedup(**values["speedup"])
         if values.get("status") not in STATUSES:

@@ -134,12 +134,12 @@ def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> Runner:
             graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values())
         )
     if reports:
-        chosen = ", ".join(dict.fromkeys(r.chosen for r in reports if r.chosen))
         replaced = [reason for r in reports for reason in r.runtime_fallbacks]
         tell(
             ops_on_backend=sum(r.ops_on_backend for r in reports),
             ops_fallback=sum(r.ops_in_eager for r in reports),
-            note="; ".join([*([f"chose {chosen}"] if chosen else []), *replaced[:1]]),
+            chosen=tuple(r.chosen for r in reports if r.chosen),
+            note="; ".join(replaced[:1]),
         )
     return run
 

@@ -6,10 +6,10 @@ from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
 from dynamo_backends.bench.dots import panels
 from dynamo_backends.bench.rendering import environment_rows, render
-from dynamo_backends.bench.summary import Summary, headline, summaries
+from dynamo_backends.bench.summary import Summary, choices, headline, summaries
 from dynamo_backends.bench.tables import Column, columns, summary_cells
 
-_WORDS = ("model", "backend", "mode", "dtype", "status")  # columns that are not numbers
+_WORDS = ("model", "backend", "mode", "dtype", "status", "chosen")  # columns that are not numbers
 _SUMMARY = (
     ("pass", "Models with right results"),
     ("pass rate", "Of the models that eager can run"),
@@ -44,6 +44,7 @@ def run_page(run: Run) -> str:
         date=run.context.get("date", ""),
         summary_heads=_summary_heads(several),
         summary_rows=[_summary_row(s, several) for s in found],
+        choices=choices(run),
         columns=listed,
         words=_WORDS,
         rows=[[_shown(column, c, o) for column in listed] for c, o in outcomes],

@@ -10,7 +10,7 @@ from dynamo_backends.bench.markdown import table
 from dynamo_backends.bench.pass_rates import rates_text
 from dynamo_backends.bench.rendering import render
 from dynamo_backends.bench.statistics import geometric_mean
-from dynamo_backends.bench.summary import in_words, summaries
+from dynamo_backends.bench.summary import choices, chosen_text, headline, in_words, summaries
 from dynamo_backends.bench.tables import summary_cells
 
 _HEADS = (
@@ -54,6 +54,8 @@ def backends_table(run: Run) -> str:
 def models_table(run: Run) -> str:
     """A line per model and a column per backend, in Markdown: speedup, or what is wrong."""
     backends = list(dict.fromkeys(cell.backend for cell in run.outcomes))
+    chose = {cell.backend for cell, outcome in run.outcomes.items() if outcome.chosen}
+    choosing = [backend for backend in backends if backend in chose]
     rows: dict[tuple[str, str], dict[str, Outcome]] = {}
     several = len({_kind(cell) for cell in run.outcomes}) > 1
     for cell, outcome in run.outcomes.items():
@@ -64,18 +66,37 @@ def models_table(run: Run) -> str:
             *([kind] if several else []),
             _eager_ms(found),
             *(_cell(found.get(b)) for b in backends),
+            *(chosen_text(found[b].chosen) if b in found else "" for b in choosing),
         ]
         for (model, kind), found in rows.items()
     ]
     means = [_mean(run, backend) for backend in backends]
-    lines.append(["geometric mean", *([""] if several else []), "", *means])
+    lines.append(
+        ["geometric mean", *([""] if several else []), "", *means, *("" for _ in choosing)]
+    )
     head = ["model", *(["mode"] if several else []), "eager ms"]
-    return table([*head, *(f"`{short(b)}`" for b in backends)], lines, words=2 if several else 1)
+    head += [f"`{short(b)}`" for b in backends]
+    head += [f"chosen by `{short(b)}`" for b in choosing]
+    return table(head, lines, words=2 if several else 1)
+
+
+def means_table(run: Run) -> str:
+    """The geometric mean speedups alone, in one line with a column per backend."""
+    backends = list(dict.fromkeys(cell.backend for cell in run.outcomes))
+    return table([f"`{short(b)}`" for b in backends], [[_mean(run, b) for b in backends]], words=0)
+
+
+def choices_text(run: Run) -> str:
+    """How often a backend that chooses chose which candidate."""
+    return "\n\n".join(choices(run))
 
 
 TABLES: Mapping[str, Callable[[Run], str]] = {
     "backends": backends_table,
     "models": models_table,
+    "means": means_table,
+    "headline": headline,
+    "choices": choices_text,
     "rates": rates_text,
 }
 """What a page can ask for."""

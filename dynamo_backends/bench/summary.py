@@ -1,6 +1,7 @@
 """What a run says of each backend: pass rate, speedup, compile time, memory."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,30 @@ def headline(run: Run) -> str:
     text = "; ".join([f"{best.sentence} ({best.kind}{mean})", *shown])
     missing = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
     return f"{text}.{missing}"
+
+
+def choices(run: Run) -> list[str]:
+    """A sentence for each backend that chooses among candidates: how often it chose which."""
+    found: dict[str, tuple[Counter[str], Counter[str]]] = {}
+    for cell, outcome in run.outcomes.items():
+        if outcome.chosen:
+            graphs, models = found.setdefault(cell.backend, (Counter(), Counter()))
+            graphs.update(outcome.chosen)
+            models.update(set(outcome.chosen))
+    return [
+        f"{short(backend)} chose by graphs {_counted(graphs)}; by models {_counted(models)}."
+        for backend, (graphs, models) in found.items()
+    ]
+
+
+def _counted(found: Counter[str]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in found.most_common())
+
+
+def chosen_text(chosen: Iterable[str]) -> str:
+    """Who runs a model's graphs, with how many if there are several: "ov (2), onnxrt"."""
+    counted = Counter(chosen).most_common()
+    return ", ".join(name if n == 1 else f"{name} ({n})" for name, n in counted)
 
 
 def significant(outcomes: Iterable[Outcome]) -> dict[int, float]:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
-from dynamo_backends.bench.summary import LEVEL, Summary, summaries
+from dynamo_backends.bench.summary import LEVEL, Summary, choices, chosen_text, summaries
 
 Value = float | int | str | None
 
@@ -99,6 +99,8 @@ COLUMNS: tuple[Column, ...] = (
            lambda c, o: _times(o.seconds_outside, 1e3), _short),
     Column("graphs", "That Dynamo captured", lambda c, o: o.graphs),
     Column("breaks", "Graph breaks", lambda c, o: o.breaks),
+    Column("chosen", "Who runs the graphs, where the backend chooses",
+           lambda c, o: chosen_text(o.chosen)),
     Column("wrong", "Answers that are not eager's", lambda c, o: o.wrong),
     Column("executables", "Made for a stream of requests, where the backend reports them",
            lambda c, o: o.executables),
@@ -159,7 +161,8 @@ def _shown(value: float | None, digits: int = 2) -> str:
 def print_summary(run: Run) -> Table:
     """The table of a run for the terminal."""
     table = summary_table(summaries(run))
-    table.caption = f"faster, slower: than eager, p < {LEVEL:g} for all models together"
+    said = f"faster, slower: than eager, p < {LEVEL:g} for all models together"
+    table.caption = "\n".join([said, *choices(run)])
     return table
 
 

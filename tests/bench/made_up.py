@@ -17,7 +17,13 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-def passing(ratio: float, seed: int = 0, rounds: int = 20, noise: float = 0.01) -> Outcome:
+def passing(
+    ratio: float,
+    seed: int = 0,
+    rounds: int = 20,
+    noise: float = 0.01,
+    chosen: tuple[str, ...] = (),
+) -> Outcome:
     """A backend that is so many times as fast as eager."""
     random_ = random.Random(seed)
     eager = [0.010 * random_.lognormvariate(0, noise) for _ in range(rounds)]
@@ -38,6 +44,7 @@ def passing(ratio: float, seed: int = 0, rounds: int = 20, noise: float = 0.01) 
         graphs=1,
         breaks=0,
         load=0.1,
+        chosen=chosen,
         seconds=3.0,
     )
 

@@ -8,7 +8,8 @@ import pytest
 
 from dynamo_backends.bench import ledger
 from dynamo_backends.bench.cells import Run
-from dynamo_backends.bench.published import backends_table, caption, chart, models_table
+from dynamo_backends.bench.pages import run_page
+from dynamo_backends.bench.published import TABLES, backends_table, caption, chart, models_table
 from tests.bench.html import needs_chromium, opened
 from tests.bench.made_up import failing, passing, run_of
 from tests.bench.programs import load
@@ -50,6 +51,28 @@ def test_tables_say_what_the_run_does(run: Run):
     said = "Measured on 2026-11-25 by `dynamo-backends bench models.py:models` on a processor"
     assert caption(run).startswith(said)
     assert "torch 2.13.0" in caption(run)
+
+
+def test_pages_say_what_a_backend_chose():
+    run = run_of(
+        {
+            ("first", "x"): passing(2.0, noise=0),
+            ("first", "tuned"): passing(2.0, noise=0, chosen=("x", "x", "y")),
+            ("second", "tuned"): passing(4.5, noise=0, chosen=("y",)),
+        }
+    )
+    lines = models_table(run).splitlines()
+    assert lines[0] == "| model | eager ms | `x` | `tuned` | chosen by `tuned` |"
+    assert lines[2:] == [
+        "| first | 10 | 2.00 | 2.00 | x (2), y |",
+        "| second | 10 |  | 4.50 | y |",
+        "| geometric mean |  | 2.00 | 3.00 |  |",
+    ]
+    assert TABLES["means"](run) == "| `x` | `tuned` |\n| --: | --: |\n| 2.00 | 3.00 |\n"
+    said = "tuned chose by graphs x 2, y 2; by models y 2, x 1."
+    assert TABLES["choices"](run) == said
+    assert said in run_page(run)
+    assert TABLES["headline"](run).startswith("tuned passes 2 of 2 models and is 3.00 times as")
 
 
 def test_a_chart_is_a_picture_with_a_dot_for_each_model(run: Run):

@@ -38,7 +38,7 @@ from harness.cell_tables import (
     problems,
 )
 from harness.cells import EAGER, Cell, Measuring, Row, cells
-from harness.ledger import Ledger
+from harness.ledger import Ledger, rows_of
 
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("inductor_freezing", "ov", "openxla")  # can be told to compute in bfloat16
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ledger.interrupt()
             raise
         found = {c.model: ledger.results[c] for c in todo if c in ledger.results}
-        console.print(table(found, backends, settings))
+        console.print(table(found, backends, settings.precision, settings.batch))
         for text in problems(ledger.results):
             console.print(f"[red]{text}[/]", highlight=False)
     if left:
@@ -159,14 +159,17 @@ def line(model: str, rows: Sequence[Row]) -> str:
     return f"[dim]{model}: {shown}[/]"
 
 
-def table(results: Results, backends: Sequence[str], settings: argparse.Namespace) -> Table:
-    """One line per model, and the geometric means."""
-    title = f"speedup over eager, {settings.precision}, batch {settings.batch}, inference"
+def table(
+    results: Results, backends: Sequence[str], precision: str, batch: int, narrow: bool = True
+) -> Table:
+    """One line per model, and the geometric means; narrow: heads may be broken in two."""
+    title = f"speedup over eager, {precision}, batch {batch}, inference"
     found = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     found.add_column("model")
     for name in ("eager ms", *backends):
-        found.add_column(name.replace("_", "_\n", 1), justify="right", no_wrap=True)
-    found.add_column("autotune")
+        head = name.replace("_", "_\n", 1) if narrow else name
+        found.add_column(head, justify="right", no_wrap=True)
+    found.add_column("chosen")
     for name in ("of best", "error"):
         found.add_column(name, justify="right")
     for model, rows in results.items():
@@ -189,6 +192,17 @@ def table(results: Results, backends: Sequence[str], settings: argparse.Namespac
     shown = ["-" if m is None else f"{m:.2f}" for m in means]
     found.add_row("geometric mean", "", *shown, "", "", "")
     return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    if content["kind"] == "int8":
+        return int8.published(content)
+    facts, measured = content["context"], rows_of(content)
+    batch = next(iter(measured)).batch
+    found = {cell.model: rows for cell, rows in measured.items()}
+    backends = [*facts["backends"], AUTOTUNE]
+    return [table(found, backends, facts["precision"], batch, narrow=False)]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

@@ -11,7 +11,7 @@ torch keeps what it captured as well (see docs/capture.md): the warm start captu
 import argparse
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,17 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for start in runs:
                 runs[start].append(in_a_process(settings, folder))
-    table = Table("start", "first call s", "of it in the backend s", "from disk")
-    table.title = f"{settings.model} on {settings.backend}"
-    medians = {}
-    for start, measured in runs.items():
-        medians[start] = statistics.median(m["first_call_s"] for m in measured)
-        inside = statistics.median(m["backend_s"] for m in measured)
-        hits = f"{measured[0]['cache_hits']} of {measured[0]['executables']}"
-        table.add_row(start, f"{medians[start]:.2f}", f"{inside:.2f}", hits)
-    console.print(table)
-    ratio = medians["cold"] / medians["warm"]
-    console.print(f"a warm start is {ratio:.2f} × as fast as a cold one")
+    console.print(table(runs, f"{settings.model} on {settings.backend}"))
+    ratio = ratio_of(runs)
+    console.print(sentence(ratio))
     if settings.json:
         harness.save_json(settings.json, "cache start", [runs], settings=vars(settings))
     unused = any(
@@ -53,6 +45,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("[red]a warm start made what should have been on disk[/]")
     slow = settings.at_least is not None and ratio < settings.at_least
     return 1 if unused or slow else 0
+
+
+def table(runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> Table:
+    """Seconds, medians, of cold and warm starts."""
+    found = Table("start", "first call s", "of it in the backend s", "from disk", title=title)
+    for start, measured in runs.items():
+        seconds = [
+            f"{statistics.median(m[name] for m in measured):.2f}"
+            for name in ("first_call_s", "backend_s")
+        ]
+        hits = f"{measured[0]['cache_hits']} of {measured[0]['executables']}"
+        found.add_row(start, *seconds, hits)
+    return found
+
+
+def ratio_of(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> float:
+    """How many times as fast a warm start is as a cold one."""
+    cold, warm = (statistics.median(m["first_call_s"] for m in runs[s]) for s in ("cold", "warm"))
+    return cold / warm
+
+
+def sentence(ratio: float) -> str:
+    """The result in short."""
+    return f"a warm start is {ratio:.2f} × as fast as a cold one"
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    (runs,), settings = content["results"], content["settings"]
+    title = f"{settings['model']} on {settings['backend']}"
+    return [table(runs, title), sentence(ratio_of(runs))]
 
 
 def in_a_process(settings: argparse.Namespace, folder: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Autograd's wrapper come on top of it and are shown apart.
 import argparse
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, mode in (("no_grad", torch.no_grad), ("inference_mode", torch.inference_mode)):
         with mode(), console.status(f"measuring under {name}"):
             records.append({"mode": name, **measure(settings)})
-    console.print(table(settings, records))
+    console.print(table(vars(settings), records))
     if settings.json:
         harness.save_json(settings.json, "call overhead", records, settings=vars(settings))
     overheads = [r["overhead_us"] for r in records if r["overhead_us"] is not None]
@@ -111,19 +111,25 @@ def chain(layers: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(layers))).eval()
 
 
-def table(settings: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Table:
+def table(settings: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Table:
     """The results for people."""
-    clock = "µs of CPU time" if settings.cpu else "µs"
-    shown = Table(title=f"{settings.backend}: {2 * settings.layers} parameters, {clock} per call")
+    clock = "µs of CPU time" if settings["cpu"] else "µs"
+    parameters = 2 * settings["layers"]
+    shown = Table(title=f"{settings['backend']}: {parameters} parameters, {clock} per call")
     columns = ("eager", "torch.compile", "graph", "XLA alone", "graph - XLA", "Dynamo + AOT")
     for name in ("", *columns):
         shown.add_column(name, justify="right" if name else "left")
-    shown.add_column(f"memory after {settings.calls} more calls", justify="right")
+    shown.add_column(f"memory after {settings['calls']} more calls", justify="right")
     for r in records:
         keys = ("eager_us", "compiled_us", "graph_us", "alone_us", "overhead_us", "guards_us")
         cells = ["-" if r[key] is None else f"{r[key]:.1f}" for key in keys]
         shown.add_row(r["mode"], *cells, f"{r['growth_kb']:+.0f} KiB")
     return shown
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["settings"], content["results"])]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

@@ -12,7 +12,7 @@ if the mean or the worst exceeds its limit, or if a result differs from eager's.
 import argparse
 import gc
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,15 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     console.print(f"[dim]{harness.environment_line()}[/]")
     results = measure(cases, settings, console)
-    console.print(table(results, settings))
-    overheads = [overhead(result) for result in results if result.timing is not None]
+    records = [harness.as_record(result) for result in results]
+    console.print(table(records, settings.batch))
     if settings.json:
-        records = [harness.as_record(result) for result in results]
         harness.save_json(settings.json, "capture overhead", records, settings=vars(settings))
+    overheads = overheads_of(records)
     if len(overheads) < len(results):
         return 1
+    console.print(sentence(overheads))
     mean, worst = statistics.mean(overheads), max(overheads)
-    console.print(f"mean {mean:+.2%}, worst {worst:+.2%}")
     return int(mean > settings.mean_limit or worst > settings.worst_limit)
 
 
@@ -70,32 +70,42 @@ def measure(
     return results
 
 
-def overhead(result: harness.Result) -> float:
-    """Relative time that capture adds; negative if it saves some."""
-    assert result.timing is not None
-    return 1 / result.timing.speedup.value - 1
+def overheads_of(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Relative time that capture adds to each model that ran; negative if it saves some."""
+    return [1 / record["ratio"] - 1 for record in records if record["ratio"]]
 
 
-def table(results: Sequence[harness.Result], settings: argparse.Namespace) -> Table:
+def sentence(overheads: Sequence[float]) -> str:
+    """All models in short."""
+    return f"mean {statistics.mean(overheads):+.2%}, worst {max(overheads):+.2%}"
+
+
+def table(records: Sequence[Mapping[str, Any]], batch: int) -> Table:
     """The results for people."""
-    shown = Table(title=f"capture alone, batch {settings.batch}, inference")
+    shown = Table(title=f"capture alone, batch {batch}, inference")
     shown.add_column("model")
     for name in ("eager\nms", "captured\nms", "overhead\n\\[95% CI]", "\ngraphs", "\nequal"):
         shown.add_column(name, justify="right")
-    for result in results:
-        if result.eager is None or result.timing is None or result.compiled is None:
-            shown.add_row(result.model, "", "", result.error, "", "[bold red]NO[/]")
+    for record in records:
+        if not record["ratio"]:
+            shown.add_row(record["model"], "", "", record["error"], "", "[bold red]NO[/]")
             continue
-        ratio = result.timing.speedup
+        low, high = record["ratio_95"]
         shown.add_row(
-            result.model,
-            f"{result.eager.median * 1e3:.2f}",
-            f"{result.timing.median * 1e3:.2f}",
-            rf"{overhead(result):+.2%} \[{1 / ratio.high - 1:+.2%}, {1 / ratio.low - 1:+.2%}]",
-            f"{result.compiled.graphs}",
+            record["model"],
+            f"{record['eager_ms']:.2f}",
+            f"{record['ms']:.2f}",
+            rf"{1 / record['ratio'] - 1:+.2%} \[{1 / high - 1:+.2%}, {1 / low - 1:+.2%}]",
+            f"{record['graphs']}",
             "[green]yes[/]",
         )
     return shown
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    records = content["results"]
+    return [table(records, content["settings"]["batch"]), sentence(overheads_of(records))]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

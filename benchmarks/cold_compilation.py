@@ -12,7 +12,7 @@ import argparse
 import importlib
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
@@ -34,23 +34,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backends", nargs="+", default=["onnxrt", "ov"], choices=TRIALS)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--without-table", action="store_true", help="every verdict by a trial")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     settings = parser.parse_args(arguments)
     if settings.child:
         return child(settings)
     console = harness.announce()
-    table = Table("backend", *SIZES, "all", title="CPU seconds of the first call (trials made)")
+    rows = []
     for name in track(settings.backends, "compiling", console=console, transient=True):
         command = [__file__, "--child", name, "--layers", str(settings.layers)]
         command += ["--without-table"] * settings.without_table
         with tempfile.TemporaryDirectory() as folder:
             found = harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
-        rows = found["graphs"]
-        cells = [f"{row['cpu_s']:.1f} ({row['trials']})" for row in rows]
-        total = f"{sum(r['cpu_s'] for r in rows):.1f} ({sum(r['trials'] for r in rows)})"
-        table.add_row(name, *cells, total)
-    console.print(table)
+        rows.append({"backend": name, "graphs": found["graphs"]})
+    console.print(table(rows))
+    if settings.json:
+        harness.save_json(settings.json, "cold compilation", rows, settings=vars(settings))
     return 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Seconds and trials of each graph, and of all."""
+    found = Table("backend", *SIZES, "all", title="CPU seconds of the first call (trials made)")
+    for row in rows:
+        graphs = [(graph["cpu_s"], graph["trials"]) for graph in row["graphs"]]
+        graphs.append((sum(s for s, _ in graphs), sum(trials for _, trials in graphs)))
+        found.add_row(row["backend"], *(f"{s:.1f} ({trials})" for s, trials in graphs))
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 @torch.no_grad()

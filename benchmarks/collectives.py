@@ -8,14 +8,15 @@ bytes of all parameters. The model is two layers of a transformer's MLP, trained
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
+import harness
 from dynamo_backends import compile_step
 from dynamo_backends.interface.mesh_report import MeshReport
 
@@ -56,16 +57,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--devices", type=int, nargs="+", default=[8])
     parser.add_argument("--rows", type=int, nargs="+", default=[256, 4096], help="of the batch")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     given = parser.parse_args()
-    table = Table("devices", "rows", "parallel", "exchanged", "held")
-    for devices in given.devices:
-        for rows in given.rows:
-            for kind in ("ddp", "fsdp", "tensor"):
-                report, size = compiled(kind, devices, rows)
-                exchanged = [f"{c.kind} {c.bytes / size:.2f}" for c in report.collectives]
-                held = f"{report.argument_bytes / size:.2f}"
-                table.add_row(str(devices), str(rows), kind, ", ".join(exchanged), held)
-    Console().print(table)
+    found = [
+        {"devices": devices, "rows": rows, "parallel": kind, **counted(kind, devices, rows)}
+        for devices in given.devices
+        for rows in given.rows
+        for kind in ("ddp", "fsdp", "tensor")
+    ]
+    harness.make_console().print(table(found))
+    if given.json:
+        harness.save_json(given.json, "collectives", found, settings=vars(given))
+
+
+def counted(kind: str, devices: int, rows: int) -> dict[str, Any]:
+    """What a step exchanges and holds, in multiples of the bytes of the parameters."""
+    report, size = compiled(kind, devices, rows)
+    exchanged = {c.kind: c.bytes / size for c in report.collectives}
+    return {"exchanged": exchanged, "held": report.argument_bytes / size}
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """The results for people."""
+    found = Table("devices", "rows of the batch", "parallel", "a device gets", "a device holds")
+    for r in records:
+        exchanged = ", ".join(f"{kind} {share:.2f}" for kind, share in r["exchanged"].items())
+        devices, rows = str(r["devices"]), str(r["rows"])
+        found.add_row(devices, rows, r["parallel"], exchanged, f"{r['held']:.2f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ in turns; the medians are printed. Where a group costs the same in both, a block
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -67,22 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
     settings = parse(arguments)
     console = harness.announce()
-    table = Table(title="one block and one operator in eager, µs")
-    for column in ("elements", "operators in the block", "eager", "compiled"):
-        table.add_column(column, justify="right")
     rows = []
     with torch.no_grad():
         for elements in settings.elements:
             for size in settings.sizes:
                 eager, compiled = measure(size, elements, settings.rounds)
-                table.add_row(str(elements), str(size), f"{eager:.1f}", f"{compiled:.1f}")
                 rows.append(
                     {"elements": elements, "size": size, "eager_us": eager, "compiled_us": compiled}
                 )
-    console.print(table)
+    console.print(table(rows))
     if settings.json:
         harness.save_json(settings.json, "fragments", rows, settings=vars(settings))
     return 0
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The results for people."""
+    found = Table(title="one block and one operator in eager, µs")
+    for column in ("elements", "operators in the block", "eager", "compiled"):
+        found.add_column(column, justify="right")
+    for r in rows:
+        times = f"{r['eager_us']:.1f}", f"{r['compiled_us']:.1f}"
+        found.add_row(str(r["elements"]), str(r["size"]), *times)
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

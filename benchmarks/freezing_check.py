@@ -9,7 +9,7 @@ reads in torch's memory, only the address is looked at. "time" is the median of 
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     console = harness.announce()
     weights = parameters(settings.parameters, settings.width)
-    size = sum(w.numel() * w.element_size() for w in weights) / 2**20
     with console.status("measuring"), torch.no_grad():
         records = measure(checks(weights), settings.rounds, settings.repeat)
-    table = Table(title=f"{len(weights)} parameters, {size:.0f} MiB, µs per call")
-    for name in ("check", "time", "CPU"):
-        table.add_column(name, justify="left" if name == "check" else "right")
-    for r in records:
-        table.add_row(r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}")
-    console.print(table)
+    console.print(table(records, weights))
     if settings.json:
         harness.save_json(settings.json, "freezing check", records, settings=vars(settings))
     default = next(r for r in records if r["check"] == "probe")
@@ -89,6 +83,22 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> lis
         }
         for name, pairs in samples.items()
     ]
+
+
+def table(records: Sequence[Mapping[str, Any]], weights: Sequence[Tensor] = ()) -> Table:
+    """The results for people; the weights are for the title."""
+    size = sum(w.numel() * w.element_size() for w in weights) / 2**20
+    found = Table(title=f"{len(weights)} parameters, {size:.0f} MiB, µs per call")
+    for name in ("check", "time", "CPU"):
+        found.add_column(name, justify="left" if name == "check" else "right")
+    for r in records:
+        found.add_row(r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

@@ -11,10 +11,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich.console import Console
 from rich.progress import track
+
+import harness
 
 CODE = """
 import time
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--limit", type=float, default=2.0, metavar="MS")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     settings = parser.parse_args(arguments)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     times = []
@@ -39,12 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-c", CODE]
         out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         times.append(float(out.stdout) * 1e3)
-    median = statistics.median(times)
-    Console().print(
-        f"import torch + {median:.2f} ms (median of {len(times)}, "
-        f"{min(times):.2f} to {max(times):.2f}; limit {settings.limit} ms)"
-    )
-    return int(median > settings.limit)
+    harness.make_console().print(f"{sentence(times)}; limit {settings.limit} ms")
+    if settings.json:
+        harness.save_json(settings.json, "import time", times)
+    return int(statistics.median(times) > settings.limit)
+
+
+def sentence(times: Sequence[float]) -> str:
+    """What the package adds, from milliseconds."""
+    median, span = statistics.median(times), f"{min(times):.2f} to {max(times):.2f}"
+    return f"import torch + {median:.2f} ms (median of {len(times)}, {span})"
+
+
+def published(content: Mapping[str, Any]) -> list[str]:
+    """What a file of results says, for a page."""
+    return [sentence(content["results"])]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import gc
 import statistics
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,15 @@ from torch import nn
 import harness
 
 CALLS = 3
+KINDS = {
+    "eager": "eager",
+    "started": "eager, {} started",
+    "compiled": "compiled with {}",
+}
+"""What runs in a process, as the table says it of a backend."""
+
+Runs = dict[str, list[dict[str, int]]]
+"""What processes handed back, by kind."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,31 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     if settings.sizes:
         return compare_sizes(settings, console)
-    kinds = {
-        "eager": "eager",
-        "started": f"eager, {settings.backend} started",
-        "compiled": f"compiled with {settings.backend}",
-    }
-    runs: dict[str, list[dict[str, int]]] = {kind: [] for kind in kinds}
-    order = [kind for _ in range(settings.rounds) for kind in kinds]
+    runs: Runs = {kind: [] for kind in KINDS}
+    order = [kind for _ in range(settings.rounds) for kind in KINDS]
     for kind in track(order, "measuring", console=console, transient=True):
         runs[kind].append(in_a_process(settings, kind, settings.backend))
-    peaks, ends, private = (
-        {kind: statistics.median(run[key] for run in measured) for kind, measured in runs.items()}
-        for key in ("peak", "end", "private")
-    )
-    weights = runs["eager"][0]["weights"]
-    columns = ("peak MB", "above eager MB", "× the weights", "private: peak MB", "× the weights")
-    table = Table("run", *columns, "at the end MB")
-    table.title = f"{settings.model}: {weights / 1e6:.0f} MB of weights"
-    for kind, text in kinds.items():
-        above = peaks[kind] - peaks["eager"]
-        row = [f"{peaks[kind] / 1e6:.0f}", f"{above / 1e6:.0f}", f"{above / weights:.2f}"]
-        above = private[kind] - private["eager"]
-        row += [f"{private[kind] / 1e6:.0f}", f"{above / weights:.2f}"]
-        table.add_row(text, *row, f"{ends[kind] / 1e6:.0f}")
-    console.print(table)
-    multiple = (peaks["compiled"] - peaks["eager"]) / weights
+    console.print(table(runs, settings.model, settings.backend))
+    multiple = _above(runs, "peak", "compiled")
     console.print(f"compile and run: {multiple:.2f} × the weights above eager")
     if settings.json:
         harness.save_json(settings.json, "memory", [runs], settings=vars(settings))
@@ -77,9 +67,6 @@ def compare_sizes(settings: argparse.Namespace, console: Any) -> int:
     for backend, kind in track(order, "measuring", console=console, transient=True):
         found = in_a_process(settings, kind, backend)
         runs.setdefault((backend, kind), []).append(found)
-    sizes = f"{settings.sizes} sizes"
-    table = Table("backend", "one size: peak MB", f"{sizes}: peak MB", "ratio", "private", "at end")
-    table.title = settings.model
     rows = []
     for backend in backends:
         medians = {
@@ -87,14 +74,54 @@ def compare_sizes(settings: argparse.Namespace, console: Any) -> int:
             for key in ("peak", "private", "end")
         }
         ratios = {key: many / one for key, (one, many) in medians.items()}
-        peaks = [f"{peak / 1e6:.0f}" for peak in medians["peak"]]
-        table.add_row(backend, *peaks, *(f"{ratio:.2f}" for ratio in ratios.values()))
         rows.append({"backend": backend, **medians, "ratios": ratios})
-    console.print(table)
+    console.print(sizes_table(rows, settings.model, settings.sizes))
     if settings.json:
         harness.save_json(settings.json, "memory", rows, settings=vars(settings))
     most = max(row["ratios"]["peak"] for row in rows)
     return 1 if settings.limit is not None and most > settings.limit else 0
+
+
+def table(runs: Runs, model: str, backend: str) -> Table:
+    """What the processes of each kind took, medians."""
+    columns = ("peak MB", "above eager MB", "× the weights", "private: peak MB", "× the weights")
+    found = Table("run", *columns, "at the end MB")
+    found.title = f"{model}: {runs['eager'][0]['weights'] / 1e6:.0f} MB of weights"
+    for kind, text in KINDS.items():
+        peak, private, end = (_median(runs, key, kind) for key in ("peak", "private", "end"))
+        above = (peak - _median(runs, "peak", "eager")) / 1e6
+        row = [f"{peak / 1e6:.0f}", f"{above:.0f}", f"{_above(runs, 'peak', kind):.2f}"]
+        row += [f"{private / 1e6:.0f}", f"{_above(runs, 'private', kind):.2f}"]
+        found.add_row(text.format(backend), *row, f"{end / 1e6:.0f}")
+    return found
+
+
+def sizes_table(rows: Sequence[Mapping[str, Any]], model: str, sizes: int) -> Table:
+    """What calls with many batches take beside calls with one."""
+    many = f"{sizes} sizes: peak MB"
+    found = Table("backend", "one size: peak MB", many, "ratio", "private", "at end", title=model)
+    for row in rows:
+        peaks = [f"{peak / 1e6:.0f}" for peak in row["peak"]]
+        found.add_row(row["backend"], *peaks, *(f"{r:.2f}" for r in row["ratios"].values()))
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    settings, rows = content["settings"], content["results"]
+    if settings["sizes"]:
+        return [sizes_table(rows, settings["model"], settings["sizes"])]
+    return [table(rows[0], settings["model"], settings["backend"])]
+
+
+def _median(runs: Runs, key: str, kind: str) -> float:
+    return statistics.median(run[key] for run in runs[kind])
+
+
+def _above(runs: Runs, key: str, kind: str) -> float:
+    """Above eager, in multiples of the weights."""
+    above = _median(runs, key, kind) - _median(runs, key, "eager")
+    return above / runs["eager"][0]["weights"]
 
 
 def batches(settings: argparse.Namespace) -> Sequence[int]:

@@ -12,7 +12,7 @@ whether anything has imported it.
 import argparse
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.child == "start":
         return start(settings.models[0], settings.backends[0], settings.path)
     console = harness.announce()
-    table = Table("model", "backend", "imports s", "load s", "first call s", "processor s",
-                  "Dynamo", "MiB")  # fmt: skip
-    compiled = 0
+    rows = []
     for model in settings.models:
         for backend in settings.backends:
             with tempfile.TemporaryDirectory() as folder:
@@ -47,14 +45,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 harness.run_child([*command, "--child", "save"])
                 starts = [harness.run_child([*command, "--child", "start"])
                           for _ in range(settings.rounds)]  # fmt: skip
-                size = path.stat().st_size / 2**20
-            names = ("imports", "load", "first", "processor")
-            medians = [statistics.median(s[name] for s in starts) for name in names]
-            dynamo = "yes" if any(s["dynamo"] for s in starts) else "no"
-            table.add_row(model, backend, *(f"{m:.2f}" for m in medians), dynamo, f"{size:.0f}")
-            compiled += sum(s["compiled"] for s in starts)
-    console.print(table)
-    return int(compiled > 0)
+                mib = path.stat().st_size / 2**20
+            rows.append({"model": model, "backend": backend, "starts": starts, "mib": mib})
+    console.print(table(rows))
+    if settings.json:
+        harness.save_json(settings.json, "package start", rows, settings=vars(settings))
+    return int(any(start["compiled"] for row in rows for start in row["starts"]))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Seconds, medians, by model and backend."""
+    found = Table("model", "backend", "imports s", "load s", "first call s", "processor s",
+                  "Dynamo", "MiB")  # fmt: skip
+    for row in rows:
+        starts, names = row["starts"], ("imports", "load", "first", "processor")
+        medians = [statistics.median(s[name] for s in starts) for name in names]
+        dynamo = "yes" if any(s["dynamo"] for s in starts) else "no"
+        seconds = [f"{m:.2f}" for m in medians]
+        found.add_row(row["model"], row["backend"], *seconds, dynamo, f"{row['mib']:.0f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 def inputs(model: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -120,6 +134,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--backends", nargs="+", default=list(VENDORS), choices=VENDORS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     parser.add_argument("--child", choices=("save", "start"), help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

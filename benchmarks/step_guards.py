@@ -1,18 +1,21 @@
 """What a compiled training step checks before each call: parameters, gradients, modules, Python.
 
+python benchmarks/step_guards.py
 python benchmarks/step_guards.py --parameters 200 --values 100
 """
 
 import argparse
 import statistics
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
+import harness
 from dynamo_backends import compile_step
 from dynamo_backends.aot.step.recording import numbers_of
 
@@ -25,7 +28,9 @@ def main() -> None:
         "--parameters", type=int, default=200, help="of linear layers (default: 200)"
     )
     parser.add_argument("--values", type=int, default=100, help="read in Python (default: 100)")
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     args = parser.parse_args()
+    console = harness.announce()
     layers = [nn.Linear(2, 2) for _ in range(args.parameters // 2)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -45,28 +50,45 @@ def main() -> None:
     x = torch.randn(2, 2)
     for _ in range(3):
         step(x)
-    report(step, x, args.values)
+    records = measure(step, x, args.values)
+    console.print(table(records))
+    if args.json:
+        harness.save_json(args.json, "step guards", records, settings=vars(args))
 
 
-def report(step: Any, x: Tensor, values: int) -> None:
-    """Prints what each part of the checks costs."""
+def measure(step: Any, x: Tensor, values: int) -> list[dict[str, Any]]:
+    """What each part of the checks takes, in microseconds."""
     (variant,) = step._all_variants()
     guards, inventory = variant.guards, step._inventory
     tensors = inventory.refresh()
     numbers = tuple(numbers_of(step._definition, [x]))
     assert guards.why_not(tensors, numbers) is None
     parts: dict[str, Callable[[], Any]] = {
-        "tensors are the same objects": inventory.refresh,
+        f"{len(tensors)} tensors are the same objects": inventory.refresh,
         "dtypes, layouts, requires_grad": lambda: guards._properties.hold(tensors),
         "gradients are there or not": lambda: [tensors[i].grad is None for i in guards._leaves],
         "attributes of modules": guards._modules.changed,
         f"{values} Python values": guards._python.changed,
         "all of these, hooks and settings": lambda: guards.why_not(tensors, numbers),
     }
-    print(f"{len(tensors)} tensors; µs per call, median of 15 runs")
+    found = []
     for name, call in parts.items():
         times = [t / 200 * 1e6 for t in timeit.repeat(call, number=200, repeat=15)]
-        print(f"{name:36} {statistics.median(times):8.1f}")
+        found.append({"check": name, "us": statistics.median(times)})
+    return found
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """The results for people."""
+    found = Table("check", "µs per call")
+    for r in records:
+        found.add_row(r["check"], f"{r['us']:.1f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 if __name__ == "__main__":

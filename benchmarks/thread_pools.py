@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,12 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.no_grad():
             records.append({"backend": backend, **measure(backend, settings)})
         torch.compiler.reset()
-    columns = [f"{text} ms" for text in KINDS.values()]
-    table = Table("backend", *columns, "alone / after", "pause / after")
-    for r in records:
-        times = [f"{r[f'{kind}_ms']:.3f}" for kind in KINDS]
-        table.add_row(r["backend"], *times, f"{r['ratio']:.3f}", f"{r['ratio_to_pause']:.3f}")
-    console.print(table)
+    console.print(table(records))
     if settings.json:
         harness.save_json(settings.json, "thread pools", records, settings=vars(settings))
     return 1 if any(r["ratio"] < (settings.limit or 0) for r in records) else 0
@@ -89,6 +84,21 @@ def timed(call: Callable[..., object], *arguments: Tensor) -> float:
     start = time.perf_counter()
     call(*arguments)
     return time.perf_counter() - start
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """The results for people."""
+    columns = [f"{text} ms" for text in KINDS.values()]
+    found = Table("backend", *columns, "alone / after", "pause / after")
+    for r in records:
+        times = [f"{r[f'{kind}_ms']:.3f}" for kind in KINDS]
+        found.add_row(r["backend"], *times, f"{r['ratio']:.3f}", f"{r['ratio_to_pause']:.3f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

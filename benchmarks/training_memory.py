@@ -13,7 +13,7 @@ import argparse
 import gc
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.progress import track
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if larger else 0
 
 
-def table(rows: dict[str, dict[str, dict[str, float]]]) -> Table:
+def table(rows: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     """MiB by model and kind of step."""
     found = Table(title="memory of training steps, MiB")
     found.add_column("model")
@@ -70,6 +70,11 @@ def table(rows: dict[str, dict[str, dict[str, float]]]) -> Table:
         sizes = (row[column][key] / 2**20 for column in COLUMNS for key in ("step", "process"))
         found.add_row(name, *(f"{size:.0f}" for size in sizes))
     return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"][0])]
 
 
 def in_a_process(settings: argparse.Namespace, name: str, column: str) -> dict[str, Any]:

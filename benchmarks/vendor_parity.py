@@ -13,7 +13,7 @@ call.
 
 import argparse
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,11 @@ def table(records: Sequence[dict[str, Any]]) -> Table:
         added = f"{r['added_us']:.0f}", f"{r['dynamo_us']:.0f}"
         shown.add_row(r["model"], r["backend"], *times, *added, str(r["ops_in_eager"]))
     return shown
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table(content["results"])]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

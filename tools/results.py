@@ -44,15 +44,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # whose programs write the tables
 END = "<!-- until here -->"
 _PLACE = re.compile(rf"^(<!-- results: (\S+) (\w+) -->\n)(.*?)^({END})$", re.S | re.M)
 _MEASURED = re.compile(rf"^(<!-- measured: (\S+) -->\n)(.*?)^({END})$", re.S | re.M)
-_PROGRAMS = {
-    "training steps": "training",
-    "compilations": "compile_time",
-    "busy_machine": "busy_machine",
-    "inference": "xla_inference",
-    "products": "xla_products",
-    "int8": "harness.int8",
-}
-"""Who writes the table of which kind of results: modules of benchmarks/."""
+_PROGRAM = re.compile(r"\bbenchmarks/(\w+)\.py")
 
 
 class PageError(Exception):
@@ -101,16 +93,17 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
         begin, name, _, end = place.groups()
         try:
             content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-            program = importlib.import_module(_PROGRAMS[content["kind"]])
+            *_, program = _PROGRAM.findall(content["command"])  # the last: others run that one
+            tables = importlib.import_module(program).published(content)
             facts = content.get("context") or content["environment"]
             said = conditions(facts, content["command"])
-        except (OSError, ValueError, KeyError) as error:
-            known = ", ".join(_PROGRAMS)
+        except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
             raise PageError(
                 f"{page.name} asks for docs/measured/{name}.json, which has to be results of a "
-                f"benchmark with a table for pages ({known}): {type(error).__name__}: {error}"
+                f"program of benchmarks/ with a function `published`, and to name it as its "
+                f"command: {type(error).__name__}: {error}"
             ) from error
-        parts = [_as_markdown(part) for part in program.published(content)]
+        parts = [_as_markdown(part) for part in tables]
         return f"{begin}\n{said}\n\n{''.join(parts)}\n{end}"
 
     return fill

@@ -19,7 +19,7 @@ from harness.processes import ChildError
 RUNNER = "BENCHMARK_RUNNER"
 """The variable that says what runs a program, if that is not Python alone."""
 
-_WHERE_AND_WHEN = ("--json", "--minutes")
+_WHERE_AND_WHEN = ("--json", "--minutes", "--budget")
 
 Results = dict[str, Any]
 """What was measured, by name; of what failed {"error": text}."""

@@ -1,6 +1,7 @@
 """Results of a long comparison, saved after every step and continued by the next run."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from dynamo_backends.bench import results_files
 from harness.cells import Cell, Row
+from harness.kept import typed
 
 
 class Ledger:
@@ -23,6 +25,7 @@ class Ledger:
 
     Attributes:
         results: The rows of each measured cell.
+        command: What was typed when the first of it was measured.
         died: Backends during which the process died, by cell; a name for each time.
 
     Raises:
@@ -38,6 +41,7 @@ class Ledger:
         self.results: dict[Cell, list[Row]] = {}
         self.seconds: dict[Cell, float] = {}
         self.died: dict[Cell, list[str]] = {}
+        self.command = typed(sys.argv)
         self._running: tuple[Cell, str] | None = None
         if self.path.exists():
             self._read()
@@ -74,6 +78,7 @@ class Ledger:
         if self._running is not None:
             running = {"cell": self._running[0].as_dict(), "backend": self._running[1]}
         content = {
+            "command": self.command,
             "context": self.context,
             "running": running,
             "died": [{"cell": c.as_dict(), "backends": n} for c, n in self.died.items()],
@@ -89,17 +94,21 @@ class Ledger:
         try:
             found = content["context"]
             self.died = {_cell(x["cell"]): list(x["backends"]) for x in content["died"]}
-            for x in content["results"]:
-                cell = _cell(x["cell"])
-                self.results[cell] = [_row(r) for r in x["rows"]]
-                self.seconds[cell] = x["seconds"]
+            self.results = rows_of(content)
+            self.seconds = {_cell(x["cell"]): x["seconds"] for x in content["results"]}
             running = content["running"]
         except (ValueError, KeyError, TypeError) as error:
             raise results_files.damaged(self.path, self.KIND, error) from error
         results_files.check_context(self.path, found, self.context)
         self.context["date"] = found.get("date")
+        self.command = content.get("command", self.command)
         if running is not None:
             self.died.setdefault(_cell(running["cell"]), []).append(running["backend"])
+
+
+def rows_of(content: Mapping[str, Any]) -> dict[Cell, list[Row]]:
+    """The rows of each cell in the content of such a file."""
+    return {_cell(x["cell"]): [_row(r) for r in x["rows"]] for x in content["results"]}
 
 
 def _cell(given: Mapping[str, Any]) -> Cell:

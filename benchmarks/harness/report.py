@@ -131,6 +131,8 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"date": time.strftime("%Y-%m-%d"), **environment()}
     content = {"kind": kind, "command": typed(sys.argv), "environment": facts}
+    if "settings" in more:  # but for the place of this file
+        more["settings"] = {k: v for k, v in more["settings"].items() if k not in ("json", "child")}
     content |= {**more, "results": list(records)}
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 

@@ -126,17 +126,18 @@ def test_a_page_takes_the_table_of_a_single_benchmark(
     page.write_text("<!-- measured: steps -->\n<!-- until here -->\n")
     assert tool.main([], root) == 1
     assert "other.md asks for docs/measured/steps.json" in capsys.readouterr().err
+    command = "python benchmarks/on_avx2.py benchmarks/training.py"
     speedups = {"eager": [1, 1, 1], "compile_step openxla": [1.5, 1.4, 1.625]}
     times = {"eager": 30, "compile_step openxla": 20}
     row = {"name": "lstm", "milliseconds": times, "speedups": speedups, "gflop": 1, "peak": 100}
     facts = {"date": "2026-11-27", "processor": "a processor", "torch_threads": 2, "python": "3.11"}
     content = {"context": {**facts, "backends": ["openxla"], "precision": "float32"}}
-    content |= {"kind": "training steps", "command": "python x.py", "results": {"lstm": row}}
+    content |= {"kind": "training steps", "command": command, "results": {"lstm": row}}
     folder.mkdir()
     (folder / "steps.json").write_text(json.dumps(content))
     assert tool.main([], root) == 0
     lines = page.read_text().splitlines()
-    assert lines[2].startswith("Measured on 2026-11-27 by `python x.py` on a processor, 2 torch")
+    assert lines[2].startswith(f"Measured on 2026-11-27 by `{command}` on a processor")
     assert lines[6] == "| lstm | 30.0 | failed | 20.0 1.50 [1.40, 1.62] | 3.00 |"
     assert lines[8] == "- compile_step openxla over eager: geometric mean 1.50, lowest 1.50."
     assert tool.main(["--check"], root) == 0

@@ -1,0 +1,152 @@
+"""What the benchmark programs write into pages, from results that nobody measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.table import Table
+
+from tests.bench.programs import load
+
+MIB = 2**20
+SETTINGS = {"batch": 4, "model": "resnet50", "backend": "onnxrt", "sizes": 0, "cpu": False}
+SETTINGS |= {"layers": 100, "calls": 1000}
+
+
+def run(peak: int) -> dict[str, int]:
+    """What a process of memory.py hands back."""
+    return {"peak": peak, "private": peak // 2, "end": peak, "weights": 10_000_000}
+
+
+RESULTS: dict[str, tuple[list[Any], list[str]]] = {
+    "vendor_parity": (
+        [{"model": "mlp", "backend": "ov", "bare_ms": 0.02, "compiled_ms": 0.1, "ratio": 5.0,
+          "added_us": 80.0, "dynamo_us": 60.0, "ops_in_eager": 0}],
+        ["mlp", "ov", "0.020", "0.100", "5.000", "80", "60", "0"],
+    ),
+    "thread_pools": (
+        [{"backend": "ov", "alone_ms": 1.0, "pause_ms": 2.0, "eager_ms": 2.0, "after_ms": 2.5,
+          "ratio": 0.4, "ratio_to_pause": 0.8}],
+        ["ov", "1.000", "2.000", "2.000", "2.500", "0.400", "0.800"],
+    ),
+    "memory": (
+        [{"eager": [run(100_000_000)], "started": [run(120_000_000)],
+          "compiled": [run(130_000_000)]}],
+        ["eager", "100", "0", "0.00", "50", "0.00", "100"],
+    ),
+    "cold_compilation": (
+        [{"backend": "ov", "graphs": [{"cpu_s": 2.0, "trials": 3}, {"cpu_s": 1.0, "trials": 0}]}],
+        ["ov", "2.0 (3)", "1.0 (0)", "3.0 (3)"],
+    ),
+    "package_start": (
+        [{"model": "resnet50", "backend": "ov", "mib": 98.0, "starts": [
+            {"imports": 1.0, "load": 0.1, "first": 0.2, "processor": 0.4, "dynamo": False}]}],
+        ["resnet50", "ov", "1.00", "0.10", "0.20", "0.40", "no", "98"],
+    ),
+    "capture_overhead": (
+        [{"model": "bert", "ratio": 0.8, "ratio_95": [0.5, 1.0], "eager_ms": 8.0, "ms": 10.0,
+          "graphs": 1, "error": ""}],
+        ["bert", "8.00", "10.00", r"+25.00% \[+0.00%, +100.00%]", "1", "[green]yes[/]"],
+    ),
+    "call_overhead": (
+        [{"mode": "no_grad", "eager_us": 9.0, "compiled_us": 8.0, "graph_us": 7.0, "alone_us": 6.0,
+          "overhead_us": 1.0, "guards_us": 1.0, "growth_kb": 0.0}],
+        ["no_grad", "9.0", "8.0", "7.0", "6.0", "1.0", "1.0", "+0 KiB"],
+    ),
+    "freezing_check": (
+        [{"check": "probe", "time_us": 50.0, "cpu_us": 40.0}],
+        ["probe", "50.0", "40.0"],
+    ),
+    "cache_start": (
+        [{start: [{"first_call_s": s, "backend_s": 1.0, "cache_hits": 1, "executables": 1}]
+          for start, s in (("cold", 4.0), ("warm", 2.0))}],
+        ["cold", "4.00", "1.00", "1 of 1"],
+    ),
+    "training_memory": (
+        [{"lstm": {column: {"step": 2.0 * MIB, "process": 400.0 * MIB}
+                   for column in ("eager", "compile_step inductor", "compile_step openxla")}}],
+        ["lstm", "2", "400", "2", "400", "2", "400"],
+    ),
+    "collectives": (
+        [{"devices": 8, "rows": 256, "parallel": "ddp", "exchanged": {"all-reduce": 1.0},
+          "held": 3.0}],
+        ["8", "256", "ddp", "all-reduce 1.00", "3.00"],
+    ),
+    "fragments": (
+        [{"elements": 64, "size": 3, "eager_us": 4.0, "compiled_us": 30.0}],
+        ["64", "3", "4.0", "30.0"],
+    ),
+    "step_guards": ([{"check": "100 Python values", "us": 7.0}], ["100 Python values", "7.0"]),
+}  # fmt: skip
+"""Records of a program, and the first row of its table."""
+
+SENTENCES = {
+    "cache_start": "a warm start is 2.00 × as fast as a cold one",
+    "capture_overhead": "mean +25.00%, worst +25.00%",
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_program_shows_what_it_has_saved(name: str) -> None:
+    records, first = RESULTS[name]
+    content = {"results": json.loads(json.dumps(records)), "settings": SETTINGS}
+    table, *sentences = load(f"benchmarks/{name}.py").published(content)
+    assert isinstance(table, Table)
+    row = [next(iter(column.cells)) for column in table.columns]
+    assert [cell for cell in row if cell] == first
+    assert sentences == ([SENTENCES[name]] if name in SENTENCES else [])
+
+
+def test_sizes_are_shown_beside_one_size() -> None:
+    medians = {key: [2e6, 3e6] for key in ("peak", "private", "end")}
+    rows = [{"backend": "ov", **medians, "ratios": dict.fromkeys(medians, 1.5)}]
+    content = {"results": rows, "settings": {**SETTINGS, "sizes": 20}}
+    (table,) = load("benchmarks/memory.py").published(content)
+    row = [next(iter(column.cells)) for column in table.columns]
+    assert row == ["ov", "2", "3", "1.50", "1.50", "1.50"]
+
+
+def test_imports_are_shown_in_a_sentence() -> None:
+    said = load("benchmarks/import_time.py").published({"results": [1.0, 3.0, 2.0]})
+    assert said == ["import torch + 2.00 ms (median of 3, 1.00 to 3.00)"]
+
+
+def test_autotune_is_shown_beside_its_candidates(tmp_path: Path) -> None:
+    program = load("benchmarks/autotune.py")
+    cell = {
+        "suite": "classic",
+        "model": "bert",
+        "batch": 4,
+        "dtype": "float32",
+        "mode": "inference",
+    }
+    rows = [
+        {"backend": "eager", "status": "ok", "ms": 20.0},
+        {"backend": "inductor_freezing", "status": "ok", "ms": 10.0, "ratio": 2.0},
+        {"backend": "autotune", "status": "ok", "ms": 8.0, "ratio": 2.5, "max_rel": 1e-6,
+         "note": "chose ov"},
+    ]  # fmt: skip
+    content = {
+        "kind": "cells", "context": {"backends": ["inductor_freezing"], "precision": "float32"},
+        "results": [{"cell": cell, "seconds": 1.0, "rows": rows}],
+    }  # fmt: skip
+    (table,) = program.published(content)
+    heads = [str(column.header) for column in table.columns]
+    assert heads[:4] == ["model", "eager ms", "inductor_freezing", "autotune"]
+    first = [next(iter(column.cells)) for column in table.columns]
+    assert first == ["bert", "20.0", "[bold]2.00[/]", "2.50", "chose ov", "1.25", "1e-06"]
+
+
+def test_where_results_are_kept_is_not_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, file = load("benchmarks/freezing_check.py"), tmp_path / "check.json"
+    flags = ["--parameters", "4", "--width", "2", "--repeat", "1", "--rounds", "2"]
+    monkeypatch.setattr("sys.argv", ["benchmarks/freezing_check.py", *flags, "--json", str(file)])
+    assert program.main([*flags, "--json", str(file)]) == 0
+    assert str(tmp_path) not in file.read_text()
+    content = json.loads(file.read_text())
+    assert content["command"] == f"python benchmarks/freezing_check.py {' '.join(flags)}"
+    (table,) = program.published(content)
+    assert [str(c) for c in table.columns[0].cells][1:] == ["probe", "strict"]

@@ -31,6 +31,7 @@ PROGRAMS = (
     "busy_machine",
     "background",
     "device_steps",
+    "kernel_races",
 )
 
 

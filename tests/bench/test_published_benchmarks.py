@@ -77,6 +77,10 @@ RESULTS: dict[str, tuple[list[Any], list[str]]] = {
         [{"elements": 64, "size": 3, "eager_us": 4.0, "compiled_us": 30.0}],
         ["64", "3", "4.0", "30.0"],
     ),
+    "kernel_races": (
+        [{"layer": "conv", "ms": {"direct": 2.0, "F2": 1.5, "F4": 1.0}, "chosen": "F4"}],
+        ["conv", "direct 2.00, F2 1.50, F4 1.00", "F4", "2.00"],
+    ),
     "step_guards": ([{"check": "100 Python values", "us": 7.0}], ["100 Python values", "7.0"]),
 }  # fmt: skip
 """Records of a program, and the first row of its table."""
@@ -150,3 +154,11 @@ def test_where_results_are_kept_is_not_among_them(
     assert content["command"] == f"python benchmarks/freezing_check.py {' '.join(flags)}"
     (table,) = program.published(content)
     assert [str(c) for c in table.columns[0].cells][1:] == ["probe", "strict"]
+
+
+def test_the_kernels_of_a_layer_race() -> None:
+    program = load("benchmarks/kernel_races.py")
+    (record,) = program.measure("conv 3x3, 512 to 512, 7x7", "float32", rounds=1)
+    assert record["chosen"] in record["ms"]
+    assert len(record["ms"]) == 3, "oneDNN and two filterings"
+    assert all(ms > 0 for ms in record["ms"].values())

@@ -15,11 +15,10 @@ of them, for the programs that have a function `published`:
     <!-- measured: NAME -->
     <!-- until here -->
 
-"backends" is a line per backend, "models" one per model, "means" one line in all; "headline" says
-the result in a sentence, "choices" how often autotune chose which candidate; "rates" counts what
-passes, with the reasons of what does not and what was not run. docs/results/NAME.svg is the chart
-of each file that has times. --check writes nothing and says which pages and charts are not what
-their results say.
+"backends" is a line per backend, "models" one per model, "means" a sentence and one line in all;
+"choices" says how often autotune chose which candidate; "rates" counts what passes, with the
+reasons of what does not and what was not run. docs/results/NAME.svg is the chart of each file that
+has times. --check writes nothing and says which pages and charts are not what their results say.
 """
 
 import argparse

@@ -81,9 +81,11 @@ def models_table(run: Run) -> str:
 
 
 def means_table(run: Run) -> str:
-    """The geometric mean speedups alone, in one line with a column per backend."""
+    """The result in a sentence, and the geometric means in one line with a column per backend."""
     backends = list(dict.fromkeys(cell.backend for cell in run.outcomes))
-    return table([f"`{short(b)}`" for b in backends], [[_mean(run, b) for b in backends]], words=0)
+    means = [_mean(run, backend) for backend in backends]
+    line = table([f"`{short(backend)}`" for backend in backends], [means], words=0)
+    return f"{headline(run)}\n\n{line}"
 
 
 def choices_text(run: Run) -> str:
@@ -95,7 +97,6 @@ TABLES: Mapping[str, Callable[[Run], str]] = {
     "backends": backends_table,
     "models": models_table,
     "means": means_table,
-    "headline": headline,
     "choices": choices_text,
     "rates": rates_text,
 }

@@ -66,7 +66,7 @@ format: $(STAMP) ## Format the code and apply ruff's safe corrections
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-figures: ## Print how long files and functions are, and where imports go in circles
+figures: ## Print how long files and functions are, and where imports go in cycles
 	$(PYTHON) tools/house.py
 
 verdicts: $(STAMP) ## Write the tables of verdicts that come with the package (docs/cache.md)

@@ -1,4 +1,4 @@
-"""The figures of the code base, on a package with planted circles and a long function."""
+"""The figures of the code base, on a package with planted cycles and a long function."""
 
 from pathlib import Path
 
@@ -30,9 +30,9 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path / "toy"
 
 
-def test_circles_are_told_apart_by_when_the_imports_happen(toy: Path):
+def test_cycles_are_told_apart_by_when_the_imports_happen(toy: Path):
     modules = house.read(toy)
-    loaded, called, checked = (house.circles(modules, list(house.WHEN)[:n]) for n in (1, 2, 3))
+    loaded, called, checked = (house.cycles(modules, list(house.WHEN)[:n]) for n in (1, 2, 3))
     assert loaded == [["toy.a", "toy.b", "toy.c"]]
     assert called == [*loaded, ["toy.later", "toy.other"]]
     assert checked == [loaded[0], ["toy.hint", "toy.inner.typed"], called[1]]
@@ -46,11 +46,11 @@ def test_sizes(toy: Path):
         "longest file 81 lines: toy.long",
         "1 of 3 functions have more than 40 lines",
         "  41 toy.long.long",
-        "1 import circles when modules are loaded, of 3 modules",
+        "1 import cycles when modules are loaded, of 3 modules",
     ]
 
 
 def test_this_package_has_figures():
     lines = list(house.report(house.ROOT / "dynamo_backends"))
     assert int(lines[0].split()[0]) > 50_000
-    assert "import circles when modules are loaded" in "\n".join(lines)
+    assert "import cycles when modules are loaded" in "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Figures of the code base: how long its files and functions are, and where imports go in circles.
+"""Figures of the code base: how long its files and functions are, and where imports go in cycles.
 
 python tools/house.py
 python tools/house.py FOLDER_OF_A_PACKAGE
@@ -83,8 +83,8 @@ def _imports(
         yield from _imports(child, around, known, when)
 
 
-def circles(modules: Mapping[str, Module], whens: Iterable[When]) -> list[list[str]]:
-    """Modules that import each other, directly or through others; the largest circle first.
+def cycles(modules: Mapping[str, Module], whens: Iterable[When]) -> list[list[str]]:
+    """Modules that import each other, directly or through others; the largest cycle first.
 
     Args:
         modules: Of the package.
@@ -98,7 +98,7 @@ def circles(modules: Mapping[str, Module], whens: Iterable[When]) -> list[list[s
         for name in edges
         if name in reached[name]
     }
-    return [list(circle) for circle in sorted(found, key=lambda c: (-len(c), c))]
+    return [list(cycle) for cycle in sorted(found, key=lambda c: (-len(c), c))]
 
 
 def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
@@ -127,10 +127,10 @@ def report(package: Path) -> Iterator[str]:
     whens: list[When] = []
     for when, words in WHEN.items():
         whens.append(when)
-        found = circles(modules, whens)
+        found = cycles(modules, whens)
         sizes = f", of {' and '.join(str(len(c)) for c in found)} modules" if found else ""
-        yield f"{len(found)} import circles {words}{sizes}"
-        yield from (f"  {' '.join(circle)}" for circle in found)
+        yield f"{len(found)} import cycles {words}{sizes}"
+        yield from (f"  {' '.join(cycle)}" for cycle in found)
 
 
 if __name__ == "__main__":

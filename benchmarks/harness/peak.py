@@ -1,9 +1,11 @@
 """How fast the processor multiplies, for limits that no program of products can pass."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,8 @@ class Products:
 
     Attributes:
         gflop: Floating-point operations of matrix products and convolutions in a call, in 1e9, as
-            torch.utils.flop_counter counts those of eager.
+            torch.utils.flop_counter counts those of eager, but for gradients of convolutions in
+            groups, of which it counts all channels.
         peak: How many GFLOP/s the processor reached just after, see `peak_gflops`.
     """
 
@@ -39,11 +42,27 @@ def products_of(call: Callable[[], object]) -> Products:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # nobody counts what those multiply
     try:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_MAPPING) as counter:
             call()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return Products(counter.get_total_flops() / 1e9, peak_gflops())
+
+
+def _of_gradients(
+    grad_shape: Sequence[int],
+    image_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    *arguments: Any,
+    out_shape: Any,
+) -> int:
+    """Operations of `aten.convolution_backward`: as many as of the convolution, per gradient."""
+    *_, transposed, _, _, mask = arguments
+    windows = image_shape if transposed else grad_shape
+    return 2 * math.prod(windows) * math.prod(weight_shape[1:]) * sum(mask[:2])
+
+
+_MAPPING = {torch.ops.aten.convolution_backward: _of_gradients}
 
 
 def peak_gflops() -> float:

@@ -66,6 +66,17 @@ def test_what_a_call_multiplies_is_counted() -> None:
     assert products.peak > 0
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_gradients_of_convolutions_multiply_as_much_as_these(groups: int, kind: Any) -> None:
+    layer = kind(8, 12, 3, stride=2, groups=groups)
+    image = torch.randn(2, 8, 16, 16, requires_grad=True)
+    forward = harness.products_of(lambda: layer(image)).gflop
+    assert forward > 0
+    whole = harness.products_of(lambda: layer(image).sum().backward()).gflop
+    assert whole == pytest.approx(3 * forward)
+
+
 def test_products_are_shown_by_their_speed() -> None:
     program = load("benchmarks/xla_products.py")
     row = {"product": "square", "gflops": {"eager": 220.4, "openxla": 190.6}}

@@ -1,4 +1,4 @@
-"""Partitions: no circles, few blocks, random numbers in order, values equal to the whole graph."""
+"""Partitions: no cycles, few blocks, random numbers in order, values equal to the whole graph."""
 
 import operator
 

@@ -143,6 +143,7 @@ from dynamo_backends._torch_private.tensors import (
     concrete,
     from_dlpack,
     has_storage,
+    is_dense_on_cpu,
     is_traceable_wrapper_subclass,
     plain_parts,
     size_bounds,
@@ -173,6 +174,7 @@ from dynamo_backends._torch_private.tracing import (
     make_fx,
     mode_of,
     outside_of_captures,
+    settings_of_tracing,
     tracing_a_step,
 )
 from dynamo_backends._torch_private.tracing_apart import tracing_apart

@@ -3,6 +3,7 @@
 | what | checked |
 |---|---|
 | `torch._C._to_dlpack`, `_from_dlpack`, `_has_storage`, `_storage_Use_Count` | 2.11+ |
+| `torch._C._functorch.is_functorch_wrapped_tensor` | 2.13 |
 | `UntypedStorage._cdata`, `torch.SymInt.node.hint` | 2.11+ |
 | `torch._subclasses.fake_tensor.FakeTensor` | 2.11+ |
 | `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.11+ |
@@ -57,6 +58,17 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 def has_storage(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own kind, which wrappers and fakes have not."""
     return bool(torch._C._has_storage(tensor))
+
+
+def is_dense_on_cpu(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but strided numbers in the memory of the CPU."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and has_storage(tensor)
+    )
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:

@@ -12,6 +12,7 @@
 | `torch.compiler._is_compiling_flag` | 2.11+ |
 | `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.11+ |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.11+ |
+| `torch._functorch.config.get_hash` | 2.13 |
 """
 
 import contextlib
@@ -116,6 +117,29 @@ def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
 
     manager: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
     return manager
+
+
+def settings_of_tracing() -> str:
+    """What tracing depends on besides the graph and its inputs, but for autocast."""
+    from torch._functorch import config
+
+    backends = torch.backends
+    return repr(
+        (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            backends.mkldnn.enabled,
+            backends.mha.get_fastpath_enabled(),
+            backends.cuda.flash_sdp_enabled(),
+            backends.cuda.mem_efficient_sdp_enabled(),
+            backends.cuda.math_sdp_enabled(),
+            config.get_hash().hex(),
+        )
+    )
 
 
 def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.GraphModule]:

@@ -16,6 +16,7 @@ from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_as_in_eager
 from dynamo_backends.aot.serialized import compile_kept, pickled_if_kept
+from dynamo_backends.aot.traces import Traces
 from dynamo_backends.graph import lstm
 from dynamo_backends.interface.report import Kind
 
@@ -27,6 +28,7 @@ def compile_functional(
     decompositions: dict[Any, Callable[..., Any]],
     partitioner: str = "default",
     complete: bool = True,
+    traces: Traces | None = None,
 ) -> Callable[..., Any]:
     """Splits a captured graph and compiles each functional graph of it.
 
@@ -40,6 +42,7 @@ def compile_functional(
             what it names.
         complete: Whether Dynamo gets the result as it is, so that torch may keep it for other
             processes.
+        traces: Where the functional graph is, or is kept, for which nothing has to be traced.
 
     Returns:
         What Dynamo calls in place of the captured graph.
@@ -47,6 +50,8 @@ def compile_functional(
     pickled = pickled_if_kept(compile_graph, complete)
     compile_one = compile_boxed if pickled is None else compile_kept
     shortens = pickled is None and not private.is_autocast_on()
+    if traces is not None and shortens and (kept := traces.load()) is not None:
+        return _without_aot(compile_boxed(compile_graph, kept[0], "inference", kept[1]))
     sufficient: list[tuple[Callable[[list[Any]], Any], int]] = []
 
     inputs = len(example_inputs)
@@ -57,9 +62,12 @@ def compile_functional(
             static = frozenset(private.static_input_indices(captured, gm.graph))
             if kind == "inference":
                 private.note_updates(gm)
-            run = compile_one(compile_graph, gm, kind, static)
             updates = len(private.noted_updates(gm.graph))
-            if shortens and kind == "inference" and private.only_calls_graph(inputs, updates):
+            suffices = kind == "inference" and private.only_calls_graph(inputs, updates)
+            if traces is not None and shortens and suffices and not updates:
+                traces.save(gm, static)
+            run = compile_one(compile_graph, gm, kind, static)
+            if shortens and suffices:
                 sufficient.append((run, updates))
             return run
 
@@ -92,15 +100,25 @@ def _shortened(
     """
     first = True
     rest = slice(updates, None)
+    later = _without_aot(graph)
 
     def call(*args: Any) -> Any:
         nonlocal first
         if first:
             first = False
             return called(*args)
+        return later(*args)[rest]
+
+    return call
+
+
+def _without_aot(graph: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    """What Dynamo calls where the graph is all of a call."""
+
+    def call(*args: Any) -> Any:
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return graph(list(args))[rest]
-        return graph(list(args))[rest]
+                return graph(list(args))
+        return graph(list(args))
 
     return call

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "clear", help="forget decisions, and tvm's schedules, so that graphs are tuned anew"
     )
     clear.add_argument(
-        "--executables", action="store_true", help="remove compiled code from the disk, too"
+        "--executables",
+        action="store_true",
+        help="remove compiled code and traced graphs from the disk, too",
     )
     export = actions.add_parser("export", help="write all decisions into one file")
     export.add_argument("file", metavar="FILE", help="JSON file to write; - is standard output")
@@ -132,6 +134,7 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
 
 
 def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
+    from dynamo_backends.aot.traces import FOLDER as TRACES
     from dynamo_backends.tvm.records import FOLDER
 
     folder = decisions.folder.parent
@@ -141,6 +144,8 @@ def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
         print(f"removed {removed} tuned schedules from {schedules}")
     if args.executables:
         print(f"removed {_remove(folder.glob('*.bin'))} compiled graphs from {folder}")
+        traces = folder / TRACES
+        print(f"removed {_remove(traces.glob('*.bin'))} traced graphs from {traces}")
     return 0
 
 

@@ -18,6 +18,7 @@ from dynamo_backends.aot.inputs import (
     subclass_inputs,
     without_subclasses,
 )
+from dynamo_backends.aot.traces import Traces, key_of
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.equal_sizes import unite_equal_sizes
@@ -123,15 +124,23 @@ def _compile_captured(
     stays = backend.home(options)
     residency = Residency(stays) if home is not None or stays is not None else None
     compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
-    table = decompositions(keep=frozenset(backend.keeps(options)))
+    keeps = frozenset(backend.keeps(options))
     places = subclass_inputs(example_inputs)
     complete = not places and residency is None and around is None
     clock = StageClock()
     if (seconds := private.capture_seconds()) is not None:
         clock.add(CAPTURE, seconds)
     with taking_handles(), clocked(clock), stage(AOT):
+        # `keep_in_eager` may name what a traced graph does not, see `interface.operator_names`.
+        is_kept = complete and options.cache and not options.keep_in_eager
         compiled = compile_functional(
-            captured, example_inputs, compile_graph, table, options.partitioner, complete
+            captured,
+            example_inputs,
+            compile_graph,
+            decompositions(keep=keeps),
+            options.partitioner,
+            complete,
+            Traces(key_of(captured, example_inputs, keeps)) if is_kept else None,
         )
     if residency is not None:
         compiled = residency.returned(compiled)

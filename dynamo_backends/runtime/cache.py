@@ -1,10 +1,11 @@
-"""Compiled executables on disk: atomic, checked, limited in size, never unpickled.
+"""Compiled executables, and what else is kept on disk: atomic, checked, limited in size.
 
 An entry is one file: a magic line, the SHA-256 of the rest, a JSON header with the names and
 sizes of its parts, and the parts. A damaged entry is dropped and rebuilt. Writers make a temporary
 file and rename it, so that readers in other processes see a whole entry or none.
 
-Entries hold machine code, so the folder must belong to this user and be writable by nobody else.
+Entries hold machine code and pickles, so the folder must belong to this user and be writable by
+nobody else.
 """
 
 import contextlib

@@ -19,10 +19,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-_KEPT = frozenset(
+KEPT = frozenset(
     {"val", "desc", "stack_trace", "original_aten", "partitioner_tag", "custom"}
     | {"user_visible_output_idxs"}
 )
+"""What is packed of a node's `meta`."""
 
 
 class KeptCode(OutputCode):
@@ -60,7 +61,7 @@ class KeptCode(OutputCode):
         """Called with Inductor's kernels, which are not ours to keep."""
 
 
-def pack(gm: fx.GraphModule, kept: Collection[str] = _KEPT) -> bytes:
+def pack(gm: fx.GraphModule, kept: Collection[str] = KEPT) -> bytes:
     """A functional graph with its fake tensors, as bytes, without the user's modules.
 
     Args:

@@ -33,8 +33,14 @@ LEAST_S = 0.1
 
 _LIMIT = 256 << 20  # bytes on disk
 _GRAPH, _STATIC = "graph", "static"
-_OWN = frozenset({"torch", "math", "operator", "_operator", "builtins"})
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
+_MODULES = frozenset(
+    {"torch", "torch.Tensor", "torch.functional", "torch.nn.functional"}
+    | {f"torch.{name}" for name in ("fft", "linalg", "special")}
+    | {f"torch._C._{name}" for name in ("fft", "linalg", "nn", "special")}
+    | {"_operator", "builtins", "math", "operator"}
+)
+_OTHERS = frozenset({f"torch._C._{name}" for name in ("set_grad_enabled", "log_api_usage_once")})
 _PLAIN = (type(None), type(...), bool, int, float, complex, str)
 _SETTINGS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -62,11 +68,11 @@ class Traces:
         parts = None if self._key is None else _store().get(self._key)
         if self._key is None or parts is None:
             return None
-        from dynamo_backends._torch_private.precompile import unpack
+        from dynamo_backends._torch_private.packing import unpack_static
 
         try:
             with stage(LOADING):
-                return unpack(parts[_GRAPH]), frozenset(json.loads(parts[_STATIC]))
+                return unpack_static(parts[_GRAPH]), frozenset(json.loads(parts[_STATIC]))
         except Exception as error:  # whatever unpickling raises
             log.warning("dropped an unusable trace: %s", brief_error(error))
             _store().drop(self._key)
@@ -76,10 +82,10 @@ class Traces:
         """Keeps a graph, if tracing it took long and it can be packed."""
         if self._key is None or time.perf_counter() - self._start < LEAST_S:
             return
-        from dynamo_backends._torch_private.precompile import pack
+        from dynamo_backends._torch_private.packing import pack_static
 
         try:
-            packed = pack(gm)
+            packed = pack_static(gm)
         except Exception as error:  # whatever a target or a constant answers to pickling
             log.debug("a graph will be traced anew in other processes: %s", brief_error(error))
             return
@@ -130,7 +136,7 @@ def _inputs(inputs: Sequence[Any]) -> Iterator[str]:
     for x in inputs:
         if type(x) not in (Tensor, torch.nn.Parameter) or not private.is_dense_on_cpu(x):
             raise _UnnamedError
-        storages.add(x.untyped_storage()._cdata)
+        storages.add(private.storage_id(x))
         size, layout = tuple(x.shape), (*x.stride(), x.storage_offset())
         yield f"{type(x).__name__} {size} {layout} {x.dtype} {x.requires_grad} {x.is_inference()}"
     if len(storages) < len(inputs):
@@ -138,18 +144,29 @@ def _inputs(inputs: Sequence[Any]) -> Iterator[str]:
 
 
 def _calls(captured: fx.GraphModule) -> Iterator[str]:
+    """What the graph calls, with the lines of code.
+
+    Raises:
+        _UnnamedError: Another process cannot know it by name, a size is symbolic, or a tensor is
+            not on the CPU.
+    """
     numbers = {node: i for i, node in enumerate(captured.graph.nodes)}
     static = private.captured_static_inputs(captured)
     for node, number in numbers.items():
+        fake = node.meta.get("example_value")
+        if isinstance(fake, Tensor) and not _is_fixed_on_cpu(fake):
+            raise _UnnamedError
         if node.op == "placeholder":
-            fake: Any = node.meta["example_value"]
-            if not all(type(n) is int for n in (*fake.shape, *fake.stride())):
-                raise _UnnamedError
             yield f"{node.op} {number in static}"
             continue
         target = "" if node.op == "output" else _name(node)
         arguments = [_argument(x, numbers) for x in (node.args, node.kwargs)]
-        yield f"{node.op} {target} {arguments} {node.meta.get('stack_trace')}"
+        yield f"{node.op} {target} {arguments} {node.meta.get('stack_trace')!r}"
+
+
+def _is_fixed_on_cpu(fake: Tensor) -> bool:
+    sizes = (*fake.shape, *fake.stride()) if fake.layout == torch.strided else (None,)
+    return fake.device.type == "cpu" and all(type(n) is int for n in sizes)
 
 
 def _name(node: fx.Node) -> str:
@@ -167,7 +184,7 @@ def _name(node: fx.Node) -> str:
         name, is_known = str(target), target.namespace in _NAMESPACES
     else:
         name = private.function_name(target)
-        is_known = name.partition(".")[0] in _OWN and "<" not in name
+        is_known = name in _OTHERS or name.rpartition(".")[0] in _MODULES
     if not is_known or isinstance(target, private.HigherOrderOperator):
         raise _UnnamedError
     return name

@@ -1,5 +1,6 @@
 """Functional graphs on disk: found by all that tracing depends on, and by nothing else."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
 
 import dynamo_backends
 from dynamo_backends._torch_private import same
+from dynamo_backends._torch_private.packing import pack_static, unpack_static
 from dynamo_backends.aot import traces
+from dynamo_backends.bench.suites import suite
+from dynamo_backends.bench.suites.case import call
 from dynamo_backends.pipeline import captured
 from tests.backend_checks import usable
 
@@ -223,10 +228,11 @@ def _branches(x: Tensor) -> Tensor:
     [
         (lambda x, y: x * y, lambda: torch.randn(6).split(3)),
         (lambda x: _twice(x).sin(), lambda: (torch.randn(3),)),
+        (lambda x: torch.ops.test_traces.twice(x).sin(), lambda: (torch.randn(3),)),
         (_branches, lambda: (torch.randn(3),)),
         (lambda x: x.sin().real, lambda: (torch.randn(3, dtype=torch.complex64).conj(),)),
     ],
-    ids=["parts of one tensor", "operators of others", "control flow", "conjugates"],
+    ids=["parts of one tensor", "operators of others", "by name", "control flow", "conjugates"],
 )
 def test_what_has_no_key(function: Any, inputs: Any, keys: list[str | None]):
     given = inputs()
@@ -329,3 +335,71 @@ def test_short_traces_are_not_kept(
         anew(one_more, torch.randn(3))
     assert traced == ["traced"] * 2
     assert not (tmp_path / "cache" / traces.FOLDER).exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("suite_name", ["classic", "transformers"])
+def test_models_have_keys(suite_name: str, keys: list[str | None]):
+    cases = suite(suite_name, "test", 2)[:6]
+    for case in cases:
+        torch._dynamo.reset()
+        compiled = torch.compile(case.make(), backend=dynamo_backends.compiler("ts_trace"))
+        call(compiled, case.inputs())
+    assert len({*keys} - {None}) >= len(cases)
+    assert None not in keys
+
+
+def functional(function: Any, *inputs: Any, dynamic: bool = False) -> fx.GraphModule:
+    """What AOT Autograd makes of a function."""
+    found = []
+
+    def note(gm: fx.GraphModule, _: Any) -> Any:
+        found.append(gm)
+        return make_boxed_func(gm.forward)
+
+    torch._dynamo.reset()
+    backend = traces.private.aot_autograd(fw_compiler=note)
+    torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    return found[0]
+
+
+def described(value: Any) -> Any:
+    """A value of a node, without the tensors."""
+    if isinstance(value, (tuple, list)):
+        return [described(item) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    kind = type(value).__name__, value.dtype, value.device, value.requires_grad
+    return *kind, tuple(value.shape), value.stride(), value.storage_offset()
+
+
+def _of_many_kinds(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    table = torch.tensor([[1.5, -2.0], [0.0, 3.0]])
+    parts = x.split(2, dim=1)
+    rows = parts[1].T.expand(3, -1, -1)[:, 1:]
+    values, places = (x @ weight).topk(2)
+    return rows * 2, values @ table, places.to(torch.float64), F.layer_norm(x, (4,))
+
+
+@torch.no_grad()
+def test_a_graph_is_read_as_it_was_written():
+    gm = functional(_of_many_kinds, torch.randn(5, 4), nn.Parameter(torch.randn(4, 6)))
+    found = unpack_static(pack_static(gm))
+    assert str(found.graph) == str(gm.graph)
+    assert [*dict(found.named_buffers())] == [n.target for n in gm.graph.find_nodes(op="get_attr")]
+    for ours, theirs in zip(found.graph.nodes, gm.graph.nodes, strict=True):
+        assert (ours.name, ours.target) == (theirs.name, theirs.target)
+        assert described(ours.meta.get("val")) == described(theirs.meta.get("val"))
+        for key in ("desc", "stack_trace"):
+            assert ours.meta.get(key) == theirs.meta.get(key)
+        assert str(ours.meta.get("original_aten")) == str(theirs.meta.get("original_aten"))
+    inputs = torch.randn(5, 4), torch.randn(4, 6)
+    for ours, theirs in zip(found(*inputs), gm(*inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_graphs_of_many_sizes_are_not_written():
+    gm = functional(one_more, torch.randn(3), dynamic=True)
+    with pytest.raises(pickle.PicklingError, match="SymInt in a graph of static sizes"):
+        pack_static(gm)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
+from dynamo_backends.aot.traces import FOLDER as TRACES
 from dynamo_backends.autotune.candidates import SPLIT, Candidate
 from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
 from dynamo_backends.cli.main import main
@@ -231,15 +232,19 @@ def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.Captu
     compiled = DiskCache(cache_folder())
     Decisions().put(decision())
     compiled.put("graph", {"code": b"1"})
+    traced = DiskCache(cache_folder() / TRACES)
+    traced.put("graph", {"graph": b"1"})
     records = Records("this machine")
     records.put("function", Record(None, ""))
     assert main(["cache", "clear"]) == 0
     assert "removed 1 tuned schedules" in capsys.readouterr().out
     assert (Decisions().all(), records.get("function")) == ([], None)
-    assert compiled.get("graph") is not None
+    assert None not in (compiled.get("graph"), traced.get("graph"))
     assert main(["cache", "clear", "--executables"]) == 0
-    assert "removed 1 compiled graphs" in capsys.readouterr().out
-    assert compiled.get("graph") is None
+    said = capsys.readouterr().out
+    assert "removed 1 compiled graphs" in said
+    assert "removed 1 traced graphs" in said
+    assert compiled.get("graph") is traced.get("graph") is None
 
 
 def test_ls_and_show(capsys: pytest.CaptureFixture[str]):

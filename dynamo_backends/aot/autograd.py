@@ -42,7 +42,7 @@ def compile_functional(
             what it names.
         complete: Whether Dynamo gets the result as it is, so that torch may keep it for other
             processes.
-        traces: Where the functional graph is, or is kept, for which nothing has to be traced.
+        traces: Where the functional graph is kept for other processes; None: nowhere.
 
     Returns:
         What Dynamo calls in place of the captured graph.

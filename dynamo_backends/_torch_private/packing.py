@@ -4,10 +4,9 @@
 
 | what | checked |
 |---|---|
-| `torch._subclasses`: `FakeTensor`, `FakeTensorMode` | 2.11+ |
-| `torch._guards.TracingContext.fake_mode` | 2.11+ |
-| `torch._ops.OpOverload`: `namespace`, `_overloadname`, `overloadpacket` | 2.11+ |
-| `torch.fx.node.map_aggregate` | 2.11+ |
+| `torch._subclasses.FakeTensor`, made by factories under its mode | 2.13 |
+| `torch._ops.OpOverload`: `namespace`, `_overloadname`, `overloadpacket` | 2.13 |
+| `torch.fx.node.map_aggregate` | 2.13 |
 """
 
 import io
@@ -16,14 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._guards import TracingContext
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch._subclasses import FakeTensor
 from torch.fx.node import map_aggregate
 
 from dynamo_backends._torch_private.graphs import lazy_graph_module
-from dynamo_backends._torch_private.precompile import KEPT
+from dynamo_backends._torch_private.precompile import KEPT, mode_of_compilation
 
 
 class _Packed(NamedTuple):
@@ -78,9 +75,7 @@ def unpack_static(data: bytes) -> fx.GraphModule:
         ValueError: A name cannot be had again.
     """
     packed = pickle.loads(data)
-    context = TracingContext.try_get()
-    mode = context.fake_mode if context is not None else None
-    with mode or FakeTensorMode(shape_env=ShapeEnv()):
+    with mode_of_compilation():
         described = pickle.loads(packed.nodes)
     graph, nodes = fx.Graph(), list[fx.Node]()
 

@@ -73,9 +73,14 @@ def pack(gm: fx.GraphModule, kept: Collection[str] = KEPT) -> bytes:
 
 def unpack(data: bytes) -> fx.GraphModule:
     """The graph that was packed, with fake tensors of the mode in which torch loads it."""
-    context = TracingContext.try_get()
-    mode = context.fake_mode if context is not None else None
-    gm = GraphPickler.loads(data, mode or FakeTensorMode(shape_env=ShapeEnv()))
+    gm = GraphPickler.loads(data, mode_of_compilation())
     assert isinstance(gm, fx.GraphModule)
     gm.recompile()
     return gm
+
+
+def mode_of_compilation() -> FakeTensorMode:
+    """That of the fake tensors that torch compiles with now; a new one if it compiles nothing."""
+    context = TracingContext.try_get()
+    mode = context.fake_mode if context is not None else None
+    return mode or FakeTensorMode(shape_env=ShapeEnv())

@@ -18,12 +18,13 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 import harness
 from dynamo_backends._torch_private.control import torch_backends
@@ -33,7 +34,7 @@ from dynamo_backends.interface.registry import get_backend, list_backends
 from harness import cell_tables
 from harness.cell_runs import run_cells
 from harness.cells import DTYPES, Cell, Measuring, cells
-from harness.ledger import Ledger
+from harness.ledger import Ledger, rows_of
 
 MODELS = (
     *(("classic", name) for name in (
@@ -173,7 +174,7 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
 
 def report(ledger: Ledger, left: int, settings: argparse.Namespace, console: Console) -> int:
     """Prints and saves the tables; returns the exit status."""
-    results = dict(sorted(ledger.results.items(), key=lambda item: order(item[0])))
+    results = in_order(ledger.results)
     for table in cell_tables.rich_tables(results):
         console.print(table)
     wrong = cell_tables.problems(results)
@@ -191,6 +192,24 @@ def report(ledger: Ledger, left: int, settings: argparse.Namespace, console: Con
     if left:
         console.print(f"{left} cells are left; the same command goes on with them")
     return int(bool(wrong) or any(aim.met is False for aim in aims))
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    results = in_order(rows_of(content))
+    aims = [aim for aim in cell_tables.targets(results, len(MODELS)) if aim.found]
+    tables = cell_tables.rich_tables(results, cell_tables.with_seconds)
+    for column in (column for table in tables for column in table.columns):
+        column.header = str(column.header).replace("\n", "")  # pages are wider than terminals
+    return [
+        *tables,
+        *(f"Target: {aim.line()}" for aim in aims),
+    ]
+
+
+def in_order(results: cell_tables.Results) -> cell_tables.Results:
+    """The results as tables and lines show them."""
+    return dict(sorted(results.items(), key=lambda item: order(item[0])))
 
 
 def order(cell: Cell) -> tuple[int, ...]:

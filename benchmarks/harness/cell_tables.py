@@ -1,6 +1,6 @@
 """Tables of measured cells, for the terminal and for a page, and whether targets are met."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,28 @@ def backends_in(models: Mapping[str, Sequence[Row]]) -> list[str]:
     return [n for n in names if n != EAGER]
 
 
-def lines(models: Mapping[str, Sequence[Row]]) -> list[list[str]]:
-    """A table of texts: a head, a line for each model, and geometric means."""
+def cell_text(row: Row | None) -> str:
+    """What a table shows of a row: its ratio, or what became of it."""
+    if row is None:
+        return "-"
+    return row.status if row.ratio is None else f"{row.ratio:.2f}"
+
+
+def with_seconds(row: Row | None) -> str:
+    """As `cell_text`, with the seconds of the first call."""
+    text = cell_text(row)
+    return text if row is None or row.first_call_s is None else f"{text} ({row.first_call_s:.0f} s)"
+
+
+def lines(
+    models: Mapping[str, Sequence[Row]], text: Callable[[Row | None], str] = cell_text
+) -> list[list[str]]:
+    """A table of texts: a head, a line for each model, and geometric means.
+
+    Args:
+        models: Rows by model.
+        text: What is shown of a row.
+    """
     backends = backends_in(models)
     table = [["model", "eager ms", *backends, "fastest"]]
     for model, rows in models.items():
@@ -62,19 +82,12 @@ def lines(models: Mapping[str, Sequence[Row]]) -> list[list[str]]:
         eager = found.get(EAGER)
         base = f"{eager.ms:.2f}" if eager is not None and eager.ms is not None else "-"
         best = fastest(rows)
-        cells = [cell_text(found.get(name)) for name in backends]
+        cells = [text(found.get(name)) for name in backends]
         table.append([model, base, *cells, best.backend if best else "-"])
     means = [mean_ratio(models.values(), name) for name in backends]
     shown = ["-" if m is None else f"{m:.2f}" for m in means]
     table.append(["geometric mean", "", *shown, ""])
     return table
-
-
-def cell_text(row: Row | None) -> str:
-    """What a table shows of a row: its ratio, or what became of it."""
-    if row is None:
-        return "-"
-    return row.status if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def fastest(rows: Iterable[Row], without: Sequence[str] = ()) -> Row | None:
@@ -93,13 +106,18 @@ def mean_ratio(models: Iterable[Sequence[Row]], backend: str) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def rich_tables(results: Results) -> list[Table]:
-    """One table for each mode, dtype and batch size; numbers are speedups over eager."""
+def rich_tables(results: Results, text: Callable[[Row | None], str] = cell_text) -> list[Table]:
+    """One table for each mode, dtype and batch size; numbers are speedups over eager.
+
+    Args:
+        results: What was measured.
+        text: What is shown of a row.
+    """
     tables = []
     for (mode, dtype, batch), models in by_kind(results).items():
         title = f"{mode}, {dtype}, batch {batch}: eager's time over the backend's"
         table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-        head, *body, means = lines(models)
+        head, *body, means = lines(models, text)
         table.add_column(head[0])
         for name in head[1:]:
             table.add_column(name.replace("_", "_\n"), justify="right", no_wrap=True)

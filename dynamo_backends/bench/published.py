@@ -28,16 +28,23 @@ def conditions(facts: Mapping[str, Any], command: str) -> str:
     """When, how and on what something was measured, in one sentence.
 
     Args:
-        facts: What results depend on, as `bench.environment` has it, with the date.
+        facts: What results depend on, as `bench.environment` or benchmarks/gpu.py has it, with
+            the date.
         command: What measures them.
     """
     versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items() if v)
-    device = facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
+    threads = f", {facts['torch_threads']} torch threads" if "torch_threads" in facts else ""
     sizes = ", small versions of the models" if facts.get("scale") == "test" else ""
     return (
-        f"Measured on {facts.get('date')} by `{command}`{sizes} on {device}, "
-        f"{facts.get('torch_threads')} torch threads (Python {facts.get('python')}, {versions})."
+        f"Measured on {facts.get('date')} by `{command}`{sizes} on "
+        f"{_device(facts)}{threads} (Python {facts.get('python')}, {versions})."
     )
+
+
+def _device(facts: Mapping[str, Any]) -> Any:
+    if "driver" in facts:
+        return f"{facts['device']}, driver {facts['driver']}, CUDA {facts['cuda']}"
+    return facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
 
 
 def backends_table(run: Run) -> str:

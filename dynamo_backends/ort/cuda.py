@@ -38,7 +38,7 @@ def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str
         graphs: Whether runs are recorded as a CUDA graph.
     """
     entries = {
-        "device_id": str(index),
+        **_device(index),
         "use_tf32": str(int(tf32.everywhere)),
         "cudnn_conv_algo_search": "EXHAUSTIVE" if search else "HEURISTIC",
         # What torch could use as well is not taken in powers of two.
@@ -55,7 +55,7 @@ def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str,
         folder: Where engines and timings are kept; None: nowhere.
         graphs: Whether runs are recorded as a CUDA graph.
     """
-    entries = {"device_id": str(index)}
+    entries = _device(index)
     if folder is not None:
         entries |= {
             "trt_engine_cache_enable": "1",
@@ -64,6 +64,14 @@ def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str,
             "trt_timing_cache_path": str(folder),
         }
     return {**entries, "trt_cuda_graph_enable": "1"} if graphs else entries
+
+
+def _device(index: int) -> dict[str, str]:
+    """Nothing for the first device, which is ONNX Runtime's default.
+
+    Whoever names a device is warned at each session since 1.26, unless the provider is a plugin.
+    """
+    return {"device_id": str(index)} if index else {}
 
 
 def with_stream(provider: str, entries: dict[str, str], device: tuple[str, int]) -> dict[str, str]:

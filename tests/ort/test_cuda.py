@@ -59,7 +59,9 @@ def test_options_of_the_cuda_provider():
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": "1",
     }
-    assert "enable_cuda_graph" not in cuda.cuda_entries(0, BOTH, search=False, graphs=False)
+    first = cuda.cuda_entries(0, BOTH, search=False, graphs=False)
+    assert not {"enable_cuda_graph", "device_id"} & first.keys()
+    assert cuda.tensorrt_entries(1, None, graphs=False) == {"device_id": "1"}
 
 
 def cuda_settings(**options: Any) -> SessionSettings:
@@ -79,7 +81,7 @@ def test_tensorrt_comes_before_cuda_and_gets_the_users_options():
     assert "enable_cuda_graph" not in second
     assert settings.graphs
     without = cuda_settings(provider="tensorrt", cache=False)
-    assert dict(without.providers[0][1]) == {"device_id": "0"}
+    assert dict(without.providers[0][1]) == {}
 
 
 def test_a_trial_refuses_the_host_and_records_nothing():
@@ -107,8 +109,8 @@ def test_a_session_is_given_a_stream_that_is_not_the_default_one(monkeypatch: py
     double.side_stream(0).cuda_stream = 4711  # type: ignore[attr-defined]
     monkeypatch.setattr(device, "_driver", double)
     for name in (cuda.CUDA, cuda.TENSORRT):
-        given = cuda.with_stream(name, {"device_id": "0"}, ("cuda", 0))
-        assert given == {"device_id": "0", "user_compute_stream": "4711"}
+        given = cuda.with_stream(name, {"use_tf32": "0"}, ("cuda", 0))
+        assert given == {"use_tf32": "0", "user_compute_stream": "4711"}
     assert cuda.with_stream(cuda.CPU, {}, ("cuda", 0)) == {}
 
 

@@ -233,7 +233,7 @@ def fitted(
 
 
 def _base(record: Record, name: str) -> float:
-    return hand.base_gain(name, record.described.graph)
+    return hand.base_gain(name, record.described)
 
 
 def _regression(
@@ -301,7 +301,7 @@ def best(records: Sequence[Record]) -> tuple[float, float]:
 
 
 def _by_hand(record: Record, name: str) -> float:
-    return math.log(getattr(hand.row_of(name), hand.family_of(record.described.graph)))
+    return hand.gain_of(name, record.described)
 
 
 def _pairs(

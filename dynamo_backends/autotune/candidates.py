@@ -65,6 +65,11 @@ class Candidate:
         return INT8 in self.name
 
     @property
+    def trains(self) -> bool:
+        """Whether it compiles graphs that are trained."""
+        return self.owner != "ours" or (self.made or get_backend(self.backend)).trains
+
+    @property
     def has_own_steps(self) -> bool:
         """Whether it compiles whole training steps otherwise than functional graphs."""
         if self.owner != "ours":

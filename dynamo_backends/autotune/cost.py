@@ -85,8 +85,8 @@ class CostModel:
     def _predict(self, name: str) -> Prediction:
         expected = self._prior.expect(name, self._described)
         past = self._past.get(name, [])
-        rates = [max((r.compile_s or 0) - _FIXED_S, 0.0) / max(d.ops, 1) for d, _, r in past]
-        rate = statistics.median(rates) if rates else expected.compile_s
+        factors = [self._seconds(name, graph, row) for graph, _, row in past]
+        factor = statistics.median(factors) if factors else 1.0
         errors = [
             (weight, _gain(row) - self._prior.expect(name, graph).gain)
             for graph, weight, row in past
@@ -95,11 +95,16 @@ class CostModel:
         worked = [(weight, float(row.seconds is not None)) for _, weight, row in past]
         gain = expected.gain + _blend(errors, 0.0)
         return Prediction(
-            _FIXED_S + rate * max(self._described.ops, 1),
+            _FIXED_S + factor * expected.compile_s * max(self._described.ops, 1),
             math.exp(gain),
             _blend(worked, expected.right),
             expected.spread,
         )
+
+    def _seconds(self, name: str, graph: Described, row: CandidateReport) -> float:
+        """How many times as long as expected a compilation took."""
+        took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
+        return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))
 
     def order(self, names: Sequence[str], within_s: float = math.inf) -> list[str]:
         """Names, the most promising first.

@@ -188,11 +188,13 @@ class Ensemble:
             counts: See `Subject`.
         """
         static = private.captured_static_inputs(self.captured)
+        promised = _promised(self.captured)
         return Subject(
             self.adapt(self.captured.forward),
             self.adapt(precise_captured(self.captured)),
             arguments or Arguments(self.values, static, self.mutated()),
-            _promised(self.captured),
+            promised,
+            len(promised) if self.kind == "training" else None,
             title,
             others=others,
             counts=counts,

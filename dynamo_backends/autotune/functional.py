@@ -180,9 +180,11 @@ class GraphEnsemble(Executable):
 
     @functools.cached_property
     def _competing(self) -> list[Candidate]:
+        infers = self._graph.kind == "inference"
         return [
             c for c in candidates(self._options, self._devices)
             if (c.owner == "ours" or c.backend == InductorBlocks.name) and not c.reduced
+            and (infers or c.trains)
         ]  # fmt: skip
 
     @functools.cached_property

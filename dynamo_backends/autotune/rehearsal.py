@@ -92,10 +92,12 @@ def try_out(graph: fx.GraphModule, values: list[Any], task: dict[str, Any]) -> s
 
     module = rebuilt(graph, values, uncopied)
     compiled = torch.compile(module, backend=compile_captured)
+    outputs: Any = graph.graph.output_node().args[0]
     subject = Subject(
         adapt(graph.forward),
         adapt(precise_captured(graph)),
         Arguments(values, uncopied, task["mutated"]),
+        outputs=len(outputs) if task["training"] else None,
     )
     with torch.set_grad_enabled(task["training"]):
         trials = subject.trials()

@@ -98,6 +98,7 @@ class Subject:
         precise: Eager in float64, or None.
         arguments: Inputs.
         promised: Strides of the outputs that Dynamo promises.
+        outputs: See `Trial`.
         title: For the progress line.
         perturb: Whether results for other inputs than the real ones are compared as well.
         others: Inputs of other sizes, for which the candidates compete as well.
@@ -108,6 +109,7 @@ class Subject:
     precise: Run | None
     arguments: Arguments
     promised: Sequence[Sequence[int] | None] = ()
+    outputs: int | None = None
     title: str = "autotune"
     perturb: bool = True
     others: Sequence[Arguments] = ()
@@ -119,7 +121,7 @@ class Subject:
         Args:
             clock: Tells the seconds of first calls.
         """
-        given = self.original, self.precise, self.promised
+        given = self.original, self.precise, self.promised, self.outputs
         found = [Trial(self.arguments, *given, clock=clock)]
         if self.perturb:
             other = self.arguments.perturbed()

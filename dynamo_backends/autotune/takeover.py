@@ -282,8 +282,8 @@ def _wrong(
         given = _given(ensemble, values)
         subject = ensemble.subject("", given)
         precise = subject.precise and owner.alone(subject.precise)
-        original, promised = owner.alone(subject.original), subject.promised
-        trial = Trial(given, original, precise, promised, draws=False)
+        promised, outputs = subject.promised, subject.outputs
+        trial = Trial(given, owner.alone(subject.original), precise, promised, outputs, draws=False)
         COUNTS.add(verified=1)
         verdict = trial.judge(run, candidate.reduced)
         if not verdict.wrong or before == _versions(ensemble):

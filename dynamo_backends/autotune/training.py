@@ -54,7 +54,7 @@ class TrainingEnsemble(Ensemble):
         With symbols each takes part with a forward and a backward graph of its own: inside of
         "split" there is a choice for each set of sizes, in a call with them.
         """
-        found = [c for c in super().competing() if not c.reduced]
+        found = [c for c in super().competing() if c.trains and not c.reduced]
         if has_symbols(self.captured):
             return found
         foreign = [c for c in found if c.owner != "ours"]

@@ -20,6 +20,7 @@ ENTRY_POINTS = (
     "wrong_dtype",
     "wrong_alias",
     "wrong_strides",
+    "other_gradients",
     "mutates",
     "writes_weight",
     "baked_in",
@@ -87,6 +88,19 @@ def _good(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return fast(x, w)
 
 
+class _Transposed(torch.autograd.Function):
+    """`fast`, with gradients whose strides are not those of eager's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return fast(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = tangents
+        return first * 2 + second, first.t().contiguous().t()
+
+
 def _mutating(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     results = fast(x, w)
     x.zero_()
@@ -105,6 +119,7 @@ not_a_number = _backend(lambda x, w: (fast(x, w)[0].fill_(torch.nan), x.clone())
 wrong_dtype = _backend(lambda x, w: (fast(x, w)[0].double(), x.clone()))
 wrong_alias = _backend(lambda x, w: (fast(x, w)[0], x))
 wrong_strides = _backend(lambda x, w: (fast(x, w)[0].t().contiguous().t(), x.clone()))
+other_gradients = _backend(lambda x, w: _Transposed.apply(x, w))
 detaches = _backend(lambda x, w: fast(x.detach(), w.detach()))
 mutates = _backend(_mutating)
 writes_weight = _backend(_writing_weight)

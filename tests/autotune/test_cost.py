@@ -5,7 +5,7 @@ import time
 import pytest
 
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.priors import Described
+from dynamo_backends.autotune.priors import Described, Prior
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning.budget import Budget
 from tests.autotune.test_decisions import decision
@@ -27,6 +27,14 @@ def test_compile_time_grows_with_the_graph():
     of_100, of_300 = (learnt(row("a", 10.3, 1.5), ops=ops) for ops in (100, 300))
     assert of_100.predict("a").compile_s == pytest.approx(10.3)
     assert of_300.predict("a").compile_s == pytest.approx(30.3)
+
+
+def test_compile_time_of_one_kind_of_graph_says_something_of_another():
+    """A machine that is twice as slow is so for steps, too, whose calls compile faster."""
+    slow = decision(ops=100, candidates=(row("inductor", 0.3 + 2 * 100 * 0.06, 1.5),))
+    for kind, seconds in {"inference": 0.06, "forward": 0.06, "step": 0.02}.items():
+        found = CostModel([slow] * 3, Described(kind, 1000), Prior()).predict("inductor")
+        assert found.compile_s == pytest.approx(0.3 + 2 * 1000 * seconds)
 
 
 def test_who_won_before_is_tried_first():

@@ -189,6 +189,23 @@ def test_without_a_table_what_is_written_by_hand_decides():
     assert hand.family_of({"flops": 9, "product_work": 0.4, "attention_work": 0.3}) == "products"
 
 
+@pytest.mark.parametrize("kind", ["forward", "backward", "training", "step"])
+def test_of_what_is_trained_inductor_is_tried_first(kind: str):
+    """Not who is fastest in inference."""
+    convolutions = {"flops": 9.0, "convolution_work": 1.0}
+    model = CostModel([], Described(kind, 10, convolutions), Prior())
+    first, *_, last = model.order(["onnxrt", "ov", "openxla", "inductor", "unheard_of"])
+    assert first == "inductor"
+    assert last in ("onnxrt", "ov", "openxla")
+
+
+def test_a_steps_calls_compile_faster():
+    """Most of them are an optimizer's."""
+    step = CostModel([], Described("step", 4000), Prior()).predict("inductor").compile_s
+    forward = CostModel([], Described("forward", 4000), Prior()).predict("inductor").compile_s
+    assert step < forward / 2
+
+
 def test_who_cannot_be_compiled_in_time_comes_last():
     model = CostModel([], described(PRODUCTS), Prior())
     first, *others = model.order(["openxla", "ov", "inductor_freezing", "onnxrt"])
@@ -407,16 +424,16 @@ def test_what_is_learnt_adds_to_what_is_written_by_hand():
     records = []
     for i in range(20):
         row = made_up(i)
-        gains = {"ov": math.exp(hand.base_gain("ov", row["features"]) + 0.2)}
+        gains = {"ov": math.exp(hand.base_gain("ov", Described(graph=row["features"])) + 0.2)}
         row["candidates"] = {name: given | {"speedup": s} for name, s in gains.items()}
         records.append(priors.of_record(row))
     known, machine = Prior(priors.learn(records, 1.0, 0.03)), records[0].described.machine
     for graph in ({"flops": 9.0, "product_work": 1.0}, {"flops": 9.0, "convolution_work": 1.0}):
         unlike = graph | {"work": 90.0, "calls": 5.0}
-        expected = hand.base_gain("ov", graph) + 0.2
+        expected = hand.base_gain("ov", Described(graph=graph)) + 0.2
         found = known.expect("ov", Described("inference", 50, unlike, machine)).gain
         assert found == pytest.approx(expected, abs=0.01)
-    assert hand.base_gain("unheard_of", {}) == 0
+    assert hand.base_gain("unheard_of", Described()) == 0
 
 
 def test_the_width_is_the_one_whose_first_choice_is_fast():

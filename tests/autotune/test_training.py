@@ -47,6 +47,19 @@ def agrees(backend: Any, calls: int = 2) -> list[GraphReport]:
     return reports
 
 
+@pytest.mark.usefixtures("plant")
+def test_who_gives_gradients_of_other_strides_takes_part():
+    model, x = Slow(), torch.randn(40, 50)
+    options = {"candidates": ("other_gradients",), "isolate": "off"}
+    with dynamo_backends.record() as reports:
+        first, second = torch.compile(model, backend="autotune", options=options)(x)
+        (first.sum() + second.sum()).backward()
+    assert reports[0].chosen == "other_gradients"
+    assert model.w.grad is not None
+    assert model.w.grad.stride() == model.w.stride()
+    torch.testing.assert_close(model.w.grad, torch.ones(40, 50))
+
+
 def test_no_grad_is_written_and_no_state_changed_while_tuning(counts: Counts):
     model = net()
     twin = copy.deepcopy(model)

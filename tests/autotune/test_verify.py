@@ -27,6 +27,29 @@ def trial_of(original: Run, *extra: Tensor) -> Trial:
     return Trial(Arguments([X, W, *extra], (), ()), original, original)
 
 
+def test_gradients_may_have_other_strides_than_eagers():
+    """Autograd gives a parameter's gradient the strides of the parameter."""
+
+    def transposed(args: list[Tensor]) -> Sequence[Tensor]:
+        return [r.t().contiguous().t() for r in both(args)]
+
+    def both(args: list[Tensor]) -> Sequence[Tensor]:
+        return [args[0] * 2, args[1] * 3]
+
+    def half(args: list[Tensor]) -> Sequence[Tensor]:
+        return [args[0] * 2, transposed(args)[1]]
+
+    def smaller(args: list[Tensor]) -> Sequence[Tensor]:
+        return [args[0] * 2, args[1][:5] * 3]
+
+    given = Arguments([X, W], (), ())
+    strict, loose = Trial(given, both, both), Trial(given, both, both, outputs=1)
+    assert "output 1 has strides (1, 64)" in strict.judge(half).wrong
+    assert loose.judge(half).right
+    assert "output 0 has strides (1, 32)" in loose.judge(transposed).wrong
+    assert "output 1 is float32[5, 16]" in loose.judge(smaller).wrong
+
+
 def off_by(share: float) -> Run:
     """The product, with random errors that are so much of autocast's."""
     precise = X.double() @ W.double()

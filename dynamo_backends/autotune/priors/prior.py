@@ -49,12 +49,9 @@ class Prior:
             name: Of the candidate.
             described: The graph and the machine.
         """
-        row = hand.row_of(name)
-        family = hand.family_of(described.graph)
-        known = row is not hand.UNKNOWN
-        by_hand = Expectation(
-            row.compile_s, math.log(getattr(row, family)), hand.SPREAD if known else math.inf
-        )
+        row = hand.row_of(name, described.kind)
+        spread = hand.SPREAD if row is not hand.UNKNOWN else math.inf
+        by_hand = Expectation(row.compile_s, hand.gain_of(name, described), spread)
         if self._table is None or not described.graph or not described.machine:
             return by_hand
         learned = self._table.candidates.get(described.kind, {}).get(name)
@@ -64,8 +61,7 @@ class Prior:
         compile_s = row.compile_s
         if learned.compile_mean is not None:
             compile_s = math.exp(learned.compile_mean + added(near, learned.compile_weights))
-        base = hand.base_gain(name, described.graph)
-        gain = base + learned.mean + added(near, learned.weights)
+        gain = hand.base_gain(name, described) + learned.mean + added(near, learned.weights)
         spread = learned.spread * (1 + self._table.strangeness(described.machine))
         return Expectation(compile_s, gain, spread, learned.right)
 

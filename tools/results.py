@@ -124,6 +124,9 @@ def _plain(cell: Any) -> str:
 
 
 def _filling(page: Path, runs: dict[str, Run]) -> Callable[[re.Match[str]], str]:
+    """Fills a page's places in their order; only the first of a run says how it was measured."""
+    told: set[str] = set()
+
     def fill(place: re.Match[str]) -> str:
         begin, name, kind, _, end = place.groups()
         if name not in runs or kind not in TABLES:
@@ -131,7 +134,9 @@ def _filling(page: Path, runs: dict[str, Run]) -> Callable[[re.Match[str]], str]
                 f"{page.name} asks for {kind!r} of {name!r}; there are {', '.join(TABLES)} of "
                 f"docs/results/{{{','.join(runs)}}}.json."
             )
-        return f"{begin}\n{caption(runs[name])}\n\n{TABLES[kind](runs[name])}\n{end}"
+        said = "Of the same run:" if name in told else caption(runs[name])
+        told.add(name)
+        return f"{begin}\n{said}\n\n{TABLES[kind](runs[name])}\n{end}"
 
     return fill
 

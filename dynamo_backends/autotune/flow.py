@@ -175,6 +175,7 @@ class DecisionFlow:
         around: AbstractContextManager[Any] | None = None,
         part: float = 1.0,
         in_any_case: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> Choice:
         """Lets the candidates compete, and keeps what comes out; eager if that fails.
 
@@ -188,13 +189,14 @@ class DecisionFlow:
             around: What all of it is done in.
             part: See `Means`.
             in_any_case: See `Means`.
+            without: Names of those of the competing that take no part in this session.
         """
         budget, title = self.budget, f"autotune: {what}"
         try:
             with budget.spending(), around or nullcontext(), showing(title) as progress:
-                means, model = Means(budget, part, in_any_case), self._question.model()
-                if untried := self.untried(means, model):
-                    means.tell(self._competing, what)
+                means, model = Means(budget, part, in_any_case), self.model()
+                if untried := self.untried(means, model, without):
+                    means.tell([row.name for row in untried if row.name != EAGER], what)
                     return Choice(EAGER, untried)
                 given = subject(title)
                 session = TuningSession(
@@ -207,15 +209,23 @@ class DecisionFlow:
             return Choice(EAGER, (CandidateReport(EAGER),))
         return self.accept(outcome, given.arguments.mutated)
 
-    def untried(self, means: Means, model: CostModel | None = None) -> tuple[CandidateReport, ...]:
+    def model(self) -> CostModel:
+        """What to expect of candidates."""
+        return self._question.model()
+
+    def untried(
+        self, means: Means, model: CostModel | None = None, without: Collection[str] = ()
+    ) -> tuple[CandidateReport, ...]:
         """What there is to report where the budget suffices for no candidate; else nothing.
 
         Args:
             means: That there are.
             model: What to expect of candidates, if that is known already.
+            without: See `tune`.
         """
-        model = model or self._question.model()
-        expected = {name: model.predict(name).compile_s for name in self._competing}
+        model = model or self.model()
+        names = [name for name in self._competing if name not in without]
+        expected = {name: model.predict(name).compile_s for name in names}
         if not expected or any(means.suffice(s, n) for n, s in expected.items()):
             return ()
         refused = (CandidateReport(n, means.refusal(s)) for n, s in expected.items())

@@ -19,6 +19,7 @@ from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
+from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
@@ -132,29 +133,53 @@ class GraphEnsemble(Executable):
         return run
 
     def choose(self, values: list[Any]) -> Choice:
-        """Who is to run the graph: by an earlier decision, compiling nothing, or a tuning session.
+        """Who is to run the graph: by an earlier decision, or a tuning session.
+
+        Args:
+            values: The graph's inputs; not changed.
+        """
+        return self.recall() or self.tune(values)
+
+    def recall(self) -> Choice | None:
+        """The choice of an earlier process, or of this one; nothing is compiled."""
+        decision = self._flow.recall()
+        if decision is None:
+            return None
+        COUNTS.add(compiled=decision.winner not in NOT_COMPILED)
+        return Choice(decision.winner, decision.candidates, decision.seconds)
+
+    def tune(self, values: list[Any], without: Collection[str] = ()) -> Choice:
+        """Lets the candidates compete, and keeps what comes out.
 
         Beside calls there is no session: another process has tuned the graph, or it stays in eager.
 
         Args:
             values: The graph's inputs; not changed.
+            without: Names of candidates that take no part.
         """
-        flow, competing = self._flow, self._competing
-        decision = flow.recall()
-        if decision is not None:
-            COUNTS.add(compiled=decision.winner not in NOT_COMPILED)
-            return Choice(decision.winner, decision.candidates, decision.seconds)
+        flow, competing = self._flow, [c for c in self.competing if c.name not in without]
         if self._options.mode == "background":
             log.info(
                 "autotune: a %s graph was not decided for, and runs in eager", self._graph.kind
             )
+            return Choice(EAGER, (CandidateReport(EAGER),))
+        if without and not competing:
             return Choice(EAGER, (CandidateReport(EAGER),))
         return flow.tune(
             f"{self._graph.kind} graph with {len(self._graph.calls)} operators",
             lambda title: self._subject(values, title),
             lambda subject: [self._prepared(c) for c in competing],
             part=_FORWARD if self._graph.kind == "forward" else 1.0,
+            without=without,
         )
+
+    def model(self) -> CostModel:
+        """What to expect of candidates."""
+        return self._flow.model()
+
+    def keep(self, choice: Choice) -> None:
+        """Writes a choice to the disk."""
+        self._flow.keep(choice)
 
     def forget(self) -> None:
         """Drops the decision on disk: its winner has failed."""
@@ -179,7 +204,8 @@ class GraphEnsemble(Executable):
         self._flow.keep(choice)
 
     @functools.cached_property
-    def _competing(self) -> list[Candidate]:
+    def competing(self) -> list[Candidate]:
+        """Who takes part, besides eager."""
         infers = self._graph.kind == "inference"
         return [
             c for c in candidates(self._options, self._devices)
@@ -200,7 +226,7 @@ class GraphEnsemble(Executable):
             lines=lambda: user_lines(self._graph.module.graph),
             features=features_of(self._graph.module),
         )
-        return DecisionFlow(question, self._competing, self._options, NOT_COMPILED, self._report)
+        return DecisionFlow(question, self.competing, self._options, NOT_COMPILED, self._report)
 
     @property
     def budget(self) -> Budget:
@@ -209,7 +235,7 @@ class GraphEnsemble(Executable):
 
     def candidate(self, name: str) -> Candidate:
         """One of those that compete, by its name."""
-        return next(c for c in self._competing if c.name == name)
+        return next(c for c in self.competing if c.name == name)
 
     def _subject(self, values: list[Any], title: str) -> Subject:
         precise = in_float64(self._graph.module)
@@ -228,8 +254,7 @@ class GraphEnsemble(Executable):
         def failed() -> str:
             return failure_of([self._reports[candidate.name]])
 
-        early = 0 if self._graph.kind == "step" and candidate.has_own_steps else None
-        return PreparedCandidate(candidate.name, build, failed=failed, early=early)
+        return PreparedCandidate(candidate.name, build, failed=failed)
 
     def build(self, candidate: Candidate) -> Run:
         """The whole graph compiled by a candidate, with eager for what it does not support."""

@@ -1,18 +1,17 @@
 """A whole training step, compiled by the fastest backend that was proven right.
 
-Functional programs compete, since those can be tried on copies (see `GraphEnsemble`). The winner,
-if it is not eager, is then compiled in its own way of steps, which may write over parameters and
-state, and so are others that are not much slower and have such a way, in which they may be faster:
-what XLA and Inductor make of a step is not what they make of a functional graph. Each is proven
-right in that way too, on copies. Real steps are then taken in turns by these and by the user's
-function in eager, until it is known who is fastest.
+Backends with a way of their own of steps, which may write over parameters and state, compile it in
+that way and are proven right on copies: what XLA and Inductor make of a step is not what they make
+of a functional graph. Functional programs of the others compete on copies (see `GraphEnsemble`).
+Real steps are then taken in turns by those ways, by the functional program that won, if it is not
+eager's, and by the user's function in eager, until it is known who is fastest.
 """
 
 import logging
+import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.backends import compile_whole, step_backend
-from dynamo_backends.aot.step.online_comparison import OnlineComparison, eager_wins
+from dynamo_backends.aot.step.online_comparison import OnlineComparison, counting, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.flow import Choice
@@ -31,6 +30,7 @@ from dynamo_backends.autotune.functional import (
     decomposed,
     dialect,
 )
+from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.proof import Proof
@@ -42,11 +42,12 @@ from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import showing
+from dynamo_backends.tuning.statistics import separate_speedup
 
 log = logging.getLogger("dynamo_backends")
 
-RIVALS = 2  # so many beside the winner are tried on real steps
-NEAR = 1.5  # if their functional programs take at most so many times as long
+COMPARED = "real steps are still being compared"
+_WRONG = "wrong in its own way of steps"
 
 
 class StepEnsemble(StepProgram):
@@ -60,6 +61,7 @@ class StepEnsemble(StepProgram):
     def __init__(self, graph: Graph, options: AutotuneOptions):
         self._graph = graph
         self._functional = without_workspaces(graph)  # what can run in parts and without gradients
+        self._options = options
         self._ensemble = GraphEnsemble(self._functional, options)
         self._report: GraphReport | None = None
         self._choice: Choice | None = None
@@ -102,91 +104,161 @@ class StepEnsemble(StepProgram):
         return self._program.outputs(taken)
 
     def _choose(self, inputs: Sequence[Tensor]) -> StepProgram:
+        programs = self._recalled(inputs)
+        if programs is None:
+            programs = self._tuned(inputs)
+        self.prefers_eager = not programs
+        return next(iter(programs.values()), None) or self._eager()
+
+    def _recalled(self, inputs: Sequence[Tensor]) -> dict[str, StepProgram] | None:
+        """Who takes steps by an earlier decision; None: there is none, or its winner fails."""
+        choice = self._ensemble.recall()
+        if choice is None:
+            return None
         programs: dict[str, StepProgram] = {}
-        for _ in range(2):  # if what was decided before fails, there is a tuning session
-            choice = self._choice = self._ensemble.choose(list(inputs))
-            if choice.winner in NOT_COMPILED:
-                break
+        if choice.winner not in NOT_COMPILED:
             try:
                 programs[choice.winner] = self._compile(self._ensemble.candidate(choice.winner))
-                break
             except Exception as error:
                 text = brief_error(error)
                 log.warning("autotune chooses anew, %s failed: %s", choice.winner, text)
                 self._ensemble.forget()
-        else:
-            choice = self._choice = choice._replace(winner=EAGER)
+                return None
+        self._choice = choice
         self._ensemble.note(choice)
-        if not any(row.name == FUNCTION for row in choice.candidates):  # not settled before
-            programs = self._compare(choice, programs, inputs)
-        self.prefers_eager = not programs
-        return next(iter(programs.values()), None) or self._eager()
+        if any(row.name == FUNCTION for row in choice.candidates):  # it is settled
+            return programs
+        for row in choice.candidates:
+            if row.reason == COMPARED and row.name != EAGER:
+                try:
+                    programs[row.name] = self._written_over(self._ensemble.candidate(row.name))
+                except Exception as error:
+                    log.debug("%s is not tried on real steps: %s", row.name, error)
+        return self._compare(self._proven(programs, Proof(self._functional, inputs)))
 
-    def _compare(
-        self, choice: Choice, winner: dict[str, StepProgram], inputs: Sequence[Tensor]
-    ) -> dict[str, StepProgram]:
-        """Begins to compare on real steps; returns who takes part, if anybody does."""
+    def _tuned(self, inputs: Sequence[Tensor]) -> dict[str, StepProgram]:
+        """Who takes steps from now on: what is right, as far as the budget lasts."""
         proof = Proof(self._functional, inputs)
-        for name, program in (winner | self._compile_rivals(choice)).items():
+        own: dict[str, StepProgram] = {}
+        rows: list[CandidateReport] = []
+        if self._options.mode != "background":
+            self._try_own_ways(proof, own, rows)
+        choice = self._ensemble.tune(list(inputs), without={row.name for row in rows})
+        self._choice = choice._replace(candidates=(*choice.candidates, *rows))
+        programs: dict[str, StepProgram] = {}
+        if choice.winner not in NOT_COMPILED:
+            try:
+                programs[choice.winner] = self._compile(self._ensemble.candidate(choice.winner))
+            except Exception as error:
+                log.warning("autotune leaves %s out: %s", choice.winner, brief_error(error))
+        programs = self._proven(programs, proof) | own
+        self._promise(next(iter(programs), EAGER))
+        self._ensemble.note(self._choice)
+        if any(row.compile_s is not None for row in rows):
+            self._ensemble.keep(self._choice)
+        return self._compare(programs)
+
+    def _try_own_ways(
+        self, proof: Proof, programs: dict[str, StepProgram], rows: list[CandidateReport]
+    ) -> None:
+        """Compiles and proves those with a way of their own of steps, as long as the budget lasts.
+
+        Args:
+            proof: Of steps.
+            programs: Gets those that are right.
+            rows: Gets what became of each; who cannot write over this step's state has none, and
+                takes part as a functional program.
+        """
+        budget, model = self._ensemble.budget, self._ensemble.model()
+        means, cut = Means(budget), []
+        names = [c.name for c in self._ensemble.competing if c.has_own_steps]
+        for name in model.order(names, means.compile_s):
+            expected = model.predict(name).compile_s
+            if not means.suffice(expected, name):
+                cut.append(name)
+                rows.append(CandidateReport(name, means.refusal(expected)))
+                continue
+            with budget.spending(), showing("autotune: step graph") as progress:
+                progress(f"autotune: compiling steps with {name}")
+                start = budget.clock()
+                try:
+                    program = self._written_over(self._ensemble.candidate(name))
+                except DynamoBackendsError as error:
+                    log.debug("%s copies the results of a step: %s", name, error)
+                    continue
+                except Exception as error:
+                    reason = f"could not be compiled: {brief_error(error)}"
+                    rows.append(CandidateReport(name, reason))
+                    continue
+                COUNTS.add(compiled=1)
+                compiled = budget.clock() - start
+                progress(f"autotune: verifying steps of {name}")
+                wrong = proof.wrong(program)
+                verified = budget.clock() - start - compiled
+                means.finished(not wrong)
+            rows.append(CandidateReport(name, COMPARED, compiled, verify_s=verified))
+            if wrong:
+                rows[-1] = self._wrong(rows[-1], wrong)
+            else:
+                programs[name] = program
+        if cut:
+            self._ensemble.leave_out()
+            means.tell(cut, f"step graph with {len(self._graph.calls)} operators")
+
+    def _promise(self, winner: str) -> None:
+        """Notes who is the winner until real steps were compared."""
+        assert self._choice is not None
+        rows = (
+            replace(row, reason="" if row.name == winner else row.reason or COMPARED)
+            for row in self._choice.candidates
+        )
+        self._choice = self._choice._replace(winner=winner, candidates=tuple(rows))
+
+    def _proven(self, programs: dict[str, StepProgram], proof: Proof) -> dict[str, StepProgram]:
+        """Those of them whose steps are what eager's are."""
+        right = {}
+        for name, program in programs.items():
             with self._ensemble.budget.spending(), showing("autotune: step graph") as progress:
                 progress(f"autotune: verifying steps of {name}")
                 wrong = proof.wrong(program)
             if wrong:
                 self._exclude(name, wrong)
             else:
-                self._rivals[name] = program
+                right[name] = program
+        return right
+
+    def _compare(self, programs: dict[str, StepProgram]) -> dict[str, StepProgram]:
+        """Begins to compare programs that are right on real steps; returns them."""
+        assert self._choice is not None
+        self._rivals = dict(programs)
         if self._rivals:
             self.comparison = OnlineComparison(self._settle, [[] for _ in self._rivals])
-        elif self._choice != choice:
+        elif any(row.reason.startswith(_WRONG) for row in self._choice.candidates):
             self._settle_for_eager()
-        return self._rivals
+        return programs
 
     def _exclude(self, name: str, wrong: str) -> None:
         """Notes that the steps of a candidate are not what eager's are."""
         assert self._choice is not None
-        log.warning("autotune does not let %s take steps: %s", name, wrong)
-        reason = f"wrong in its own way of steps: {wrong}"
-        rows = (replace(r, reason=reason) if r.name == name else r for r in self._choice.candidates)
+        rows = (self._wrong(r, wrong) if r.name == name else r for r in self._choice.candidates)
         self._choice = self._choice._replace(candidates=tuple(rows))
+
+    def _wrong(self, row: CandidateReport, wrong: str) -> CandidateReport:
+        log.warning("autotune does not let %s take steps: %s", row.name, wrong)
+        return replace(row, reason=f"{_WRONG}: {wrong}")
 
     def _settle_for_eager(self) -> None:
         assert self._choice is not None
-        rows = (*self._choice.candidates, CandidateReport(FUNCTION))
-        self._choice = self._choice._replace(winner=FUNCTION, candidates=rows)
-        self._ensemble.settle(self._choice)
-
-    def _compile_rivals(self, choice: Choice) -> dict[str, StepProgram]:
-        """In their own ways of steps, as long as the budget lasts."""
-        programs = {}
-        budget = self._ensemble.budget
-        for row in islice(self._near(choice), RIVALS):
-            with budget.spending(), showing("autotune: step graph") as progress:
-                if (row.compile_s or 0.0) > budget.left_s:
-                    self._ensemble.leave_out()
-                    continue
-                progress(f"autotune: compiling steps with {row.name}")
-                try:
-                    programs[row.name] = self._written_over(self._ensemble.candidate(row.name))
-                except Exception as error:
-                    log.debug("%s is not tried on real steps: %s", row.name, error)
-        return programs
-
-    def _near(self, choice: Choice) -> Iterator[CandidateReport]:
-        """Those that may turn out to be faster than the winner, the fastest first."""
-        measured = {r.name: r.seconds for r in choice.candidates if r.seconds is not None}
-        limit = NEAR * measured.get(choice.winner, 0.0)
-        for row in sorted(choice.candidates, key=lambda r: r.seconds or 0.0):
-            if row.name in (choice.winner, *NOT_COMPILED) or row.seconds is None:
-                continue
-            if row.seconds <= limit and self._ensemble.candidate(row.name).has_own_steps:
-                yield row
+        self._conclude(FUNCTION, (*self._choice.candidates, CandidateReport(FUNCTION)))
 
     def _settle(self, compiled: Sequence[float], eager: float) -> None:
         """Notes who was fastest on real steps, also on disk."""
         assert self._choice is not None
         assert self.comparison is not None
-        COUNTS.add(samples=sum(map(len, (*self.comparison.compiled, self.comparison.eager))))
+        comparison = self.comparison
+        COUNTS.add(samples=sum(map(len, (*comparison.compiled, comparison.eager))))
         seconds = dict(zip(self._rivals, compiled, strict=True))
+        samples = dict(zip(self._rivals, comparison.compiled, strict=True))
         winner = min(seconds, key=seconds.__getitem__)
         self.comparison, self.prefers_eager = None, eager_wins(seconds[winner], eager)
         programs, self._rivals = self._rivals, {}
@@ -195,20 +267,32 @@ class StepEnsemble(StepProgram):
             winner, self._program = FUNCTION, self._eager()
         else:
             self._program = programs[winner]
-
-        def why_not(name: str) -> str:
-            if name == winner:
-                return ""
-            took = f"{seconds[winner] * 1e3:.3g} ms against {seconds[name] * 1e3:.3g} ms"
-            return f"{winner} took {took} in real steps"
-
         if self._report is not None and winner not in (FUNCTION, self._choice.winner):
             self._report.ops_on_backend += self._report.ops_in_eager
             self._report.ops_in_eager = 0
             self._report.fallbacks = tuple(f for f in self._report.fallbacks if f.by_design)
-        rows = [*self._choice.candidates, CandidateReport(FUNCTION, seconds=eager)]
-        told = (replace(r, reason=why_not(r.name)) if r.name in seconds else r for r in rows)
-        self._choice = self._choice._replace(winner=winner, candidates=tuple(told))
+
+        def told(row: CandidateReport) -> CandidateReport:
+            if row.name not in seconds or math.isinf(seconds[row.name]):
+                return row
+            took = f"{seconds[winner] * 1e3:.3g} ms against {seconds[row.name] * 1e3:.3g} ms"
+            reason = "" if row.name == winner else f"{winner} took {took} in real steps"
+            counted = counting(samples.get(row.name, comparison.eager))
+            ratio = separate_speedup(counting(comparison.eager), counted)
+            found = ratio.value, ratio.low, ratio.high
+            return replace(row, reason=reason, seconds=seconds[row.name], speedup=found)
+
+        rows = (*self._choice.candidates, CandidateReport(FUNCTION))
+        self._conclude(winner, tuple(map(told, rows)))
+
+    def _conclude(self, winner: str, rows: Sequence[CandidateReport]) -> None:
+        """Keeps who takes steps from now on."""
+        assert self._choice is not None
+        rows = [
+            replace(r, reason=f"{FUNCTION}: its steps were compared") if r.name == EAGER else r
+            for r in rows
+        ]
+        self._choice = self._choice._replace(winner=winner, candidates=tuple(rows))
         self._ensemble.settle(self._choice)
 
     def _compile(self, candidate: Candidate) -> StepProgram:

@@ -35,7 +35,7 @@ class OnlineComparison:
         return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
 
     def note(self, turn: int | None, seconds: float) -> None:
-        """Provenance how long the step took of one whose turn it was."""
+        """Notes how long the step took of one whose turn it was."""
         (self.eager if turn is None else self.compiled[turn]).append(seconds)
         if len(self.eager) == STEPS:
             self.settle([_typical(steps) for steps in self.compiled], _typical(self.eager))
@@ -45,9 +45,13 @@ class OnlineComparison:
         self.compiled[turn][:] = [math.inf] * STEPS
 
 
+def counting(steps: Sequence[float]) -> list[float]:
+    """The steps that count."""
+    return [s for i, s in enumerate(steps) if i >= RUN and i % RUN]
+
+
 def _typical(steps: Sequence[float]) -> float:
-    """The median of those that count."""
-    return statistics.median(s for i, s in enumerate(steps) if i >= RUN and i % RUN)
+    return statistics.median(counting(steps))
 
 
 def eager_wins(compiled: float, eager: float) -> bool:

@@ -75,7 +75,7 @@ class CopyingProgram(StepProgram):
         # Not torch.no_grad(), which a signal at the wrong moment would leave on.
         apart = [x.detach() for x in inputs]
         self.launches += 1
-        results = list(self._run(apart))
+        results = list(self._run(list(apart)))  # some programs empty the list
         for i in self._borrowed:
             results[i] = results[i].clone()
         write([apart[i] for i in self._updated], results[:count], taken, results[count:])

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -32,6 +33,7 @@ from dynamo_backends.interface.backend import NamedBounds
 from dynamo_backends.interface.errors import CompileError, brief_error
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
+from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.race import Run
 
@@ -269,11 +271,19 @@ class Ensemble:
             publish(report)
         trace(reports[0], "autotune")
         eager: Callable[..., Any] = self.captured.forward
+        compiled = eager if winner == EAGER else self.compiled[winner]
+        self._drop_losers(winner)
         if winner == EAGER:
             return eager
-        compiled = self.compiled[winner]
-        self.compiled, self.reports = {}, {}  # the others' code is not needed any more
         return Chosen(winner, compiled, eager, sorted(self.mutated()), reports, flow.key)
+
+    def _drop_losers(self, winner: str) -> None:
+        """Frees what was compiled besides the winner, and what compiling it left."""
+        losers = self.compiled.keys() - {winner}
+        self.compiled, self.reports = {}, {}
+        if losers:
+            gc.collect()  # graphs refer to themselves
+            return_free_memory()
 
     def describe_choice(
         self, reports: Sequence[GraphReport], winner: str, rows: tuple[CandidateReport, ...]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import torch
 
 import dynamo_backends
 from dynamo_backends import GraphReport
+from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.options import AutotuneOptions
@@ -64,6 +66,38 @@ def test_the_fast_one_that_is_right_wins(x: torch.Tensor):
     assert rows["good"].speedup is not None
     assert rows["good"].speedup[1] > 1
     assert "times as long as good" in rows["eager"].reason
+
+
+@pytest.mark.usefixtures("plant")
+def test_memory_of_losers_is_given_back(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch):
+    class Kept:
+        """In a cycle, as graphs are."""
+
+        def __init__(self, compiled: Any) -> None:
+            self.compiled, self.itself = compiled, self
+
+        def __call__(self, *args: Any) -> Any:
+            return self.compiled(*args)
+
+    made: dict[str, weakref.ref[Kept]] = {}
+    compile_it, freed = Candidate.compile, []
+
+    def compiled(self: Candidate, *args: Any) -> Kept:
+        kept = Kept(compile_it(self, *args))
+        made[self.name] = weakref.ref(kept)
+        return kept
+
+    def note() -> None:
+        freed.append({name: kept() is None for name, kept in made.items()})
+
+    monkeypatch.setattr(Candidate, "compile", compiled)
+    monkeypatch.setattr("dynamo_backends.autotune.ensemble.return_free_memory", note)
+    options = {"candidates": ["good", "wrong_numbers"], "isolate": "off"}
+    tune(Slow(), x, **options)
+    assert freed == [{"good": False, "wrong_numbers": True}]
+    torch._dynamo.reset()
+    tune(Slow(), x, **options)
+    assert len(freed) == 1, "an earlier decision compiles no losers"
 
 
 @pytest.mark.usefixtures("plant")

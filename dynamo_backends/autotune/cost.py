@@ -85,7 +85,7 @@ class CostModel:
     def _predict(self, name: str) -> Prediction:
         expected = self._prior.expect(name, self._described)
         past = self._past.get(name, [])
-        factors = [self._seconds(name, graph, row) for graph, _, row in past]
+        factors = [self._times_as_long(name, graph, row) for graph, _, row in past]
         factor = statistics.median(factors) if factors else 1.0
         errors = [
             (weight, _gain(row) - self._prior.expect(name, graph).gain)
@@ -101,7 +101,7 @@ class CostModel:
             expected.spread,
         )
 
-    def _seconds(self, name: str, graph: Described, row: CandidateReport) -> float:
+    def _times_as_long(self, name: str, graph: Described, row: CandidateReport) -> float:
         """How many times as long as expected a compilation took."""
         took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
         return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))

@@ -125,8 +125,8 @@ class StepEnsemble(StepProgram):
                 self._ensemble.forget()
                 return None
         self._choice = choice
-        self._ensemble.note(choice)
         if any(row.name == FUNCTION for row in choice.candidates):  # it is settled
+            self._ensemble.note(choice)
             return programs
         for row in choice.candidates:
             if row.reason == COMPARED and row.name != EAGER:
@@ -134,7 +134,7 @@ class StepEnsemble(StepProgram):
                     programs[row.name] = self._written_over(self._ensemble.candidate(row.name))
                 except Exception as error:
                     log.debug("%s is not tried on real steps: %s", row.name, error)
-        return self._compare(self._proven(programs, Proof(self._functional, inputs)))
+        return self._compare(self._proven(programs, Proof(self._functional, inputs)), keep=False)
 
     def _tuned(self, inputs: Sequence[Tensor]) -> dict[str, StepProgram]:
         """Who takes steps from now on: what is right, as far as the budget lasts."""
@@ -151,12 +151,8 @@ class StepEnsemble(StepProgram):
                 programs[choice.winner] = self._compile(self._ensemble.candidate(choice.winner))
             except Exception as error:
                 log.warning("autotune leaves %s out: %s", choice.winner, brief_error(error))
-        programs = self._proven(programs, proof) | own
-        self._promise(next(iter(programs), EAGER))
-        self._ensemble.note(self._choice)
-        if any(row.compile_s is not None for row in rows):
-            self._ensemble.keep(self._choice)
-        return self._compare(programs)
+        tried = any(row.compile_s is not None for row in rows)
+        return self._compare(self._proven(programs, proof) | own, keep=tried)
 
     def _try_own_ways(
         self, proof: Proof, programs: dict[str, StepProgram], rows: list[CandidateReport]
@@ -227,9 +223,18 @@ class StepEnsemble(StepProgram):
                 right[name] = program
         return right
 
-    def _compare(self, programs: dict[str, StepProgram]) -> dict[str, StepProgram]:
-        """Begins to compare programs that are right on real steps; returns them."""
+    def _compare(self, programs: dict[str, StepProgram], keep: bool) -> dict[str, StepProgram]:
+        """Begins to compare programs that are right on real steps; returns them.
+
+        Args:
+            programs: The first one counts as the winner until it is known who is fastest.
+            keep: Whether to write that to the disk.
+        """
+        self._promise(next(iter(programs), EAGER))
         assert self._choice is not None
+        self._ensemble.note(self._choice)
+        if keep:
+            self._ensemble.keep(self._choice)
         self._rivals = dict(programs)
         if self._rivals:
             self.comparison = OnlineComparison(self._settle, [[] for _ in self._rivals])

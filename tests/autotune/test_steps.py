@@ -326,6 +326,18 @@ def test_steps_that_are_wrong_in_their_own_way_are_never_taken(
     assert (step.launches, step.eager_steps) == (1, 3)
 
 
+@pytest.mark.usefixtures("eager_seems_slow")
+def test_a_remembered_way_of_steps_is_proven_again(monkeypatch: pytest.MonkeyPatch):
+    """Until real steps have decided."""
+    _, report = train("openxla", net=nets.mlp)
+    assert report.chosen == "openxla"
+    monkeypatch.setattr(XlaStep, "outputs", wrong_loss)
+    step, report = train("openxla", net=nets.mlp)
+    assert report.chosen == FUNCTION
+    assert [row.name for row in report.candidates if row.chosen] == [FUNCTION]
+    assert (step.launches, step.eager_steps) == (1, 3)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: pytest.MonkeyPatch):

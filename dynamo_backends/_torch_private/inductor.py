@@ -12,6 +12,8 @@
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch.compiler.config.cache_key_tag`, `torch._inductor.cpu_vec_isa.pick_vec_isa` | 2.13.0 |
 | `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
+| `torch._inductor.codecache.PyCodeCache.modules`, which `sys.modules` has too | 2.13.0 |
+| `torch._inductor.codecache.FxGraphCachePickler._pickleable_type_cache` | 2.13.0 |
 | `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache.cpp_compile_command_flags` | 2.13.0 |
 | `torch._inductor.config.cpp_cache_precompile_headers` | 2.13.0 |
@@ -28,9 +30,10 @@ import itertools
 import os
 import shlex
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -206,8 +209,40 @@ def _freezing(context: Any) -> Iterator[None]:
     """
     from torch._guards import tracing
 
-    with torch.no_grad(), tracing(context), _compiling(), _packed_weights_in_cache():
+    with (
+        _forgetting_constants(),
+        torch.no_grad(),
+        tracing(context),
+        _compiling(),
+        _packed_weights_in_cache(),
+    ):
         yield
+
+
+@contextmanager
+def _forgetting_constants() -> Iterator[None]:
+    """What is compiled inside lives as long as what calls it, and so do the weights it holds.
+
+    Torch would keep modules with weights until the process ends, to remove their files if it is
+    asked for that; and the class of each graph that it has pickled, which has the graph's weights.
+    """
+    from torch._inductor.codecache import FxGraphCachePickler, PyCodeCache
+
+    modules: list[Any] = getattr(PyCodeCache, "modules", [])
+    before = set(map(id, modules))
+    try:
+        yield
+    finally:
+        for loaded in [each for each in modules if id(each) not in before]:
+            if any(isinstance(value, Tensor) for value in vars(loaded).values()):
+                with suppress(ValueError):  # another thread was faster
+                    modules.remove(loaded)
+                name = str(loaded.__name__)
+                if sys.modules.get(name) is loaded:
+                    del sys.modules[name]
+        pickled: dict[type, bool] = getattr(FxGraphCachePickler, "_pickleable_type_cache", {})
+        for kind in [each for each in pickled if issubclass(each, fx.GraphModule)]:
+            pickled.pop(kind, None)
 
 
 def _right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +369,7 @@ def compile_quantized_with_inductor(
     settings = {"freezing": True}
     # A context of its own: in that of a capture, sizes of inputs would become symbols.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), tracing(TracingContext(mode)), _compiling():
+    with _forgetting_constants(), torch.no_grad(), tracing(TracingContext(mode)), _compiling():
         return _inductor.compile(module, list(inputs), options=settings)
 
 

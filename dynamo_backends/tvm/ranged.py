@@ -8,7 +8,7 @@ from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.ranged import RangedLayout
 from dynamo_backends.tvm.program import RelaxProgram
-from dynamo_backends.tvm.runtime import TvmExecutable, acceptable, as_tensor, own
+from dynamo_backends.tvm.runtime import Prepared, TvmExecutable, acceptable, as_tensor, own
 from dynamo_backends.tvm.session import Settings, use_threads
 
 
@@ -25,10 +25,10 @@ class RangedTvmExecutable(TvmExecutable):
         super().__init__(graph, program, settings)
         self._layout = RangedLayout(graph)
 
-    def _run(self, prepared: list[Tensor], shared: list[Tensor]) -> Bound:
+    def _run(self, prepared: Prepared, shared: list[Tensor]) -> Bound:
         layout, machines = self._layout, self._machines
         given = [(x.at, layout.checks[x.at]) for x in self._inputs]
-        known = {t.data_ptr() for t in prepared}
+        known = {t.data_ptr() for t in prepared.tensors}
         threads, pid = self._threads, self._pid
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -37,7 +37,7 @@ class RangedTvmExecutable(TvmExecutable):
             machine, numbers = self._take(), layout.numbers(values)
             inputs = [check(values[at]) for at, check in given]
             inputs = [acceptable(x, dense_strides(x.shape)) for x in inputs]
-            results = [as_tensor(x) for x in machine.main(*inputs, *prepared)]
+            results = [as_tensor(x) for x in machine.main(*inputs, *prepared.tensors)]
             machines.append(machine)
             layout.require_shapes(results, numbers, "TVM")
             taken = known.union(map(Tensor.data_ptr, inputs))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -63,10 +64,10 @@ class TvmExecutable(Executable):
             machine = self._take()
             with disable_current_modes():
                 use_threads(self._threads)
-                prepared = [as_tensor(x) for x in machine.prepare(shared)]
+                prepared = Prepared([as_tensor(x) for x in machine.prepare(shared)])
             self._machines.append(machine)
         else:
-            prepared = []
+            prepared = Prepared([])
         copied = {
             i
             for i, before, after, read in zip(
@@ -85,9 +86,9 @@ class TvmExecutable(Executable):
     def _machine(self) -> Machine:
         return Machine(self.program.module, self.program.ranged)
 
-    def _run(self, prepared: list[Tensor], shared: list[Tensor]) -> Bound:
+    def _run(self, prepared: "Prepared", shared: list[Tensor]) -> Bound:
         inputs, outputs, machines = self._inputs, self._outputs, self._machines
-        known = {t.data_ptr() for t in prepared}
+        known = {t.data_ptr() for t in prepared.tensors}
         threads, pid = self._threads, self._pid
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -95,7 +96,7 @@ class TvmExecutable(Executable):
             use_threads(threads)
             machine = self._take()
             given = [x(values[x.at]) for x in inputs]
-            results = [as_tensor(x) for x in machine.main(*given, *prepared)]
+            results = [as_tensor(x) for x in machine.main(*given, *prepared.tensors)]
             machines.append(machine)
             # An output that is an input, once optimised, is that tensor itself.
             taken = known.union(map(Tensor.data_ptr, given))
@@ -158,6 +159,28 @@ class TvmExecutable(Executable):
             return kinds(program.ranged)(graph, program, settings)
         except Exception as error:
             raise CompileError(f"the cached TVM program cannot be used: {error}") from error
+
+
+class Prepared:
+    """What a program made of weights, in memory of TVM's pool.
+
+    When it is gone, so is its memory: the pool would keep that for machines to come.
+
+    Args:
+        tensors: In the order in which the program takes them.
+    """
+
+    def __init__(self, tensors: list[Tensor]):
+        self.tensors = tensors
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        """Gives the memory back."""
+        some = bool(self.tensors)
+        self.tensors.clear()
+        # Another thread of the parent may have held the pool's lock when this process was forked.
+        if some and os.getpid() == self._pid and not sys.is_finalizing():
+            return_pooled_memory()
 
 
 class _Input:

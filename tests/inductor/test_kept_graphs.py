@@ -1,10 +1,11 @@
 """Graphs with packed weights are kept on disk by Inductor, and take those of the model at hand."""
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from tests.inductor.checking import EXACT, check
@@ -59,3 +60,23 @@ def test_a_graph_for_other_vectors_is_not_loaded(monkeypatch: pytest.MonkeyPatch
     found = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in NAMES}
     assert found == {"hit": 0, "miss": 2, "bypass": 0}
     assert torch.compiler.config.cache_key_tag == ""
+
+
+def packed(*sizes: int) -> int:
+    """How many tensors of that shape are in a layout of oneDNN."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    return sum(each.is_mkldnn and each.shape == sizes for each in found)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_packed_weights_live_as_long_as_the_compiled_model():
+    """Torch's lists of modules and of classes would keep them; loaded from disk, too."""
+    for _ in range(2):
+        compiled = torch.compile(network(0).eval(), backend="inductor_freezing")
+        with torch.no_grad():
+            compiled(torch.randn(4, 16, 16, 16))
+        assert packed(32, 16, 3, 3) == 1
+        del compiled
+        torch._dynamo.reset()
+        assert packed(32, 16, 3, 3) == 0

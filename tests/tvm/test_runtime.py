@@ -1,5 +1,6 @@
 """Programs and weights: memory, changes, the disk cache, processes."""
 
+import gc
 import os
 from functools import partial
 
@@ -53,6 +54,18 @@ def test_weights_are_prepared_when_they_are_bound():
     assert len(executable.program.weights) == 4
     # Both matrices are transposed; biases are read where they are.
     assert sorted(executable.program.transformed) == [False, False, True, True]
+
+
+def test_prepared_weights_go_with_the_compiled_model():
+    """The pool of TVM's machines would keep their memory."""
+    compiled_model = torch.compile(nn.Linear(4096, 4096), backend="tvm")
+    with torch.no_grad():
+        compiled_model(torch.randn(2, 4096))
+    before = rss_bytes()
+    del compiled_model
+    torch._dynamo.reset()
+    gc.collect()
+    assert before - rss_bytes() > 100 * 2**20, "64 MiB of the weight, and as many prepared"
 
 
 def test_a_weight_that_is_not_prepared_is_never_copied():

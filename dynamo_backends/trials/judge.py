@@ -5,6 +5,7 @@ itself. Where it is not near, that is computed, which may take longer than the r
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ TOLERANCE = {
     torch.float16: 5e-3,
     torch.bfloat16: 5e-2,
 }
+
+_OUT_OF_BOUNDS = re.compile(r"out of (DATA )?(bounds|range)")
+"""In torch's errors of indices on CPUs, which are of different types."""
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """A compiled call, on the list of its inputs."""
@@ -67,11 +71,25 @@ class Judge:
         Raises:
             EagerRefused: See above.
         """
+        if any(x.device.type != "cpu" and not x.dtype.is_floating_point for x in args):
+            self._hold_indices(args)
         try:
             expected = self._graph.module(*args)
         except Exception as error:
             raise EagerRefused(type(error).__name__) from error
         return Expectation(self._graph, self._promised, args, expected)
+
+    def _hold_indices(self, args: Sequence[Any]) -> None:
+        """On a CPU an index out of bounds is an error; a GPU does no more for the process after it.
+
+        Raises:
+            EagerRefused: There is one among the inputs.
+        """
+        try:
+            self._graph.module(*(x.cpu() for x in args))
+        except Exception as error:  # of others than those of indices the device itself is asked
+            if _OUT_OF_BOUNDS.search(str(error)):
+                raise EagerRefused(type(error).__name__) from error
 
 
 class Expectation:

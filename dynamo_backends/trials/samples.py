@@ -124,10 +124,14 @@ def samples(node: fx.Node) -> Iterator[list[Tensor]]:
     Args:
         node: The call, with fake tensors.
     """
-    ordered = _named(node, _ASCENDING)
+    ordered, alone = _named(node, _ASCENDING), _without_a_choice(node)
     for found in _all_samples(node):
         pairs = zip(node.all_input_nodes, _defined(node, found), strict=True)
-        yield [_ascending(x) if source in ordered else x for source, x in pairs]
+        given = [_ascending(x) if source in ordered else x for source, x in pairs]
+        for i, source in enumerate(node.all_input_nodes):
+            if source in alone:
+                given[i] = _stored_as(source.meta["val"], torch.zeros_like(given[i]))
+        yield given
 
 
 def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
@@ -401,6 +405,43 @@ def _positions(node: fx.Node) -> set[fx.Node]:
     if packet_name(node.target) in _COUNTS:
         return set(node.all_input_nodes)
     return _named(node, _POSITIONS)
+
+
+def _without_a_choice(node: fx.Node) -> set[fx.Node]:
+    """The tensors of positions in a dimension of size 1, in which all but 0 are out of bounds.
+
+    Eager refuses those on a CPU. On an NVIDIA GPU they end all that the process does there.
+    """
+    given, name = arguments(node), packet_name(node.target)
+    sizes: list[tuple[Any, fx.Node, int]]
+    if name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
+        sizes = [(given["indices"], given["weight"], 0)]
+    elif name.strip("_").removeprefix("unsafe_") in ("index", "index_put"):
+        sizes = list(_by_dimension(given["self"], given["indices"]))
+    elif isinstance(given.get("self"), fx.Node) and isinstance(given.get("dim"), int):
+        positions = given.get("index", given.get("indices"))
+        sizes = [(positions, given["self"], given["dim"])]
+    else:
+        return set()
+    return {
+        positions
+        for positions, source, dim in sizes
+        if isinstance(positions, fx.Node)
+        and source.meta["val"].shape[dim : dim + 1 or None] == (1,)
+    }
+
+
+def _by_dimension(source: fx.Node, indices: Sequence[Any]) -> Iterator[tuple[Any, fx.Node, int]]:
+    """The tensors of an index, what they select from, and in which dimension; but for masks."""
+    dim = 0
+    for positions in indices:
+        value = positions.meta["val"] if isinstance(positions, fx.Node) else None
+        if value is not None and value.dtype in (torch.bool, torch.uint8):
+            dim += value.ndim
+            continue
+        if value is not None:
+            yield positions, source, dim
+        dim += 1
 
 
 def _named(node: fx.Node, names: Collection[str]) -> set[fx.Node]:

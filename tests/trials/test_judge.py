@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.trials import judge
-from dynamo_backends.trials.judge import Judge
+from dynamo_backends.trials.judge import EagerRefused, Judge
 from tests.trials.test_trials import call_of
 
 aten = torch.ops.aten
@@ -58,3 +58,31 @@ def test_what_is_wrong_is_wrong(off: float) -> None:
 
     a, b = torch.randn(30, 40), torch.randn(40, 20)
     assert Judge(call_of(aten.mm.default, a, b))(spoiled, [a, b]) is not None
+
+
+def test_indices_out_of_bounds_do_not_reach_a_device() -> None:
+    """A CPU says so; what runs on a GPU after such a kernel fails, whatever it is."""
+    x, places = torch.randn(1, 2), torch.tensor([0, 0])
+    for target in (aten.embedding.default, aten.take.default):
+        judge = Judge(call_of(target, x, places))
+        judge._hold_indices([x, places])
+        with pytest.raises(EagerRefused):
+            judge._hold_indices([x, places + 2])
+    whole = torch.ones(3, 2, dtype=torch.int8)
+    Judge(call_of(aten.add.Tensor, whole, whole))._hold_indices([whole, whole])
+
+
+@pytest.mark.parametrize(
+    ("target", "given"),
+    [
+        (aten.index_select.default, (torch.randn(3, 2), 0, torch.tensor([1, 3]))),
+        (aten.gather.default, (torch.randn(3, 2), 0, torch.tensor([[1, 3]]))),
+        (aten.index.Tensor, (torch.randn(3, 2), [torch.tensor([1, 3])])),
+        (aten.nll_loss_forward.default,
+         (torch.randn(2, 3), torch.tensor([1, 3]), None, 1, -100)),
+    ],
+)  # fmt: skip
+def test_torchs_errors_of_indices_are_known(target: Any, given: tuple[Any, ...]) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as raised:
+        target(*given)
+    assert judge._OUT_OF_BOUNDS.search(str(raised.value))

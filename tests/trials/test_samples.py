@@ -140,6 +140,38 @@ def test_positions_stay_positions():
         assert set(index.tolist()) <= {0, 1}
 
 
+def test_positions_in_a_dimension_of_one_are_0():
+    """On a GPU an index out of bounds ends all that the process does there."""
+    rows, places = torch.empty(1, 3), torch.empty(5, dtype=torch.int64)
+    grid = torch.empty(2, 3, dtype=torch.int64)
+    calls: list[tuple[Any, ...]] = [
+        (aten.embedding.default, rows, places),
+        (aten.index_select.default, rows, 0, places),
+        (aten.gather.default, torch.empty(3, 1), -1, grid),
+        (aten.index_select.default, rows.view(3, 1), 1, places),
+    ]
+    for call in calls:
+        for found in given(*call):
+            assert not found[-1].any(), call[0]
+            call[0](*[found.pop(0) if isinstance(x, Tensor) else x for x in call[1:]])
+    for _, index in given(aten.index_select.default, rows, 1, places):
+        assert index.any(), "there are three"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_positions_of_an_index_belong_to_its_dimensions(masked: bool):
+    graph = fx.Graph()
+    x, first, last = (graph.placeholder(name) for name in ("x", "first", "last"))
+    x.meta["val"] = torch.empty(1, 1, 3) if masked else torch.empty(1, 3)
+    first.meta["val"] = torch.ones(1, 1, dtype=torch.bool) if masked else torch.empty(4).long()
+    last.meta["val"] = torch.empty(1 if masked else 4).long()
+    node = graph.call_function(aten.index.Tensor, (x, [first, last]))
+    node.meta["val"] = torch.empty(1 if masked else 4)
+    found = list(samples(node))
+    assert all(one.dtype == torch.bool if masked else not one.any() for _, one, _ in found)
+    assert any(three.any() for *_, three in found) or masked
+
+
 def test_strides_are_those_of_the_call():
     x = torch.empty(4, 6, 5).permute(2, 0, 1)
     for found in given(aten.amax.default, x, [0]):

@@ -1,7 +1,8 @@
 """Verdicts of trials that come with the package, for those who have what they were found with.
 
-One table for each vendor, `shipped/NAME.json`, which `make verdicts` writes. It says what it holds
-for; where anything of that differs, it is not used, and trials are made.
+One table for each vendor and class of processors, `shipped/VENDOR/CLASS.json`, which `make
+verdicts` writes on a processor of that class. It says what it holds for; where anything of that
+differs, it is not used, and trials are made.
 """
 
 import functools
@@ -56,14 +57,15 @@ class HoldsFor:
 
 
 @functools.cache
-def read_table(backend: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
-    """The table of a vendor by kinds of calls, and what it holds for; None if there is none.
+def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
+    """A table of a vendor by kinds of calls, and what it holds for; None if there is none.
 
     Args:
         backend: Name of the vendor's backend.
+        processor: See `processor_class`.
     """
-    path = FOLDER / f"{backend}.json"
-    if not path.is_file():
+    path = _path(backend, processor)
+    if not processor or not path.is_file():
         return None
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -80,13 +82,15 @@ def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
         backend: Name of the vendor's backend.
         here: What there is in this process.
     """
-    found = read_table(backend)
+    found = read_table(backend, here.processor)
     if found is None:
+        processor = here.processor or "a processor of no known class"
+        log.info("no verdicts come with %s for %s", backend, processor)
         return {}
     holds_for, verdicts = found
     differs = [n for n, value in asdict(here).items() if value != getattr(holds_for, n)]
-    if differs or not here.processor:
-        why = ", ".join(differs) or "processor of no known class"
+    if differs:
+        why = ", ".join(differs)
         log.info("the verdicts that come with %s are not used: other %s", backend, why)
         return {}
     return verdicts
@@ -100,11 +104,15 @@ def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdic
         holds_for: What the verdicts were found with.
         verdicts: By kinds of calls.
     """
-    path = FOLDER / f"{backend}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = _path(backend, holds_for.processor)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(table_text(holds_for, verdicts), encoding="utf-8")
     read_table.cache_clear()
     return path
+
+
+def _path(backend: str, processor: str) -> Path:
+    return FOLDER / backend / f"{processor.replace(' ', '-')}.json"
 
 
 def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:

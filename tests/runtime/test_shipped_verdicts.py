@@ -60,13 +60,34 @@ def test_a_table_is_the_same_text_whatever_the_order(folder: Path):
     here = Verdicts("onnxrt", ()).here()
     text = write_table("onnxrt", here, FOUND).read_text()
     assert write_table("onnxrt", here, dict(reversed(FOUND.items()))).read_text() == text
-    assert read_table("onnxrt") == (here, FOUND)
+    assert read_table("onnxrt", here.processor) == (here, FOUND)
     assert '"add.Tensor(x)"\n' in text
+
+
+def test_each_class_of_processors_has_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    here = Verdicts("onnxrt", ()).here()
+    write_table("onnxrt", here, FOUND)
+    write_table("onnxrt", replace(here, processor="x86_64 other"), {ADD: Verdict("it is wrong")})
+    assert {path.stem for path in (folder / "onnxrt").glob("*")} == {
+        here.processor.replace(" ", "-"), "x86_64-other",
+    }  # fmt: skip
+    assert Verdicts("onnxrt", ())(ADD, tried, False) == Verdict()
+    monkeypatch.setattr(verdicts, "processor_class", lambda: "x86_64 other")
+    assert Verdicts("onnxrt", ())(ADD, tried, False) == Verdict("it is wrong")
+
+
+def test_a_class_without_a_table_makes_trials(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    write_table("onnxrt", Verdicts("onnxrt", ()).here(), FOUND)
+    monkeypatch.setattr(verdicts, "processor_class", lambda: "x86_64 other")
+    with caplog.at_level(logging.INFO, "dynamo_backends"):
+        assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
+    assert "no verdicts come with onnxrt for x86_64 other" in caplog.text
 
 
 OTHER: list[dict[str, Any]] = [
     {"sources": "other"},
-    {"processor": "x86_64 avx2"},
     {"torch": "2.99"},
     {"packages": {"onnxruntime": "0.1"}},
 ]
@@ -184,17 +205,14 @@ class Block(nn.Module):
 def test_the_table_says_what_trials_say(
     backend: str, folder_name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    table = read_table(backend)
-    assert table is not None
     module = importlib.import_module(f"dynamo_backends.{folder_name}.trial")
     fresh = Verdicts(backend, module._verdicts.sources, shipped=False)
-    here, there = fresh.here(), table[0]
-    if (here.packages, here.torch, here.processor) != (
-        there.packages,
-        there.torch,
-        there.processor,
-    ):
-        pytest.skip(f"the table is for {there}, and this is {here}")
+    here = fresh.here()
+    table = read_table(backend, here.processor)
+    if table is None:
+        pytest.skip(f"there is no table for {here.processor}")
+    if (here.packages, here.torch) != (table[0].packages, table[0].torch):
+        pytest.skip(f"the table is for {table[0]}, and this is {here}")
     monkeypatch.setattr(module, "_verdicts", fresh)
     with torch.no_grad():
         torch.compile(Block().eval(), backend=backend)(torch.randn(4, 40, 384))
@@ -204,11 +222,14 @@ def test_the_table_says_what_trials_say(
 
 
 @pytest.mark.parametrize(
-    "path", sorted(shipped_verdicts.FOLDER.glob("*.json")), ids=lambda p: p.stem
+    "path",
+    sorted(shipped_verdicts.FOLDER.glob("*/*.json")),
+    ids=lambda p: f"{p.parent.name}-{p.stem}",
 )
 def test_tables_are_whole_small_and_in_the_package(path: Path):
-    table = read_table(path.stem)
-    assert table is not None
+    content = json.loads(path.read_text())
+    table = read_table(path.parent.name, content["holds_for"]["processor"])
+    assert table is not None, "it is where it is looked for"
     assert isinstance(table[0], HoldsFor)
     assert len(table[1]) > 300
     assert path.stat().st_size < 400_000

@@ -176,12 +176,19 @@ def table(models: Sequence[str], results: Results) -> Table:
     """One line per model."""
     shown = Table(
         "model", "eager p50, p95 ms", "during p50, p95, p99, max", "calls", "limit ms", "over",
-        "s until it serves", "wait", "speedup", "wait", "chosen", "wait", box=SIMPLE_HEAD,
+        *(f"{what}, {mode}" for what in ("s until it serves", "× eager", "chosen")
+          for mode in ("background", "wait")), box=SIMPLE_HEAD,
     )  # fmt: skip
     for model in models:
         wait, beside = (results.get(f"{model}/{mode}", {}) for mode in MODES)
         shown.add_row(model.partition("/")[2], *cells(beside, wait))
     return shown
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The table of results that were kept."""
+    results = content["results"]
+    return [table(list(dict.fromkeys(name.rpartition("/")[0] for name in results)), results)]
 
 
 def cells(beside: Mapping[str, Any], wait: Mapping[str, Any]) -> list[str]:

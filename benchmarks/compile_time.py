@@ -41,6 +41,8 @@ from harness.kept import Kept, measure_left
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""
 
+SHARES = "comparison"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
@@ -103,8 +105,10 @@ def print_table(settings: argparse.Namespace) -> int:
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """What a file of the table's results says, for a page."""
+    """What a file of the results of --table or --share says, for a page."""
     results = content["results"]
+    if content["kind"] == SHARES:
+        return shares(results)
     models = list(dict.fromkeys(name.partition("/")[0] for name in results))
     return [compilations.table(models, results), *compilations.means(models, results)]
 
@@ -112,23 +116,35 @@ def published(content: Mapping[str, Any]) -> list[Table | str]:
 def print_shares(settings: argparse.Namespace) -> int:
     """Prints the comparison's share of the first call of each model; 1 if one is over the limit."""
     console = harness.announce()
-    table = Table("model", "first call s", "comparison s", "share", "grows MiB", "without", "ratio")
     names = settings.models or [case.name for case in harness.suite("classic")]
-    shares, rows = [], []
+    rows = []
     for name in track(names, "compiling", console=console, transient=True):
         settings.model = name
         first, off = (in_a_process(settings, settings.backend, v) for v in ("first", "off"))
-        shares.append(first["verify_s"] / first["first_call_s"])
-        ratio = first["growth"] / off["growth"]
-        numbers = f"{first['first_call_s']:.2f}", f"{first['verify_s']:.3f}", f"{shares[-1]:.1%}"
-        peaks = f"{first['growth'] / 2**20:.0f}", f"{off['growth'] / 2**20:.0f}", f"{ratio:.2f}"
-        table.add_row(name, *numbers, *peaks)
         rows.append({"model": name, "first": first, "off": off})
-    console.print(table)
-    console.print(f"the largest share is {max(shares):.1%}, the mean {statistics.mean(shares):.1%}")
+    for part in shares(rows):
+        console.print(part)
     if settings.json:
-        harness.save_json(settings.json, "comparison", rows, settings=vars(settings))
-    return 1 if settings.at_most is not None and max(shares) > settings.at_most else 0
+        harness.save_json(settings.json, SHARES, rows, settings=vars(settings))
+    return 1 if settings.at_most is not None and max(map(share, rows)) > settings.at_most else 0
+
+
+def share(row: Mapping[str, Any]) -> float:
+    """The part of a first call that the comparison takes."""
+    return float(row["first"]["verify_s"] / row["first"]["first_call_s"])
+
+
+def shares(rows: Sequence[Mapping[str, Any]]) -> list[Table | str]:
+    """One line per model, and a sentence."""
+    table = Table("model", "first call s", "comparison s", "share", "grows MiB", "without", "ratio")
+    for row in rows:
+        first, off = row["first"], row["off"]
+        numbers = f"{first['first_call_s']:.2f}", f"{first['verify_s']:.3f}", f"{share(row):.1%}"
+        peaks = f"{first['growth'] / 2**20:.0f}", f"{off['growth'] / 2**20:.0f}"
+        table.add_row(row["model"], *numbers, *peaks, f"{first['growth'] / off['growth']:.2f}")
+    parts = [share(row) for row in rows]
+    said = f"the largest share is {max(parts):.1%}, the mean {statistics.mean(parts):.1%}"
+    return [table, said]
 
 
 def in_a_process(

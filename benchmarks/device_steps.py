@@ -15,7 +15,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # the double is the tests'
 import harness
 import plain
 from dynamo_backends import compile_step
-from dynamo_backends.tuning.statistics import Timing
 from dynamo_backends.xla import to_device
 from tests.doubles.remote import remote_double
 
@@ -49,9 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = harness.announce()
     os.environ.setdefault("PJRT_NPROC", str(torch.get_num_threads()))  # of both clients of XLA
     batches = make_batches(settings)
-    timings, record = measured(settings, batches)
+    record = measured(settings, batches)
     found = problems(record, tuple(batches[0][0].shape))
-    console.print(table(timings))
+    for each in published({"results": [record]}):
+        console.print(each)
     console.print(
         f"{STEPS} steps: {len(record['uploads'])} uploads, {len(record['downloads'])} downloads; "
         f"{record['uploads_of_state']} uploads of the state before them"
@@ -63,10 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(found))
 
 
-def measured(
-    settings: argparse.Namespace, batches: Sequence[Batch]
-) -> tuple[dict[str, Timing], dict[str, Any]]:
-    """Times of both loops for `READ` steps, and what `problems` looks at."""
+def measured(settings: argparse.Namespace, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Times of both loops, and what `problems` looks at."""
     device = remote_double()
     model, optimizer = make_model(settings)
     by_hand = hand_written_loop(model, optimizer, batches)
@@ -82,9 +80,11 @@ def measured(
     }  # fmt: skip
     clock = time.process_time if settings.processor_time else time.perf_counter
     timings = harness.compare(loops, settings.rounds, warmup=1, lead_in=0, clock=clock)
-    return timings, {
+    speedup = timings[OURS].speedup
+    return {
         "ms": {name: timing.median * 1e3 / READ for name, timing in timings.items()},
-        "ratio": timings[OURS].speedup.value,
+        "ratio": speedup.value,
+        "ratio_95": [speedup.low, speedup.high],
         "losses": {OURS: losses, BY_HAND: expected},
         "uploads_of_state": len(state.uploads) - 2 * READ,
         "uploads": list(map(list, traffic.uploads)),
@@ -174,15 +174,16 @@ def problems(record: dict[str, Any], shape: tuple[int, ...]) -> list[str]:
     return found
 
 
-def table(timings: dict[str, Timing]) -> Table:
-    """Milliseconds of a step, and the ratio."""
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """Milliseconds of a step, and the ratio, of results as `main` saves them."""
+    (record,) = content["results"]
     shown = Table(title="AdamW steps of an encoder on XLA's client of the CPU")
     for title in ("", "ms a step", r"times as fast \[95% CI]"):
         shown.add_column(title, justify="right" if title else "left")
-    for name, timing in timings.items():
-        ratio = harness.format_ratio(timing.speedup)
-        shown.add_row(name, f"{timing.median * 1e3 / READ:.2f}", ratio if name == OURS else "")
-    return shown
+    ratio = harness.format_ratio(harness.Ratio(record["ratio"], *record["ratio_95"]))
+    for name, ms in record["ms"].items():
+        shown.add_row(name, f"{ms:.2f}", ratio if name == OURS else "")
+    return [shown]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

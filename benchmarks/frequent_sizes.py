@@ -10,7 +10,7 @@ are called in turns, with pauses.
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options: dict[str, Any] = {"specialize": specialize}
         made = copy.deepcopy(model)
         ways[name] = torch.compile(made, backend=settings.backend, dynamic=True, options=options)
-    table = Table("batch", "eager ms", "for all", "specialized", "stays", title=settings.model)
     rows = []
     with dynamo_backends.record() as reports:
         for given in (inputs[batch] for batch in (*BATCHES[:1], *OTHERS)):
@@ -53,14 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             call_often(calls["specialized"], settings.seconds)
             before = exact_calls(reports)
             timings = {n: t.median for n, t in compare(calls, settings.rounds).items()}
-            row = {"batch": batch, "stays": exact_calls(reports) > before, "seconds": timings}
-            numbers = (f"{timings[name] * 1e3:.1f}" for name in ways)
-            table.add_row(str(batch), *numbers, "yes" if row["stays"] else "no")
-            rows.append(row)
-    console.print(table)
+            stays = exact_calls(reports) > before
+            rows.append({"batch": batch, "stays": stays, "seconds": timings})
+    content = {"settings": vars(settings), "results": rows}
+    for each in published(content):
+        console.print(each)
     if settings.json:
         harness.save_json(settings.json, "frequent sizes", rows, settings=vars(settings))
     return 0
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The table of results as `main` saves them: milliseconds."""
+    model, backend = (content["settings"][name] for name in ("model", "backend"))
+    table = Table("batch", "eager", "for all sizes", "specialized", "stays")
+    table.title = f"{model} with {backend}, milliseconds of a call"
+    for row in content["results"]:
+        numbers = (f"{seconds * 1e3:.1f}" for seconds in row["seconds"].values())
+        table.add_row(str(row["batch"]), *numbers, "yes" if row["stays"] else "no")
+    return [table]
 
 
 def call_often(call: Any, seconds: float) -> None:

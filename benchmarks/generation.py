@@ -3,7 +3,7 @@
     python benchmarks/generation.py --json generation.json
     python benchmarks/generation.py --models llama t5 --backends openxla --caches static
     python benchmarks/generation.py --parts speed --lengths 0 6400
-    python benchmarks/generation.py --scale test --parts tokens --rounds 0 --page docs/generation.md
+    python benchmarks/generation.py --scale test --parts tokens --rounds 0
 
 Each cell is a process of its own with empty cache folders. There are two parts:
 
@@ -19,7 +19,6 @@ Each cell is a process of its own with empty cache folders. There are two parts:
   statistics. `openxla@copying` is not allowed to update the cache in place.
 
 With `--json` each cell is saved when it is done, and the same command goes on where it ended.
-`--page` writes the table of what is proven right into a page.
 """
 
 import argparse
@@ -44,7 +43,6 @@ SCALES: dict[str, dict[str, Any]] = {
     "test": {"tokens": 8, "small": (1, 32), "large": (1, 64), "lengths": (0, 256)},
 }
 KIND = "generation"
-BEGIN, END = "<!-- written by benchmarks/generation.py -->", "<!-- until here -->"
 
 Row = dict[str, Any]
 Cell = tuple[str, ...]
@@ -69,8 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in (cells_table(found), speed_table(found)):
         if table.row_count:
             console.print(table)
-    if settings.page:
-        write_page(Path(settings.page), found)
     return int(any("error" in r or r.get("wrong") or r.get("late") for r in found))
 
 
@@ -214,26 +210,24 @@ def _numbers(row: Row, *names: str) -> list[str]:
     return ["-" if row.get(name) is None else f"{row[name]:.2f}" for name in names]
 
 
-def write_page(path: Path, rows: Sequence[Row]) -> None:
-    """Writes what is proven right into a page, between two comments."""
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{proven(rows)}{END}{after}", encoding="utf-8")
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results proves right, and its times of the second part."""
+    tables = (proven(content["results"]), speed_table(content["results"]))
+    return [table for table in tables if table.row_count]
 
 
-def proven(rows: Sequence[Row]) -> str:
-    """A table: a line for each model and cache, a column for each backend."""
+def proven(rows: Sequence[Row]) -> Table:
+    """A line for each model and cache, a column for each backend."""
     rows = [r for r in rows if r["cell"][0] == "tokens"]
     backends = list(dict.fromkeys(r["cell"][3] for r in rows))
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for r in rows:
         _, model, cache, backend = r["cell"]
         lines.setdefault((model, cache), {})[backend] = verdict(r)
-    head = ["model", "cache", *(f"`{b}`" for b in backends)]
-    table = [head, ["---"] * len(head)]
-    table += [[*key, *(found.get(b, "") for b in backends)] for key, found in lines.items()]
-    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in table) + "\n"
+    table = Table("model", "cache", *(f"`{b}`" for b in backends))
+    for key, found in lines.items():
+        table.add_row(*key, *(found.get(b, "") for b in backends))
+    return table
 
 
 def verdict(row: Row) -> str:
@@ -257,7 +251,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int, help="of the second part's caches")
     parser.add_argument("--scale", default="bench", choices=list(SCALES), help="model sizes")
     parser.add_argument("--tokens", type=int, help="so many are generated")
-    parser.add_argument("--page", metavar="FILE", help="write the table of what is right into it")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one cell")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -2,7 +2,6 @@
 
     python benchmarks/lazy.py
     python benchmarks/lazy.py --models mlp bert --json lazy.json
-    python benchmarks/lazy.py --page docs/lazy.md
 
 The same table of torch_xla's own lazy tensors: `make lazy-xla`. Here "lazy" is the model on the
 device "lazy" of torch: each call copies its input there, records the model, looks the graph up,
@@ -13,9 +12,8 @@ call what "lazy" does, for the graph that Dynamo captured; `ltc` and `openxla` c
 
 import copy
 import gc
-from collections.abc import Sequence
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -24,7 +22,6 @@ import harness
 import plain
 from dynamo_backends.lazy import lowering
 
-PROGRAM = "benchmarks/lazy.py"
 COMPILED = ("ltc_trace", "ltc", "openxla")
 
 
@@ -46,18 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows[name] = plain.measure(ways, settings.rounds)
         torch.compiler.reset()
         gc.collect()
-    table = plain.markdown(rows)
-    print(table)
+    print(plain.markdown(rows))
     for each in wrong:
         console.print(f"[red]{each}: the result is wrong[/]")
     if settings.json:
         records = [{"model": name, **times} for name, times in rows.items()]
         harness.save_json(settings.json, "lazy", records, settings=vars(settings), wrong=wrong)
-    if settings.page and not wrong:
-        command = f"python {PROGRAM} {plain.given(arguments)}".strip()
-        known = plain.facts(jaxlib=metadata.version("jaxlib"))
-        plain.write_page(Path(settings.page), PROGRAM, command, table, known)
     return int(bool(wrong))
+
+
+def published(content: Mapping[str, Any]) -> list[str]:
+    """The table of results as `main` saves them, in Markdown."""
+    rows = [dict(row) for row in content["results"]]
+    return [plain.markdown({row.pop("model"): row for row in rows})]
 
 
 def ways_of(network: plain.Network) -> dict[str, plain.Way]:

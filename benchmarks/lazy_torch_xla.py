@@ -2,7 +2,6 @@
 
     make lazy-xla
     make lazy-xla ARGS="--models mlp bert --json torch_xla.json"
-    make lazy-xla ARGS="--page docs/lazy.md"
 
 torch_xla needs an older torch than this package, so it has an environment of its own, which the
 target makes once, and nothing of this package is imported here. The same columns for Lazy Tensor
@@ -16,7 +15,7 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ import torch
 
 import plain
 
-PROGRAM = "benchmarks/lazy_torch_xla.py"
+COMMAND = "python benchmarks/lazy_torch_xla.py"
+"""That `make lazy-xla` runs, with the Python of the environment that it makes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     known = plain.facts(torch_xla=torch_xla.__version__)
-    print(", ".join(f"{name} {value}" for name, value in known.items()))
+    print(known)
     rows, wrong = {}, []
     for name, network in networks.items():
         with torch.no_grad():
@@ -46,17 +46,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong += [f"{name}, {way}" for way in plain.wrong_ways(ways, expected)]
             rows[name] = plain.measure(ways, settings.rounds)
         torch._dynamo.reset()
-    table = plain.markdown(rows)
-    print(table)
+    print(plain.markdown(rows))
     for each in wrong:
         print(f"{each}: the result is wrong", file=sys.stderr)
     if settings.json:
-        content = {"kind": "lazy", "environment": known, "results": rows, "wrong": wrong}
+        content = {
+            "kind": "lazy",
+            "command": plain.typed(COMMAND, arguments),
+            "environment": known,
+            "results": rows,
+            "wrong": wrong,
+        }
         Path(settings.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if settings.page and not wrong:
-        command = f'make lazy-xla ARGS="{plain.given(arguments)}"'
-        plain.write_page(Path(settings.page), PROGRAM, command, table, known)
     return int(bool(wrong))
+
+
+def published(content: Mapping[str, Any]) -> list[str]:
+    """The table of results as `main` saves them, in Markdown."""
+    return [plain.markdown(content["results"])]
 
 
 def started() -> Any:

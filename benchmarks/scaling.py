@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             rows.append({"model": name, **found})
         if settings.json:
-            Path(settings.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    console.print(table(rows, settings.processes))
-    console.print(cores(rows))
+            harness.save_json(settings.json, "scaling", rows, settings=vars(settings))
+    for each in published({"settings": vars(settings), "results": rows}):
+        console.print(each)
     for row in rows:
         if (text := mistake(row)) is not None:
             console.print(f"[red]{row['model']}:[/] {text}")
@@ -206,6 +206,12 @@ def all_reduce(count: int) -> Callable[[], Tensor]:
         return numbers[:1].sum()
 
     return run
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The tables of results as `main` saves them."""
+    rows = content["results"]
+    return [table(rows, content["settings"]["processes"]), cores(rows)]
 
 
 def table(rows: Sequence[dict[str, Any]], processes: int) -> Table:

@@ -55,21 +55,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"[dim]{harness.environment_line()}[/]")
     rows: list[dict[str, Any]] = []
     for name in settings.streams:
-        table = Table(
-            "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
-            "eager p95", *(["× exact"] if settings.exact else []), "MiB", "wrong",
-        )  # fmt: skip
         columns = track(settings.columns, name, console=console, transient=True)
         found = [in_a_process(settings, name, column) for column in columns]
-        cold = next((row["cold_s"] for row in found if row["column"] == "inductor"), None)
-        for row in found:
-            table.add_row(*describe(row, cold, settings.exact))
-        table.title = f"{name}: {found[0].get('summary', '')}"
-        console.print(table)
+        console.print(table(found, settings.exact))
         rows += found
     if settings.json:
         harness.save_json(settings.json, "traffic", rows, settings=vars(settings))
     return 1 if any(row.get("wrong") for row in rows) else 0
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The tables of results as `main` saves them, and what each stream is."""
+    streams: dict[str, list[dict[str, Any]]] = {}
+    for row in content["results"]:
+        streams.setdefault(row["stream"], []).append(row)
+    exact = content["settings"]["exact"]
+    shown = {name: table(rows, exact) for name, rows in streams.items()}
+    return [part for made in shown.values() for part in (made, str(made.title))]
+
+
+def table(rows: Sequence[dict[str, Any]], exact: bool) -> Table:
+    """One stream: a line for each column."""
+    made = Table(
+        "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
+        "eager p95", *(["× exact"] if exact else []), "MiB", "wrong",
+    )  # fmt: skip
+    made.title = f"{rows[0]['stream']}: {rows[0].get('summary', '')}"
+    cold = next((row.get("cold_s") for row in rows if row["column"] == "inductor"), None)
+    for row in rows:
+        made.add_row(*describe(row, cold, exact))
+    return made
 
 
 def describe(row: dict[str, Any], cold_of_inductor: float | None, exact: bool) -> list[str]:

@@ -140,6 +140,14 @@ def table(models: Sequence[str], budgets: Sequence[float], results: Results) -> 
     return shown
 
 
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The table of results that were kept."""
+    results: Results = content["results"]
+    models = list(dict.fromkeys(name.rpartition("/")[0] for name in results))
+    budgets = sorted({float(name.rpartition("/")[2]) for name in results})
+    return [table(models, budgets, results)]
+
+
 def cell(row: Mapping[str, Any] | None) -> str:
     """What a table shows of a measurement."""
     if row is None:

@@ -15,7 +15,7 @@ folders.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.child:
         return child(settings)
     console = harness.announce()
-    table = Table(
-        "backend", "pause ms", "eager p50, p95 ms", "while compiling p50, p95, max", "calls",
-        "÷ eager p50", "÷ p95", "over the limit", "eager's", "s until served",
-    )  # fmt: skip
     rows = [(backend, pause) for backend in settings.backends for pause in settings.pauses]
     records = []
     for backend, pause in track(rows, "calling", console=console, transient=True):
@@ -52,12 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except harness.ChildError as error:
             measured = {"error": str(error).splitlines()[-1]}
         record = {"backend": backend, "pause_ms": pause, **measured}
-        table.add_row(*describe(record))
         records.append(record)
-    console.print(table)
+    for each in published({"results": records}):
+        console.print(each)
     if settings.json:
         harness.save_json(settings.json, "while compiling", records, settings=vars(settings))
     return int(any("error" in record for record in records))
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The table of results as `main` saves them."""
+    table = Table(
+        "backend", "pause ms", "eager p50, p95 ms", "while compiling p50, p95, max", "calls",
+        "÷ eager p50", "÷ p95", "over the limit", "eager's", "s until served",
+    )  # fmt: skip
+    for record in content["results"]:
+        table.add_row(*describe(record))
+    return [table]
 
 
 def in_a_process(settings: argparse.Namespace, backend: str, pause: float) -> dict[str, Any]:

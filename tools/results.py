@@ -109,7 +109,9 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
 
 
 def _as_markdown(part: Table | str) -> str:
-    """A table, or a line of a list."""
+    """A table, also one that is Markdown already, or a line of a list."""
+    if isinstance(part, str) and part.startswith("|"):
+        return f"{part}\n"
     if isinstance(part, str):
         return f"\n- {part}." if not part.endswith(".") else f"\n- {part}"
     cells = [[_plain(cell) for cell in column.cells] for column in part.columns]

@@ -7,11 +7,10 @@ from plain.ways import (
     Way,
     chosen,
     facts,
-    given,
     markdown,
     measure,
     parser,
-    write_page,
+    typed,
     wrong_ways,
 )
 
@@ -23,11 +22,10 @@ __all__ = [
     "Way",
     "chosen",
     "facts",
-    "given",
     "markdown",
     "measure",
     "networks",
     "parser",
-    "write_page",
+    "typed",
     "wrong_ways",
 ]

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,8 +22,6 @@ CALLS = 10
 
 PAUSE_S = 0.03
 """Before each sample: the threads of the way before stop spinning."""
-
-BEGIN, END = "<!-- written by {} -->", "<!-- until here -->"
 
 RUNS = 2
 """Of each way before the first sample."""
@@ -65,7 +62,6 @@ def parser(summary: str) -> argparse.ArgumentParser:
     made.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     made.add_argument("--rounds", type=int, default=20, help="samples of each")
     made.add_argument("--json", metavar="FILE", help="save the results")
-    made.add_argument("--page", metavar="FILE", help="write the table into a page")
     return made
 
 
@@ -145,45 +141,32 @@ def _gain(name: str, times: Mapping[str, float]) -> str:
     return "" if name == "eager" else f" ({times['eager'] / times[name]:.2f})"
 
 
-def given(arguments: Sequence[str] | None) -> str:
-    """The arguments of a command line as text; None: of the process's own."""
-    return shlex.join(sys.argv[1:] if arguments is None else arguments)
-
-
-def write_page(page: Path, program: str, command: str, table: str, known: Any) -> None:
-    """Writes a table into a page, between the comments of its program.
+def typed(command: str, arguments: Sequence[str] | None) -> str:
+    """A command line as it is published, without the place where its results are kept.
 
     Args:
-        page: Has `<!-- written by PROGRAM -->` and, after it, `<!-- until here -->`.
-        program: The name in the first comment.
-        command: That measured it.
-        table: From `markdown`.
-        known: From `facts`.
-
-    Raises:
-        ValueError: The page has no such comments.
+        command: Without arguments.
+        arguments: None: the process's own.
     """
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN.format(program))
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{page} has no {BEGIN.format(program)} that ends with {END}")
-    versions = ", ".join(f"{name} {value}" for name, value in known.items())
-    text = f"\n\n{table}\n\nBy `{command}`, {date.today()}: {versions}.\n\n"
-    page.write_text(before + begin + text + end + after, encoding="utf-8")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--json" in given:
+        place = given.index("--json")
+        del given[place : place + 2]
+    return f"{command} {shlex.join(given)}".strip()
 
 
 def facts(**versions: str) -> dict[str, Any]:
-    """What results depend on: the processor, threads, and versions.
+    """What results depend on: the date, the processor, threads, and versions.
 
     Args:
         **versions: Of packages beside Python and torch.
     """
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "processor": _processor(),
-        "threads": torch.get_num_threads(),
+        "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        **versions,
+        "versions": {"torch": torch.__version__, **versions},
     }
 
 

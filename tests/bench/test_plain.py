@@ -81,21 +81,10 @@ def test_the_table_says_how_many_times_as_fast_as_eager() -> None:
     ]
 
 
-def test_a_table_is_written_between_its_comments(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A\n<!-- written by b.py -->\nold\n<!-- until here -->\nrest\n")
-    plain.write_page(page, "b.py", "python b.py", "| x |", {"torch": "2.9.0", "threads": 2})
-    text = page.read_text()
-    assert text.startswith("# A\n<!-- written by b.py -->\n\n| x |\n\nBy `python b.py`, 20")
-    assert text.endswith(": torch 2.9.0, threads 2.\n\n<!-- until here -->\nrest\n")
-    with pytest.raises(ValueError, match=r"has no <!-- written by c.py -->"):
-        plain.write_page(page, "c.py", "python c.py", "", {})
-
-
-@pytest.mark.parametrize("name", ["lazy", "lazy_torch_xla"])
-def test_the_page_has_a_place_for_each_table(name: str) -> None:
-    page = (ROOT / "docs/lazy.md").read_text(encoding="utf-8")
-    assert f"<!-- written by {load(f'benchmarks/{name}.py').PROGRAM} -->" in page
+def test_a_command_is_published_without_the_place_of_its_results() -> None:
+    typed = ["--models", "mlp", "--json", "/home/me/a file.json", "--rounds", "3"]
+    assert plain.typed("python b.py", typed) == "python b.py --models mlp --rounds 3"
+    assert plain.typed("python b.py", []) == "python b.py"
 
 
 def test_unknown_networks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +136,10 @@ def test_ten_calls_are_traced_and_waited_for_once(
     assert set(content["results"]["mlp"]) == {
         "eager", "lazy", "lazy, 10 calls", "torch_xla openxla"
     }  # fmt: skip
-    assert content["environment"]["torch_xla"] == "2.9.0"
+    assert content["command"] == f"{program.COMMAND} --models mlp --scale test --rounds 1"
+    assert content["environment"]["versions"]["torch_xla"] == "2.9.0"
+    (table,) = program.published(content)
+    assert table.splitlines()[-1].startswith("| mlp | ")
 
 
 def test_lazy_tensor_core_has_the_same_columns(
@@ -159,5 +151,6 @@ def test_lazy_tensor_core_has_the_same_columns(
     header = capsys.readouterr().out
     for column in ("eager", "lazy", "lazy, 10 calls", "ltc_trace", "ltc", "openxla"):
         assert f"| {column}, ms |" in header
-    (record,) = json.loads(file.read_text())["results"]
-    assert record["model"] == "mlp"
+    (table,) = load("benchmarks/lazy.py").published(json.loads(file.read_text()))
+    assert table.splitlines()[-1].startswith("| mlp | ")
+    assert table in header

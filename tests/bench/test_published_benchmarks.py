@@ -11,7 +11,7 @@ from tests.bench.programs import load
 
 MIB = 2**20
 SETTINGS = {"batch": 4, "model": "resnet50", "backend": "onnxrt", "sizes": 0, "cpu": False}
-SETTINGS |= {"layers": 100, "calls": 1000}
+SETTINGS |= {"layers": 100, "calls": 1000, "exact": False}
 
 
 def run(peak: int) -> dict[str, int]:
@@ -19,7 +19,7 @@ def run(peak: int) -> dict[str, int]:
     return {"peak": peak, "private": peak // 2, "end": peak, "weights": 10_000_000}
 
 
-RESULTS: dict[str, tuple[list[Any], list[str]]] = {
+RESULTS: dict[str, tuple[Any, list[str]]] = {
     "vendor_parity": (
         [{"model": "mlp", "backend": "ov", "bare_ms": 0.02, "compiled_ms": 0.1, "ratio": 5.0,
           "added_us": 80.0, "dynamo_us": 60.0, "ops_in_eager": 0}],
@@ -81,11 +81,59 @@ RESULTS: dict[str, tuple[list[Any], list[str]]] = {
         [{"layer": "conv", "ms": {"direct": 2.0, "F2": 1.5, "F4": 1.0}, "chosen": "F4"}],
         ["conv", "direct 2.00, F2 1.50, F4 1.00", "F4", "2.00"],
     ),
+    "background": (
+        {"classic/bert/background": {
+            "alone_ms": [1.0, 2.0], "during_ms": [1.0, 2.0, 3.0, 4.0], "calls": 50, "limit_ms": 7.2,
+            "over": 1, "tuned_s": 60.0, "speedup": 1.5, "chosen": ["ov"]}},
+        ["bert", "1.0, 2.0", "1.0, 2.0, 3.0, 4.0", "50", "7.2", "1", "60", "-", "1.50", "-", "ov",
+         "-"],
+    ),
+    "tuning_time": (
+        {"classic/bert/20": {"speedup": 1.5, "first_call_s": 21.0, "chosen": ["ov"]},
+         "classic/bert/600": {"speedup": 2.0, "first_call_s": 80.0, "chosen": ["onnxrt"]}},
+        ["bert", "1.50 (21)", "2.00 (80)", "onnxrt"],
+    ),
+    "frequent_sizes": (
+        [{"batch": 4, "stays": True,
+          "seconds": {"eager": 0.03, "for all": 0.02, "specialized": 0.01}}],
+        ["4", "30.0", "20.0", "10.0", "yes"],
+    ),
+    "while_compiling": (
+        [{"backend": "ov", "pause_ms": 20.0, "alone_ms": [10.0, 20.0],
+          "during_ms": [15.0, 20.0, 90.0], "calls": 30, "over": 2, "alone_calls": 40,
+          "alone_over": 1, "served_s": [2.0]}],
+        ["ov", "20", "10.0, 20.0", "15.0, 20.0, 90.0", "30", "1.50", "1.00", "2", "1 of 40", "2.0"],
+    ),
+    "device_steps": (
+        [{"ms": {"jax.jit by hand": 140.0, "compile_step on the double": 150.0}, "ratio": 0.93,
+          "ratio_95": [0.9, 0.96]}],
+        ["jax.jit by hand", "140.00"],
+    ),
+    "traffic": (
+        [{"stream": "images", "summary": "of a camera", "column": column, "cold_s": cold,
+          "slowest_s": 2.0, "executables": made, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0,
+          "times_eager": 1.5, "eager_p95_ms": 4.0, "times_exact": None, "growth": MIB, "wrong": 0}
+         for column, cold, made in (("ov", 5.0, 3), ("inductor", 10.0, None))],
+        ["ov", "5.0", "2.00", "0.50", "3", "1.0", "2.0", "3.0", "1.50", "4.0", "1", "0"],
+    ),
+    "tvm_tuning": (
+        [{"call": "softmax", "eager_ms": 3.0, "functions": 1, "first_call_s": 60.0,
+          "speedups": {"default": [0.5, 0.4, 0.6], "tuned": [1.5, 1.25, 1.75]}}],
+        ["softmax", "3.00", r"0.50 \[0.40, 0.60]", r"1.50 \[1.25, 1.75]", "1", "60"],
+    ),
+    "serving": (
+        [{"way": way, "answers": 100, "failed": 0, "compilations": 0.0, "requests_a_second": speed,
+          "latency_ms": {"50": 8.0, "95": 10.0 / speed, "99": 12.0}, "processor_s": 2.0}
+         for way, speed in (("compiled", 10.0), ("eager", 5.0))],
+        ["compiled", "10.0", "8.0", "1.0", "12.0", "20.0", "0", "0"],
+    ),
     "step_guards": ([{"check": "100 Python values", "us": 7.0}], ["100 Python values", "7.0"]),
 }  # fmt: skip
 """Records of a program, and the first row of its table."""
 
 SENTENCES = {
+    "serving": "compiled: 2.00 times the throughput, 0.50 times the p95 latency",
+    "traffic": "images: of a camera",
     "cache_start": "a warm start is 2.00 × as fast as a cold one",
     "capture_overhead": "mean +25.00%, worst +25.00%",
 }
@@ -102,6 +150,17 @@ def test_a_program_shows_what_it_has_saved(name: str) -> None:
     assert sentences == ([SENTENCES[name]] if name in SENTENCES else [])
 
 
+def test_shares_of_first_calls_are_shown() -> None:
+    processes = {"first_call_s": 4.0, "verify_s": 1.0, "growth": 2 * MIB}
+    row = {"model": "bert", "first": processes, "off": {**processes, "growth": MIB}}
+    table, said = load("benchmarks/compile_time.py").published(
+        {"kind": "comparison", "results": [row]}
+    )
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["bert", "4.00", "1.000", "25.0%", "2", "1", "2.00"]
+    assert said == "the largest share is 25.0%, the mean 25.0%"
+
+
 def test_sizes_are_shown_beside_one_size() -> None:
     medians = {key: [2e6, 3e6] for key in ("peak", "private", "end")}
     rows = [{"backend": "ov", **medians, "ratios": dict.fromkeys(medians, 1.5)}]
@@ -109,6 +168,20 @@ def test_sizes_are_shown_beside_one_size() -> None:
     (table,) = load("benchmarks/memory.py").published(content)
     row = [next(iter(column.cells)) for column in table.columns]
     assert row == ["ov", "2", "3", "1.50", "1.50", "1.50"]
+
+
+def test_processes_are_shown_with_their_cores() -> None:
+    program = load("benchmarks/scaling.py")
+    row = {kind: dict.fromkeys(program.WAYS, 2.0) for kind in (
+        "milliseconds", "in the program", "in the kernel", "page faults")}  # fmt: skip
+    content = {"results": [{"model": "bert", **row}], "settings": {"processes": 2}}
+    steps, cores = program.published(content)
+    assert [next(iter(column.cells)) for column in steps.columns][-4:] == [
+        "2.00", "1.00", "2.00", "1.00",
+    ]  # fmt: skip
+    assert [list(column.cells) for column in cores.columns][1] == [
+        "in the program", "in the kernel", "page faults",
+    ]  # fmt: skip
 
 
 def test_imports_are_shown_in_a_sentence() -> None:

@@ -95,8 +95,8 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
             *_, program = _PROGRAM.findall(content["command"])  # the last: others run that one
             tables = importlib.import_module(program).published(content)
             facts = content.get("context") or content["environment"]
-            said = conditions(facts, content["command"])
-        except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+            said = conditions(facts, content["command"], _link(page, f"measured/{name}.json"))
+        except (OSError, ValueError, LookupError, TypeError, ImportError, AttributeError) as error:
             raise PageError(
                 f"{page.name} asks for docs/measured/{name}.json, which has to be results of a "
                 f"program of benchmarks/ with a function `published`, and to name it as its "
@@ -136,11 +136,17 @@ def _filling(page: Path, runs: dict[str, Run]) -> Callable[[re.Match[str]], str]
                 f"{page.name} asks for {kind!r} of {name!r}; there are {', '.join(TABLES)} of "
                 f"docs/results/{{{','.join(runs)}}}.json."
             )
-        said = "Of the same run:" if name in told else caption(runs[name])
+        file = _link(page, f"results/{name}.json")
+        said = "Of the same run:" if name in told else caption(runs[name], file)
         told.add(name)
         return f"{begin}\n{said}\n\n{TABLES[kind](runs[name])}\n{end}"
 
     return fill
+
+
+def _link(page: Path, file: str) -> str:
+    """Where a page finds a file of docs/."""
+    return file if page.parent.name == "docs" else f"docs/{file}"
 
 
 def _holds(path: Path, text: str) -> bool:

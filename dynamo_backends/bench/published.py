@@ -18,26 +18,33 @@ _HEADS = (
 )  # fmt: skip
 
 
-def caption(run: Run) -> str:
-    """Command, date, sizes, processor and versions in one sentence, and what is left."""
+def caption(run: Run, file: str) -> str:
+    """Command, date, sizes, processor and versions in one sentence, and what is left.
+
+    Args:
+        run: What was measured.
+        file: See `conditions`.
+    """
     left = f" {len(run.outcomes)} of {len(run.cells)} cells are measured." if run.left else ""
-    return conditions(run.context, run.command) + left
+    return conditions(run.context, run.command, file) + left
 
 
-def conditions(facts: Mapping[str, Any], command: str) -> str:
+def conditions(facts: Mapping[str, Any], command: str, file: str) -> str:
     """When, how and on what something was measured, in one sentence.
 
     Args:
         facts: What results depend on, as `bench.environment` or benchmarks/gpu.py has it, with
             the date.
         command: What measures them.
+        file: Where the page finds the results, which have the versions of all packages.
     """
-    versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items() if v)
+    torch = facts.get("versions", {}).get("torch")
     threads = f", {facts['torch_threads']} torch threads" if "torch_threads" in facts else ""
     sizes = ", small versions of the models" if facts.get("scale") == "test" else ""
+    link = f"[results with all versions]({file})"
     return (
         f"Measured on {facts.get('date')} by `{command}`{sizes} on "
-        f"{_device(facts)}{threads} (Python {facts.get('python')}, {versions})."
+        f"{_device(facts)}{threads} (torch {torch}, Python {facts.get('python')}; {link})."
     )
 
 

@@ -49,8 +49,10 @@ def test_tables_say_what_the_run_does(run: Run):
     assert first.startswith("| `x` | 2/2 | 100.0% | 1.00 | 0.50 second |")
     assert second.startswith("| `y` | 1/2 | 50.0% | 1.00 |")
     said = "Measured on 2026-11-25 by `dynamo-backends bench models.py:models` on a processor"
-    assert caption(run).startswith(said)
-    assert "torch 2.13.0" in caption(run)
+    found = caption(run, "results/made.json")
+    assert found.startswith(said)
+    assert "(torch 2.13.0" in found
+    assert found.endswith("[results with all versions](results/made.json)).")
 
 
 def test_pages_say_what_a_backend_chose():

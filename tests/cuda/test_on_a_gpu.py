@@ -121,6 +121,18 @@ def test_changed_weights_are_seen(name: str):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_the_only_row_is_indexed(name: str):
+    """A trial that asked for another row would end all that this process does on the device."""
+
+    def rows(x: Tensor, places: Tensor) -> Tensor:
+        return (x[places] + x.gather(0, places[:, None])).relu()
+
+    x, places = torch.randn(1, 8, device=DEVICE), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    found = torch.compile(rows, backend=usable(name))(x, places)
+    torch.testing.assert_close(found, rows(x, places))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_batches_of_all_sizes(name: str):
     model = encoder().eval()
     compiled = torch.compile(model, backend=usable(name))

@@ -241,8 +241,9 @@ def _forgetting_constants() -> Iterator[None]:
                 if sys.modules.get(name) is loaded:
                     del sys.modules[name]
         pickled: dict[type, bool] = getattr(FxGraphCachePickler, "_pickleable_type_cache", {})
-        for kind in [each for each in pickled if issubclass(each, fx.GraphModule)]:
-            pickled.pop(kind, None)
+        for kind in list(pickled):
+            if issubclass(kind, fx.GraphModule):
+                pickled.pop(kind, None)
 
 
 def _right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """What the benchmark programs write into pages, from results that nobody measured."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.table import Table
 
 from tests.bench.programs import load
@@ -235,3 +237,20 @@ def test_the_kernels_of_a_layer_race() -> None:
     assert record["chosen"] in record["ms"]
     assert len(record["ms"]) == 3, "oneDNN and two filterings"
     assert all(ms > 0 for ms in record["ms"].values())
+
+
+def test_calls_that_tvm_tunes_take_their_inputs() -> None:
+    calls = load("benchmarks/tvm_tuning.py").CALLS
+    with torch.device("meta"):
+        for make, shapes in calls.values():
+            assert make()(*(torch.empty(shape) for shape in shapes)).numel() > 100_000
+
+
+def test_a_server_that_ends_says_why() -> None:
+    program = load("benchmarks/serving.py")
+    command = [sys.executable, "-c", "import sys; sys.exit('there is no such package')"]
+    with (
+        pytest.raises(program.ChildError, match="does not answer: there is no such package"),
+        program.served(command),
+    ):
+        pytest.fail("it never answered")

@@ -1,7 +1,7 @@
 """Single calls compiled by TVM against eager: with default schedules, and with tuned ones.
 
     python benchmarks/tvm_tuning.py
-    python benchmarks/tvm_tuning.py --calls "softmax 1536 x 197" --trials 64 --budget 300
+    python benchmarks/tvm_tuning.py --calls "softmax 1536 x 197" --tune-trials 64 --tune-budget 300
 
 Each call is a graph of its own in a process of its own, with empty caches: it is compiled without
 tuning and with it, and both are timed in turns with eager. Shown are speedups over eager, in how
@@ -98,11 +98,11 @@ def published(content: Mapping[str, Any]) -> list[Table | str]:
 def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     """Tunes and times a call in a fresh process with an empty cache folder."""
     command = [__file__, "--child", name]
-    for option in ("trials", "budget", "rounds"):
-        command += [f"--{option}", str(getattr(settings, option))]
+    for option in ("tune_trials", "tune_budget", "rounds"):
+        command += [f"--{option.replace('_', '-')}", str(getattr(settings, option))]
     with tempfile.TemporaryDirectory() as folder:
         return harness.run_child(
-            command, {"DYNAMO_BACKENDS_CACHE": folder}, 3 * settings.budget + 300
+            command, {"DYNAMO_BACKENDS_CACHE": folder}, 3 * settings.tune_budget + 300
         )
 
 
@@ -111,7 +111,7 @@ def child(settings: argparse.Namespace) -> int:
     """Measures one call and hands the figures back."""
     make, shapes = CALLS[settings.child]
     model, inputs = make().eval(), tuple(torch.randn(shape) for shape in shapes)
-    tuned = {"tune_trials": settings.trials, "tune_budget_s": settings.budget}
+    tuned = {"tune_trials": settings.tune_trials, "tune_budget_s": settings.tune_budget}
     made = {
         way: harness.compile_model(model, inputs, "tvm", options=options)
         for way, options in zip(WAYS, ({}, tuned), strict=True)
@@ -132,8 +132,8 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = harness.arguments(__doc__, rounds=30)
     parser.add_argument("--calls", nargs="+", default=list(CALLS), choices=CALLS, metavar="CALL")
-    parser.add_argument("--trials", type=int, default=32, help="tune_trials")
-    parser.add_argument("--budget", type=float, default=90, help="tune_budget_s")
+    parser.add_argument("--tune-trials", type=int, default=32, help="of each graph")
+    parser.add_argument("--tune-budget", type=float, default=90, help="seconds for each graph")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -176,9 +176,10 @@ def table(models: Sequence[str], results: Results) -> Table:
     """One line per model."""
     shown = Table(
         "model", "eager p50, p95 ms", "during p50, p95, p99, max", "calls", "limit ms", "over",
-        *(f"{what}, {mode}" for what in ("s until it serves", "× eager", "chosen")
-          for mode in ("background", "wait")), box=SIMPLE_HEAD,
+        "s until it serves", "s, wait", "× eager", "×, wait", "chosen", "wait", box=SIMPLE_HEAD,
     )  # fmt: skip
+    for column in shown.columns[1:3]:
+        column.no_wrap = True
     for model in models:
         wait, beside = (results.get(f"{model}/{mode}", {}) for mode in MODES)
         shown.add_row(model.partition("/")[2], *cells(beside, wait))

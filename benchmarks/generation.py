@@ -134,10 +134,7 @@ def in_a_process(settings: argparse.Namespace, cell: Cell) -> Row:
             "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
         }
         command = [__file__, "--child", json.dumps(given)]
-        try:
-            found = harness.run_child(command, caches, timeout_s=settings.timeout)
-        except harness.ChildError as error:
-            found = {"error": str(error).splitlines()[-1]}
+        found = harness.result_of_child(command, caches, timeout_s=settings.timeout)
     return {"cell": list(cell), **found}
 
 

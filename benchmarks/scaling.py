@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -84,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_job(name: str, settings: argparse.Namespace) -> dict[str, Any] | str:
     """Measures a model in processes of their own; what went wrong in words if something did."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(harness.free_port())
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         flags = ["--models", name, "--scale", settings.scale, "--batch", str(settings.batch)]

@@ -10,7 +10,6 @@ was wrong or missing, or a request compiled something.
 
 import argparse
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,6 @@ from typing import Any
 from rich.table import Table
 
 import harness
-from harness.processes import ChildError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WAYS: dict[str, tuple[str, ...]] = {"compiled": (), "eager": ("--eager",)}
@@ -39,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with console.status("saving, serving and asking"):
             seen, compiled = measured(settings)
-    except ChildError as error:
+    except harness.ChildError as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 1
     records = [record(way, found, compiled[way]) for way, found in seen.items()]
@@ -67,7 +65,7 @@ def measured(
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if saved.returncode:
-            raise ChildError(saved.stderr[-2000:])
+            raise harness.ChildError(saved.stderr[-2000:])
         urls = {
             way: servers.enter_context(served([*serve, "run", package, *flags]))
             for way, flags in WAYS.items()
@@ -87,9 +85,7 @@ def served(command: Sequence[str], patience_s: float = 300) -> Iterator[str]:
     Raises:
         ChildError: It ended, or did not answer in that time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = harness.free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as said:
         server = subprocess.Popen(
@@ -100,7 +96,9 @@ def served(command: Sequence[str], patience_s: float = 300) -> Iterator[str]:
             while not serve_load.count(url, "embed_compiled_total") >= 0:  # until it says a number
                 if server.poll() is not None or time.monotonic() > until:
                     said.seek(0)
-                    raise ChildError(f"{' '.join(command)} does not answer: {said.read()[-2000:]}")
+                    raise harness.ChildError(
+                        f"{' '.join(command)} does not answer: {said.read()[-2000:]}"
+                    )
                 time.sleep(0.2)
             yield url
         finally:

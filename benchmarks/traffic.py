@@ -115,10 +115,7 @@ def in_a_process(settings: argparse.Namespace, stream: str, column: str) -> dict
             if getattr(settings, option):
                 command += [f"--{option}", str(getattr(settings, option))]
         command += ["--exact"] * (settings.exact and column not in OTHERS and EXACT not in column)
-        try:
-            found = harness.run_child(command, caches, timeout_s=settings.timeout)
-        except harness.ChildError as error:
-            found = {"error": str(error).splitlines()[-1]}
+        found = harness.result_of_child(command, caches, timeout_s=settings.timeout)
     return {"stream": stream, "column": column, **found}
 
 

@@ -68,13 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.child:
         return child(settings)
     console = harness.announce()
-    records = []
-    for name in track(settings.calls, "tuning", console=console, transient=True):
-        try:
-            found = in_a_process(name, settings)
-        except harness.ChildError as error:
-            found = {"error": str(error).splitlines()[-1]}
-        records.append({"call": name, **found})
+    calls = track(settings.calls, "tuning", console=console, transient=True)
+    records = [{"call": name, **in_a_process(name, settings)} for name in calls]
     for each in published({"results": records}):
         console.print(each)
     if settings.json:
@@ -101,7 +96,7 @@ def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     for option in ("tune_trials", "tune_budget", "rounds"):
         command += [f"--{option.replace('_', '-')}", str(getattr(settings, option))]
     with tempfile.TemporaryDirectory() as folder:
-        return harness.run_child(
+        return harness.result_of_child(
             command, {"DYNAMO_BACKENDS_CACHE": folder}, 3 * settings.tune_budget + 300
         )
 

@@ -43,12 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [(backend, pause) for backend in settings.backends for pause in settings.pauses]
     records = []
     for backend, pause in track(rows, "calling", console=console, transient=True):
-        try:
-            measured = in_a_process(settings, backend, pause)
-        except harness.ChildError as error:
-            measured = {"error": str(error).splitlines()[-1]}
-        record = {"backend": backend, "pause_ms": pause, **measured}
-        records.append(record)
+        measured = in_a_process(settings, backend, pause)
+        records.append({"backend": backend, "pause_ms": pause, **measured})
     for each in published({"results": records}):
         console.print(each)
     if settings.json:
@@ -76,7 +72,7 @@ def in_a_process(settings: argparse.Namespace, backend: str, pause: float) -> di
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
         }
-        return harness.run_child(command, caches, timeout_s=3 * settings.timeout + 300)
+        return harness.result_of_child(command, caches, timeout_s=3 * settings.timeout + 300)
 
 
 def describe(record: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from harness.arguments import (
     process_arguments,
 )
 from harness.peak import Products, products_of
-from harness.processes import ChildError, hand_back, run_child
+from harness.processes import ChildError, free_port, hand_back, result_of_child, run_child
 from harness.report import (
     announce,
     as_record,
@@ -61,6 +61,7 @@ __all__ = [
     "find_case",
     "find_cases",
     "format_ratio",
+    "free_port",
     "geometric_mean",
     "graph_arguments",
     "hand_back",
@@ -75,6 +76,7 @@ __all__ = [
     "process_arguments",
     "products_of",
     "reset_peak_rss",
+    "result_of_child",
     "results_table",
     "rss_bytes",
     "run_child",

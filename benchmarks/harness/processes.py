@@ -1,6 +1,7 @@
 """Measuring in processes of their own, where nothing is warm and memory starts from nothing."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,25 @@ def run_child(
             return json.loads(line.removeprefix(_MARK))
     tail = (done.stderr or done.stdout)[-2000:]
     raise ChildError(f"{' '.join(arguments)}: exit status {done.returncode}\n{tail}")
+
+
+def result_of_child(
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 600,
+) -> dict[str, Any]:
+    """As `run_child`; of a process that failed {"error": the last line of what it printed}."""
+    try:
+        return run_child(arguments, environment, timeout_s)
+    except ChildError as error:
+        return {"error": str(error).splitlines()[-1]}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def hand_back(**values: Any) -> None:

@@ -88,14 +88,13 @@ from dynamo_backends._torch_private.inductor import (
     compile_quantized_with_inductor,
     compile_step_with_inductor,
     compile_with_inductor,
-    find_vectors,
     import_inductor,
     inductor_decompositions,
-    load_cpp,
     mode_for_inductor,
     prepacked_convolution,
     tell_inductor_of_images,
 )
+from dynamo_backends._torch_private.inductor_compiler import find_vectors, load_cpp
 from dynamo_backends._torch_private.lazy import (
     lazy_fallbacks,
     lazy_graph,

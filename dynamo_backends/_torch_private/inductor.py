@@ -11,38 +11,29 @@
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch.compiler.config.cache_key_tag`, `torch._inductor.cpu_vec_isa.pick_vec_isa` | 2.13.0 |
-| `torch._inductor.codecache.CppCodeCache.load` | 2.11+ |
-| `torch._inductor.codecache.PyCodeCache.modules`, which `sys.modules` has too | 2.13.0 |
-| `torch._inductor.codecache.FxGraphCachePickler._pickleable_type_cache` | 2.13.0 |
-| `torch._inductor.codecache`: `FxGraphCachePickler`, `CacheabilityValidator` | 2.13.0 |
-| `torch._inductor.codecache.CppPythonBindingsCodeCache.cpp_compile_command_flags` | 2.13.0 |
 | `torch._inductor.config.cpp_cache_precompile_headers` | 2.13.0 |
-| `torch._inductor.cpu_vec_isa.valid_vec_isa_list`, `config.cpp.vec_isa_ok` | 2.13.0 |
-| `torch._inductor.cpu_vec_isa.VecISA.check_build`, `.build_arch_flags` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11+ |
 | `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11+ |
 | `torch.ops.mkldnn._convolution_pointwise` | 2.11+ |
 | `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11+ |
 """
 
-import functools
 import itertools
-import os
-import shlex
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
+from dynamo_backends._torch_private.inductor_compiler import find_vectors
+from dynamo_backends._torch_private.inductor_keeps import (
+    forgetting_constants,
+    packed_weights_in_cache,
+)
 from dynamo_backends._torch_private.joined_kernels import joined_kernels
 from dynamo_backends._torch_private.tracing import (
     disable_current_modes,
@@ -210,40 +201,13 @@ def _freezing(context: Any) -> Iterator[None]:
     from torch._guards import tracing
 
     with (
-        _forgetting_constants(),
+        forgetting_constants(),
         torch.no_grad(),
         tracing(context),
         _compiling(),
-        _packed_weights_in_cache(),
+        packed_weights_in_cache(),
     ):
         yield
-
-
-@contextmanager
-def _forgetting_constants() -> Iterator[None]:
-    """What is compiled inside lives as long as what calls it, and so do the weights it holds.
-
-    Torch would keep modules with weights until the process ends, to remove their files if it is
-    asked for that; and the class of each graph that it has pickled, which has the graph's weights.
-    """
-    from torch._inductor.codecache import FxGraphCachePickler, PyCodeCache
-
-    modules: list[Any] = getattr(PyCodeCache, "modules", [])
-    before = set(map(id, modules))
-    try:
-        yield
-    finally:
-        for loaded in [each for each in modules if id(each) not in before]:
-            if any(isinstance(value, Tensor) for value in vars(loaded).values()):
-                with suppress(ValueError):  # another thread was faster
-                    modules.remove(loaded)
-                name = str(loaded.__name__)
-                if sys.modules.get(name) is loaded:
-                    del sys.modules[name]
-        pickled: dict[type, bool] = getattr(FxGraphCachePickler, "_pickleable_type_cache", {})
-        for kind in list(pickled):
-            if issubclass(kind, fx.GraphModule):
-                pickled.pop(kind, None)
 
 
 def _right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:
@@ -312,48 +276,6 @@ def _without_precompiled_header() -> AbstractContextManager[Any]:
     return config.patch({name: False}) if hasattr(config, name) else nullcontext()
 
 
-_patching = threading.RLock()
-
-
-@contextmanager
-def _packed_weights_in_cache() -> Iterator[None]:
-    """Inside, Inductor keeps graphs on disk also if frozen weights are in layouts of oneDNN.
-
-    Other frozen weights are part of a key by their metadata alone, and are taken from the graph
-    that is compiled when a kept one is loaded. Those of oneDNN are refused, as they cannot be
-    pickled; by their sizes and dtype they can: the code that Inductor makes hands them to oneDNN.
-    """
-    from torch._inductor import codecache
-    from torch._inductor.freezing_utils import is_frozen_param
-
-    pickler = codecache.FxGraphCachePickler
-    validator = getattr(codecache, "CacheabilityValidator", None)
-    if validator is None or not hasattr(pickler, "_reduce_tensor"):
-        yield  # another version: such graphs are compiled in each process
-        return
-
-    def is_packed(tensor: Tensor) -> bool:
-        return tensor.is_mkldnn and is_frozen_param(tensor)
-
-    with _patching:
-        reduce, check = pickler._reduce_tensor, validator.check_tensor
-
-        def reduce_tensor(self: Any, tensor: Tensor) -> Any:
-            if is_packed(tensor):
-                return str, (f"oneDNN {tensor.dtype} {tuple(tensor.shape)}",)
-            return reduce(self, tensor)
-
-        def check_tensor(tensor: Tensor) -> None:
-            if not is_packed(tensor):
-                check(tensor)
-
-        with (
-            mock.patch.object(pickler, "_reduce_tensor", reduce_tensor),
-            mock.patch.object(validator, "check_tensor", staticmethod(check_tensor)),
-        ):
-            yield
-
-
 def compile_quantized_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Tensor]
 ) -> Callable[..., Any]:
@@ -370,7 +292,7 @@ def compile_quantized_with_inductor(
     settings = {"freezing": True}
     # A context of its own: in that of a capture, sizes of inputs would become symbols.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with _forgetting_constants(), torch.no_grad(), tracing(TracingContext(mode)), _compiling():
+    with forgetting_constants(), torch.no_grad(), tracing(TracingContext(mode)), _compiling():
         return _inductor.compile(module, list(inputs), options=settings)
 
 
@@ -424,74 +346,6 @@ def import_inductor() -> None:
     """Imports what compiling takes; two threads that did so would see modules half made."""
     for name in ("compile_fx", "codecache", "cpp_builder", "cpu_vec_isa", "graph"):
         import_module(f"torch._inductor.{name}")
-
-
-def load_cpp(source: str) -> Any:
-    """Compiles C++ as Inductor compiles its own, or finds it in Inductor's cache on disk.
-
-    Args:
-        source: May include `torch/csrc/inductor/cpp_prefix.h`, which has the vectors of this
-            processor and OpenMP.
-
-    Returns:
-        A `ctypes.CDLL`.
-
-    Raises:
-        RuntimeError: There is no compiler, or it refuses the source.
-    """
-    find_vectors()
-    return _kernel_cache().load(source)
-
-
-@functools.cache
-def _kernel_cache() -> Any:
-    """Inductor's cache of libraries, with its kernels' flags and without a precompiled header."""
-    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
-
-    flags = CppPythonBindingsCodeCache.cpp_compile_command_flags
-    own = {"cache": {}, "cpp_compile_command_flags": dict(flags)}
-    return type("KernelCache", (CppCodeCache,), own)
-
-
-_vectors = threading.Lock()
-
-
-def find_vectors() -> None:
-    """Lets Inductor find the vectors of this processor where torch itself computes with them.
-
-    It would compile a file for each kind of vectors, seconds each, to see whether torch's libraries
-    have functions for them. They have if torch's own kernels are for the largest kind. Extensions
-    of these (VNNI, AMX) take no functions of torch's, and the compiler says whether it knows them.
-    """
-    from torch._inductor import config, cpu_vec_isa
-
-    level = torch.backends.cpu.get_cpu_capability()
-    largest = level == "AVX512" or (level == "AVX2" and not torch.cpu._is_avx512_supported())
-    if largest and config.cpp.vec_isa_ok is None:
-        # It remembers what it found, and must not be asked by two threads at a time.
-        checks = mock.patch.object(cpu_vec_isa.VecISA, "check_build", _compiler_takes)
-        with _vectors, config.patch({"cpp.vec_isa_ok": True}), checks:
-            cpu_vec_isa.valid_vec_isa_list()
-
-
-def _compiler_takes(isa: Any, _code: str) -> bool:
-    """In the place of `VecISA.check_build`, which compiles a library that takes no function.
-
-    Its header alone takes a third of a second. A compiler that knows a flag knows what belongs to
-    it.
-    """
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    return _knows_flags(get_cpp_compiler(), isa.build_arch_flags())
-
-
-@functools.cache
-def _knows_flags(compiler: str, flags: str) -> bool:
-    command = [*shlex.split(compiler), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
 
 
 def tell_inductor_of_images(operator: Any) -> None:

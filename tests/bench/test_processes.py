@@ -3,7 +3,14 @@ import gc
 import numpy as np
 import pytest
 
-from harness import ChildError, peak_rss_bytes, reset_peak_rss, rss_bytes, run_child
+from harness import (
+    ChildError,
+    peak_rss_bytes,
+    reset_peak_rss,
+    result_of_child,
+    rss_bytes,
+    run_child,
+)
 
 HEAD = "import os\nfrom harness.processes import hand_back\n"
 
@@ -16,6 +23,12 @@ def test_values_come_back_beside_other_output() -> None:
 def test_failure_shows_what_the_child_said() -> None:
     with pytest.raises(ChildError, match=r"exit status 1\n(.|\n)*ValueError: bad luck"):
         run_child(["-c", HEAD + "hand_back(x=1)\nraise ValueError('bad luck')"])
+
+
+def test_what_a_failed_child_said_last_can_be_its_result() -> None:
+    code = HEAD + "raise ValueError('bad luck')"
+    assert result_of_child(["-c", code]) == {"error": "ValueError: bad luck"}
+    assert result_of_child(["-c", HEAD + "hand_back(x=1)"]) == {"x": 1}
 
 
 def test_nothing_handed_back_is_a_failure() -> None:

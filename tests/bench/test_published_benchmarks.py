@@ -250,7 +250,9 @@ def test_a_server_that_ends_says_why() -> None:
     program = load("benchmarks/serving.py")
     command = [sys.executable, "-c", "import sys; sys.exit('there is no such package')"]
     with (
-        pytest.raises(program.ChildError, match="does not answer: there is no such package"),
+        pytest.raises(
+            program.harness.ChildError, match="does not answer: there is no such package"
+        ),
         program.served(command),
     ):
         pytest.fail("it never answered")

@@ -135,14 +135,14 @@ def test_a_function_runs_once_whichever_threads_call_it():
 def test_a_compiler_is_asked_whether_it_knows_the_instructions(monkeypatch: pytest.MonkeyPatch):
     from torch._inductor import cpu_vec_isa
 
-    from dynamo_backends._torch_private import inductor
+    from dynamo_backends._torch_private import inductor_compiler
 
     asked: list[str] = []
 
     def check(flags: str) -> bool:
         monkeypatch.setattr(cpu_vec_isa.VecISA, "build_arch_flags", lambda self: flags)
         asked.append(flags)
-        return inductor._compiler_takes(cpu_vec_isa.VecISA(), "")
+        return inductor_compiler._compiler_takes(cpu_vec_isa.VecISA(), "")
 
     assert check("-O2 -Wall")
     assert not check("-mno-such-instructions")

@@ -1,7 +1,7 @@
-"""How much of each model Dynamo captures; writes the table in docs/coverage.md.
+"""How much of each model Dynamo captures.
 
     python benchmarks/coverage.py
-    python benchmarks/coverage.py --suites control_flow --output -
+    python benchmarks/coverage.py --suites control_flow --json coverage.json
 
 Capture is measured with the backend "eager" after one call to warm up. The exit status is 1 if a
 model that is captured whole has less than 99% of its operators in graphs.
@@ -9,45 +9,22 @@ model that is captured whole has less than 99% of its operators in graphs.
 
 import argparse
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 import harness
 from dynamo_backends.bench.suites.case import Scale, call
-from dynamo_backends.capture.coverage import Coverage, coverage
+from dynamo_backends.capture.coverage import coverage
 from dynamo_backends.capture.metering import CountCalls
 from dynamo_backends.capture.optimize import optimize
 
 TARGET = 0.99
-OUTPUT = Path(__file__).parents[1] / "docs/coverage.md"
-
-HEAD = """# Capture coverage
-
-Which share of the operators of each model Dynamo captures into graphs. For a model of your own,
-call [`dynamo_backends.coverage(model, inputs)`](capture.md#coverage), which measured these.
-
-- **without Dynamo**: ATen calls of the model in eager.
-- **operators**: ATen calls inside and outside of graphs. They are as many as without Dynamo, unless
-  a model takes another branch when it is being compiled, as `nn.MultiheadAttention` (vit_s_16) and
-  the masks of transformers do.
-- **captured**: the share of them that runs in graphs.
-- **time**: the share of the time of graphs and eager operators that is spent in graphs.
-- **calls**: calls of graphs; **mean** and **largest**: operators per graph.
-- **compiled**, **again**: frames compiled while warming up, and how many of them were recompiled.
-
-Models with "breaks" have graph breaks: they branch in Python on values of tensors, which are read
-in eager.
-
-Measured by `python benchmarks/coverage.py` with torch {torch} on Python {python}; models of
-`benchmarks/harness` at scale "{scale}", inference, `torch._dynamo.config.allow_rnn` on; one call of
-each model after one to warm up.
-"""
 COLUMNS = (
     "model",
     "suite",
@@ -68,66 +45,72 @@ class Row:
     """One model.
 
     Attributes:
+        model: Its name.
         suite: Its suite.
-        case: The model.
+        whole: Whether nothing in it keeps Dynamo from capturing it as one graph.
         eager_ops: ATen calls of one call without Dynamo.
-        found: What one call had in graphs, after a warm-up.
+        ops_in_graphs: ATen calls of one call after a warm-up, in graphs.
+        ops_in_eager: And outside of them.
+        share_of_ops: The share of them in graphs.
+        share_of_time: The share of the time of graphs and eager operators that is graphs'.
+        graph_calls: Calls of graphs.
+        mean_ops_per_graph: ATen calls per graph.
+        largest_graph: Those of the largest one.
         compiled: Frames that the warm-up compiled.
         again: How many of these were compiled again.
     """
 
+    model: str
     suite: str
-    case: harness.ModelCase
+    whole: bool
     eager_ops: int
-    found: Coverage
+    ops_in_graphs: int
+    ops_in_eager: int
+    share_of_ops: float
+    share_of_time: float
+    graph_calls: int
+    mean_ops_per_graph: float
+    largest_graph: int
     compiled: int
     again: int
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing in the model keeps Dynamo from capturing it as one graph."""
-        return "breaks" not in self.case.tags
-
-    @property
     def problem(self) -> str:
         """What is wrong; empty if nothing is."""
-        if self.whole and self.found.share_of_ops < TARGET:
-            return f"captured whole, and only {self.found.share_of_ops:.2%} of the operators"
+        if self.whole and self.share_of_ops < TARGET:
+            return f"captured whole, and only {self.share_of_ops:.2%} of the operators"
         return ""
 
     def cells(self) -> tuple[str, ...]:
         """As a line of the table."""
-        found = self.found
-        name = self.case.name + ("" if self.whole else " (breaks)")
         return (
-            name,
+            self.model + ("" if self.whole else " (breaks)"),
             self.suite,
             f"{self.eager_ops}",
-            f"{found.ops_in_graphs + found.ops_in_eager}",
-            f"{found.share_of_ops:.1%}",
-            f"{found.share_of_time:.1%}",
-            f"{found.graph_calls}",
-            f"{found.mean_ops_per_graph:.1f}",
-            f"{found.largest_graph}",
+            f"{self.ops_in_graphs + self.ops_in_eager}",
+            f"{self.share_of_ops:.1%}",
+            f"{self.share_of_time:.1%}",
+            f"{self.graph_calls}",
+            f"{self.mean_ops_per_graph:.1f}",
+            f"{self.largest_graph}",
             f"{self.compiled}",
             f"{self.again}",
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and writes; returns the exit status."""
+    """Measures and prints; returns the exit status."""
     settings = parse(arguments)
     console = harness.make_console()
     rows = measure(settings.suites, settings.scale, console)
-    document = render(rows, settings.scale)
-    if settings.output == "-":
-        console.print(document, markup=False, highlight=False)
-    else:
-        Path(settings.output).write_text(document)
-        console.print(f"wrote {settings.output}: {len(rows)} models")
+    console.print(table(rows))
+    console.print(summary(rows))
     for row in rows:
         if row.problem:
-            console.print(f"[red]{row.case.name}:[/] {row.problem}")
+            console.print(f"[red]{row.model}:[/] {row.problem}")
+    if settings.json:
+        records = [asdict(row) for row in rows]
+        harness.save_json(settings.json, "coverage", records, settings=vars(settings))
     return int(any(row.problem for row in rows))
 
 
@@ -160,31 +143,48 @@ def measure_case(suite: str, case: harness.ModelCase) -> Row:
         compiled, again = found.frames_compiled, len(found.recompilations)
         found.restart()
         call(run, inputs)
-    return Row(suite, case, eager.count, found, compiled, again)
-
-
-def render(rows: Sequence[Row], scale: str) -> str:
-    """The document."""
-    versions = harness.environment()
-    head = HEAD.format(
-        torch=versions["versions"]["torch"].split("+")[0],
-        python=versions["python"].rpartition(".")[0],
-        scale=scale,
+    return Row(
+        model=case.name,
+        suite=suite,
+        whole="breaks" not in case.tags,
+        eager_ops=eager.count,
+        ops_in_graphs=found.ops_in_graphs,
+        ops_in_eager=found.ops_in_eager,
+        share_of_ops=found.share_of_ops,
+        share_of_time=found.share_of_time,
+        graph_calls=found.graph_calls,
+        mean_ops_per_graph=found.mean_ops_per_graph,
+        largest_graph=found.largest_graph,
+        compiled=compiled,
+        again=again,
     )
-    lines = [_line(COLUMNS), _line(["---"] * 2 + ["---:"] * (len(COLUMNS) - 2))]
-    lines += [_line(row.cells()) for row in rows]
-    whole = [row.found.share_of_ops for row in rows if row.whole]
-    summary = ""
-    if whole:
-        summary = (
-            f"\nOf the {len(rows)} models, {len(whole)} have nothing that breaks a graph: the least"
-            f" captured of these has {min(whole):.1%} of its operators in graphs.\n"
-        )
-    return head + "\n" + "\n".join(lines) + "\n" + summary
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def table(rows: Sequence[Row]) -> Table:
+    """The rows for people."""
+    found = Table()
+    for at, name in enumerate(COLUMNS):
+        found.add_column(name, justify="left" if at < 2 else "right")
+    for row in rows:
+        found.add_row(*row.cells())
+    return found
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The least that is captured of what can be captured whole, in a sentence."""
+    whole = [row.share_of_ops for row in rows if row.whole]
+    if not whole:
+        return f"Each of the {len(rows)} models has something that breaks a graph."
+    return (
+        f"Of the {len(rows)} models, {len(whole)} have nothing that breaks a graph: the least "
+        f"captured of these has {min(whole):.1%} of its operators in graphs."
+    )
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    rows = [Row(**record) for record in content["results"]]
+    return [table(rows), summary(rows)]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:
@@ -194,7 +194,7 @@ def parse(arguments: Sequence[str] | None) -> Any:
         "--suites", nargs="+", default=list(harness.SUITES), choices=[*harness.SUITES]
     )
     parser.add_argument("--scale", default="test", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--output", default=str(OUTPUT), metavar="FILE", help='"-" prints it')
+    parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser.parse_args(arguments)
 
 

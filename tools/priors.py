@@ -3,6 +3,7 @@
     python tools/priors.py learn                    # from tools/recorded, into the package
     python tools/priors.py learn fleet.json more.json --out table.json
     python tools/priors.py judge                    # how well it predicts models left out
+    python tools/priors.py judge --json judged.json # and keep that, for a page
     python tools/priors.py keep times.json --out tools/recorded/zen4.json  # what is learned from
 
 Files are what `dynamo-backends cache export` or `benchmarks/record_decisions.py` write, or records
@@ -32,11 +33,14 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.model_selection import LeaveOneGroupOut
 from sklearn.preprocessing import StandardScaler
 
-from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.priors import Described, hand, machine_features
-from dynamo_backends.autotune.priors.table import Learned, Table, added
-
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import harness  # noqa: E402
+from dynamo_backends.autotune.decisions import Decision  # noqa: E402
+from dynamo_backends.autotune.priors import Described, hand, machine_features  # noqa: E402
+from dynamo_backends.autotune.priors.table import Learned, Table, added  # noqa: E402
+
 RECORDED = ROOT / "tools" / "recorded"
 TABLE = ROOT / "dynamo_backends" / "autotune" / "priors" / "table.json"
 
@@ -47,6 +51,7 @@ MACHINE_SCALES = {  # differences that make another machine of it
     "intel": 1.0, "family": 2.0, "cores": 3.0, "threads": 1.5, "gpu": 0.2,
 }  # fmt: skip
 LEAST = 5  # records of a candidate, below which what is written by hand is better
+LEARNT = "learnt from the others"
 NEAR = 0.95  # of the best one's speed
 _FIXED_S = 0.3  # as `autotune.cost` has it
 _MACHINE = ("processor", "processor_class", "processor_family", "cores", "threads", "devices")
@@ -86,9 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width, ridge = best(records)
     learnt = learn(records, width, ridge, ", ".join(p.name for p in settings.files))
     console.print(f"{len(records)} graphs, width {width:g}, ridge {ridge:g}")
+    found = []
     for title, group in (("models", by_model), ("machines", by_machine)):
         if len({group(r) for r in records}) > 1:
-            console.print(judged(records, held_out(records, width, ridge, group), title))
+            rows = judged(records, held_out(records, width, ridge, group))
+            found += [{"left_out": title, **row} for row in rows]
+            console.print(shown(rows, title))
+    if settings.json:
+        harness.save_json(settings.json, "first choices", found, graphs=_graphs(records))
     if settings.action == "learn":
         settings.out.write_text(learnt.to_json(), encoding="utf-8")
         console.print(f"wrote {settings.out}")
@@ -312,25 +322,65 @@ def _pairs(
             yield record, found[name]
 
 
-def judged(records: Sequence[Record], predicted: Sequence[Mapping[str, float]], what: str) -> Shown:
-    """What the first choice gains, compared with the best one and with what is written by hand."""
-    shown = Shown(title=f"predicted for {what} that were left out")
-    for column in ("first choice", f"within {1 - NEAR:.0%} of the best", "of its speed (mean)"):
-        shown.add_column(column, justify="left" if column == "first choice" else "right")
+def judged(
+    records: Sequence[Record], predicted: Sequence[Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """What first choices gain, compared with the best ones: learnt, by hand, always the same."""
     ways: dict[str, Callable[[int, str], float]] = {
-        "learnt": lambda i, name: predicted[i][name],
-        "by hand": lambda i, name: _by_hand(records[i], name),
+        LEARNT: lambda i, name: predicted[i][name],
+        "written by hand": lambda i, name: _by_hand(records[i], name),
     }
     for name in sorted({n for r in records for n in r.gains}):
         if all(name in r.gains for r in records):
             ways[f"always {name}"] = lambda i, other, name=name: float(other == name)  # type: ignore[misc]
+    found = []
     for way, value in ways.items():
         firsts = (of_best(r, functools.partial(value, i)) for i, r in enumerate(records))
         parts = [part for part in firsts if part]
         near = sum(part >= NEAR for part in parts)
         mean = math.exp(statistics.fmean(map(math.log, parts)))
-        shown.add_row(way, f"{near} of {len(parts)}", f"{mean:.3f}")
-    return shown
+        found.append({"first_choice": way, "near": near, "graphs": len(parts), "mean": mean})
+    return found
+
+
+def shown(rows: Sequence[Mapping[str, Any]], left_out: str) -> Shown:
+    """What was judged, for people.
+
+    Args:
+        rows: See `judged`.
+        left_out: What was left out of the training at a time.
+    """
+    found = Shown(title=f"predicted for {left_out} that were left out")
+    found.add_column("first choice")
+    for column in (f"within {1 - NEAR:.0%} of the best", "of its speed (geometric mean)"):
+        found.add_column(column, justify="right")
+    for row in rows:
+        near = f"{row['near']} of {row['graphs']}"
+        found.add_row(row["first_choice"], near, f"{row['mean']:.3f}")
+    return found
+
+
+def published(content: Mapping[str, Any]) -> list[Shown | str]:
+    """What a file of results says, for a page."""
+    graphs = content["graphs"]
+    rows = [row for row in content["results"] if row["left_out"] == "models"]
+    said = [
+        f"Learnt from {graphs['count']} graphs of {graphs['models']} models on "
+        f"{graphs['machines']} processors."
+    ]
+    said += [
+        f"Learnt without any graph of the processor: {row['near']} of {row['graphs']}, "
+        f"{row['mean']:.3f}."
+        for row in content["results"]
+        if row["left_out"] == "machines" and row["first_choice"] == LEARNT
+    ]
+    return [shown(rows, "models"), *said]
+
+
+def _graphs(records: Sequence[Record]) -> dict[str, int]:
+    """How many graphs, models and machines there are."""
+    groups = {"models": by_model, "machines": by_machine}
+    return {"count": len(records)} | {n: len({of(r) for r in records}) for n, of in groups.items()}
 
 
 def of_best(record: Record, value: Callable[[str], float]) -> float | None:
@@ -352,6 +402,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("action", choices=["learn", "judge", "keep"])
     parser.add_argument("files", nargs="*", type=Path, default=sorted(RECORDED.glob("*.json")))
     parser.add_argument("--out", type=Path, default=TABLE, help="the file that is written")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save how good it is")
     settings = parser.parse_args(arguments)
     if settings.action == "keep" and settings.out == TABLE:
         parser.error("say with --out where records are kept; the table is written by learn")

@@ -9,8 +9,8 @@ docs/, asks for one by a comment; what stands from there to the next one is writ
     <!-- results: NAME backends -->
     <!-- until here -->
 
-docs/measured has the results of single benchmarks; the page gets the table that the program prints
-of them, for the programs that have a function `published`:
+docs/measured has the results of single programs of benchmarks/ and tools/; the page gets the table
+that the program prints of them, for those that have a function `published`:
 
     <!-- measured: NAME -->
     <!-- until here -->
@@ -39,11 +39,11 @@ from dynamo_backends.bench.published import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))  # whose programs write the tables
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tools")]  # whose programs write the tables
 END = "<!-- until here -->"
 _PLACE = re.compile(rf"^(<!-- results: (\S+) (\w+) -->\n)(.*?)^({END})$", re.S | re.M)
 _MEASURED = re.compile(rf"^(<!-- measured: (\S+) -->\n)(.*?)^({END})$", re.S | re.M)
-_PROGRAM = re.compile(r"\bbenchmarks/(\w+)\.py")
+_PROGRAM = re.compile(r"\b(?:benchmarks|tools)/(\w+)\.py")
 
 
 class PageError(Exception):
@@ -99,8 +99,8 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
         except (OSError, ValueError, LookupError, TypeError, ImportError, AttributeError) as error:
             raise PageError(
                 f"{page.name} asks for docs/measured/{name}.json, which has to be results of a "
-                f"program of benchmarks/ with a function `published`, and to name it as its "
-                f"command: {type(error).__name__}: {error}"
+                f"program of benchmarks/ or tools/ with a function `published`, and to name it as "
+                f"its command: {type(error).__name__}: {error}"
             ) from error
         parts = [_as_markdown(part) for part in tables]
         return f"{begin}\n{said}\n\n{''.join(parts)}\n{end}"

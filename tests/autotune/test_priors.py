@@ -408,6 +408,19 @@ def test_learning_finds_who_is_fast_where_and_what_it_takes():
     assert sum(far) < sum(near), "the error does not see what the features say"
 
 
+def test_how_good_first_choices_are_is_kept_for_a_page(tmp_path: Path):
+    file, kept = tmp_path / "records.json", tmp_path / "judged.json"
+    rows = [made_up(i, f"avx{2 + i % 2}") for i in range(20)]
+    file.write_text(json.dumps({"records": rows}))
+    assert priors.main(["judge", str(file), "--json", str(kept)]) == 0
+    table, of_all, elsewhere = priors.published(json.loads(kept.read_text()))
+    found = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert int(found["learnt from the others"].split()[0]) >= 18
+    assert found["always a"] == "10 of 20"
+    assert of_all == "Learnt from 20 graphs of 20 models on 2 processors."
+    assert elsewhere.startswith("Learnt without any graph of the processor: ")
+
+
 def test_what_is_kept_of_decisions_is_all_that_is_learned_from(tmp_path: Path):
     rows = (row("a", 2.0), row("eager", 1.0), CandidateReport("openxla"))
     made = decision(ops=7, candidates=rows, features=PRODUCTS)

@@ -91,6 +91,13 @@ SEMANTICS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]
     "int64": (_truncates, lambda: (torch.tensor([2**40 + 1, -3, 0, 1]),)),
     "bool": (lambda x: (x & ~x, x | x.flip(0), x.sum() * 2), lambda: (torch.rand(6) > 0.5,)),
     "factories": (_full, lambda: (torch.randn(3, 4),)),
+    "negated": (
+        lambda x: (x.relu() * 2, x.t() @ x + 1), lambda: (torch.randn(3, 4).cfloat().conj().imag,)
+    ),
+    "conjugated": (
+        lambda x: ((x * 2).conj(), x.imag * 3, (x + 1).abs().conj() - 1),
+        lambda: (torch.randn(3, 4, dtype=torch.complex64).conj(),),
+    ),
 }  # fmt: skip
 
 

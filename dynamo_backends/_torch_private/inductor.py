@@ -4,7 +4,8 @@
 |---|---|
 | `torch._inductor.standalone_compile`, `torch._inductor.compile` | 2.11+ |
 | `torch._inductor.compile_fx`: `compile_fx_inner`, `fake_tensor_prop`, ... | 2.11+ |
-| `torch._inductor.compile_fx.fw_compiler_freezing`; what it reads of a `TracingContext` | 2.13.0 |
+| `torch._inductor.compile_fx.fw_compiler_freezing`, and its `TracingContext` | 2.13, 2.15 |
+| `torch._inductor.compile_fx.create_compiler_config_extra` | 2.15 |
 | `torch._inductor.decomposition.select_decomp_table`, `torch._inductor.lowering` | 2.11+ |
 | `torch._inductor.fx_passes.joint_graph.joint_graph_passes` | 2.11+ |
 | `torch._inductor.virtualized.V`, `torch._guards.TracingContext.report_output_strides` | 2.11+ |
@@ -18,6 +19,8 @@
 | `torch._C._nn.mkldnn_reorder_conv2d_weight` | 2.11+ |
 """
 
+import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -157,8 +160,6 @@ def compile_decomposed_with_inductor(
         fake_tensor_prop,
         fw_compiler_freezing,
     )
-    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
-    from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
     mode = mode_of(inputs) or mode_for_inductor()
@@ -183,12 +184,27 @@ def compile_decomposed_with_inductor(
             dynamo_model=module,
             num_example_inputs=len(inputs),
             inner_compile=compile_fx_inner,
-            cudagraphs=BoxedBool(False),
-            graph_id=next(_numbers),
-            forward_device=BoxedDeviceIndex(None),
+            **_without_cudagraphs(module),
         )
     frozen = [None] * len(weights)
     return lambda *args: run([*frozen, *args])
+
+
+def _without_cudagraphs(module: fx.GraphModule) -> dict[str, Any]:
+    """What `fw_compiler_freezing` takes besides the graph: one object from torch 2.15 on."""
+    from torch._inductor import compile_fx
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    together = "compiler_config_extra"
+    if together in inspect.signature(compile_fx.fw_compiler_freezing).parameters:
+        extra: Any = compile_fx.create_compiler_config_extra(module)
+        return {together: dataclasses.replace(extra, cudagraphs=BoxedBool(False))}
+    return {
+        "cudagraphs": BoxedBool(False),
+        "graph_id": next(_numbers),
+        "forward_device": BoxedDeviceIndex(None),
+    }
 
 
 @contextmanager

@@ -9,6 +9,7 @@
 | `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.11+ |
 | `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.11+ |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11+ |
+| `Tensor._neg_view` | 2.11+ |
 | `torch._C._dynamo.guards.TensorGuards` | 2.13; without it tensors are asked one by one |
 """
 
@@ -36,6 +37,17 @@ def concrete(value: Any) -> Any:
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a value is a tensor that is yet to be conjugated or negated by who reads it."""
+    return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
+
+
+def lazy_as(value: Tensor, memory: Tensor) -> Tensor:
+    """Memory as that of a tensor is seen: to be conjugated or negated by who reads it, or not."""
+    seen = memory.conj() if value.is_conj() else memory
+    return seen._neg_view() if value.is_neg() else seen
 
 
 def storage_id(tensor: Tensor) -> int | None:

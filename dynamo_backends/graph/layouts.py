@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import lazy_as
 from dynamo_backends.graph.sizes import Size
 
 ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
@@ -124,11 +125,19 @@ def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
     """New memory for a tensor of the same shape, dtype and strides, whatever gaps these leave.
 
     Args:
-        value: The tensor.
+        value: The tensor. If it is a lazy conjugate, so is the result.
         device: Where; None: where that is.
     """
     device = value.device if device is None else device
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    shape, strides = value.shape, value.stride()
+    return lazy_as(value, torch.empty_strided(shape, strides, dtype=value.dtype, device=device))
+
+
+def computed(lazy: Tensor) -> Tensor:
+    """A copy that nobody has to conjugate or negate, with the same strides."""
+    shape, strides = lazy.shape, lazy.stride()
+    memory = torch.empty_strided(shape, strides, dtype=lazy.dtype, device=lazy.device)
+    return memory.copy_(lazy)
 
 
 class Importer:

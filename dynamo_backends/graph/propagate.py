@@ -132,10 +132,7 @@ def _twin(value: Any) -> Any:
     """A tensor like another one, of the fake mode that is active."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return value
-    twin = empty_as(value)
-    if value.is_conj():
-        twin = twin.conj()
-    return twin._neg_view() if value.is_neg() else twin
+    return empty_as(value)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, bounds_of
+from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, bounds_of, lazy_as
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError
@@ -127,9 +127,10 @@ class Evaluation:
             # Also of those that do not vary: other threads may use the mode that made them.
             size, stride = map(self, value.shape), map(self, value.stride())
             with self._mode:
-                return torch.empty_strided(
+                memory = torch.empty_strided(
                     list(size), list(stride), dtype=value.dtype, device=value.device
                 )
+                return lazy_as(value, memory)
         if isinstance(value, list | tuple):
             return tuple(map(self, value))
         return value

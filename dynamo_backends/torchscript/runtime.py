@@ -9,11 +9,16 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import computed
 from dynamo_backends.runtime.preparation import LiveExecutable, PreparedExecutable, Run
 from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.torchscript.lowering import lower
 from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
 
+_AT_ONCE: dict[Any, Any] = {
+    torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
 _CALLS_UNTIL_FUSED = 3  # one is profiled, one compiles the plan that the third one initialises
 
 
@@ -63,7 +68,7 @@ class FrozenExecutable(PreparedExecutable):
     def _frozen(self, weights: Sequence[Tensor]) -> Any:
         tensors: list[Tensor | None] = [None] * len(self._scripted.inputs)
         for place, weight in zip(self.graph.weights, weights, strict=True):
-            tensors[place] = weight
+            tensors[place] = weight.resolve_conj().resolve_neg()
         values = [place.meta["val"] for place in self._scripted.placeholders]
         numbers = {i for i, value in enumerate(values) if isinstance(value, int)}
         with without_deprecations(), torch.no_grad():
@@ -83,11 +88,34 @@ class OptimizedExecutable(FrozenExecutable):
 
 
 class StaticExecutable(FrozenExecutable):
-    """Frozen, and run by Static Runtime, which plans memory ahead."""
+    """Frozen, and run by Static Runtime, which plans memory ahead.
+
+    Its kernels read memory as it is, and do not see that a tensor is a lazy conjugate.
+    """
+
+    def __init__(self, graph: Graph, ranged: bool = False):
+        super().__init__(at_once(graph), ranged=ranged)
 
     def finish(self, module: Any) -> Run:
         """See `FrozenExecutable.finish`."""
-        return _StaticModule(private.static_module(module))
+        run = private.static_module(module)
+        values = [place.meta["val"] for place in self.graph.placeholders]
+        return _StaticModule(_computing(run) if any(map(private.is_lazy, values)) else run)
+
+
+def at_once(graph: Graph) -> Graph:
+    """A graph whose calls conjugate and negate at once, instead of leaving it to who reads."""
+    if not any(node.target in _AT_ONCE for node in graph.calls):
+        return graph
+    copy = graph.copy()
+    for node in copy.calls:
+        node.target = _AT_ONCE.get(node.target, node.target)
+    return copy
+
+
+def _computing(run: Run) -> Run:
+    """A function that gets no lazy conjugates."""
+    return lambda *args: run(*(computed(x) if private.is_lazy(x) else x for x in args))
 
 
 class _StaticModule:

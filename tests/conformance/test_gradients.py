@@ -1,8 +1,8 @@
 """Gradients of PyTorch's operator database through openxla: nothing wrong, nothing crashes.
 
 `make test` runs one sample of some operators, `make conformance` (`--full`) all samples of all, in
-float32 and float64, and rewrites their part of docs/conformance.md. `--samples` and `--resume` are
-as in `test_opinfo`.
+float32 and float64, and writes docs/conformance.md. `--samples` and `--resume` are as in
+`test_opinfo`.
 """
 
 import zlib
@@ -59,9 +59,9 @@ def test_the_whole_database(pytestconfig: pytest.Config):
     for done in track(results, "gradients", total=len(todo)):
         journal.add(done)
     outcomes = [journal.outcomes[check] for check in checks]
-    table.write(
-        outcomes, table.Sweep("openxla, gradients", "openxla", limit=limit, operators=OPERATORS)
-    )
+    arguments = table.asked(pytestconfig, "gradients")
+    name = "openxla, gradients"
+    table.write(outcomes, table.Sweep(name, "openxla", arguments, limit=limit, operators=OPERATORS))
     bad = [o for o in outcomes if o.status not in RIGHT]
     assert not bad, "\n".join(f"{o.check}: {dict(o.reasons)}" for o in bad)
     assert table.native_share(outcomes, "float32") >= NATIVE

@@ -1,9 +1,9 @@
 """PyTorch's operator database through each backend: nothing wrong, nothing crashes.
 
 `make test` runs one or two samples of each operator; `make conformance` (`--full`) runs all
-samples in all dtypes and rewrites each backend's part of docs/conformance.md. That takes hours;
-with `make conformance ARGS="--samples 12"` at most so many of each operator and dtype, evenly
-spread; with `--dtype float32` only this dtype.
+samples in all dtypes, keeps what it finds in docs/operators/ and writes docs/conformance.md. That
+takes hours; with `make conformance ARGS="--samples 12"` at most so many of each operator and
+dtype, evenly spread; with `--dtype float32` only this dtype.
 What is done is kept in .conformance/: `--resume` goes on after an interruption and tries failures
 again; `-k onnxrt` runs one backend; `--processes 1` leaves a core free. With `--extremes` samples
 hold NaN, infinities, signed zeros and bounds of integers, nothing is written, and what
@@ -146,7 +146,9 @@ def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
         journal.add(done)
     outcomes = [journal.outcomes[check] for check in checks]
     if not extremes:
-        table.write(outcomes, table.Sweep(backend, backend, row.vendor, limit, row.operators))
+        arguments = table.asked(pytestconfig, backend)
+        sweep = table.Sweep(backend, backend, arguments, row.vendor, limit, row.operators)
+        table.write(outcomes, sweep)
     bad = [o for o in outcomes if o.status not in RIGHT]
     assert not bad, "\n".join(f"{o.check}: {dict(o.reasons)}" for o in bad)
     assert extremes or table.native_share(outcomes, "float32") >= row.native

@@ -1,50 +1,59 @@
-"""docs/conformance.md: each sweep has rows and a section, and rewriting one leaves the others."""
+"""docs/conformance.md: made of the sweeps in docs/operators/; a new one leaves the others."""
 
+import json
 from collections import Counter
 from pathlib import Path
-
-import pytest
 
 from dynamo_backends.conformance.outcomes import Outcome
 from tests.conformance import table
 from tests.conformance.test_opinfo import BACKENDS
 
-PAGE = table.PAGE.read_text(encoding="utf-8")
 OUTCOMES = [
-    Outcome("sin", "float32", 2, "native", Counter()),
+    Outcome("sin", "float32", 2, "native", seconds=1.234),
     Outcome("svd", "float32", 1, "fallback", Counter({"aten.svd: a | b": 1})),
-    Outcome("eye", "float32", 0, "no samples", Counter()),
+    Outcome("svd", "float64", 1, "fallback", Counter({"aten.svd: a | b": 1})),
+    Outcome("eye", "float32", 0, "no samples"),
 ]
+SWEEP = table.Sweep("onnxrt", "onnxrt", "-k onnxrt --samples 3", limit=3)
 
 
-def test_every_swept_backend_is_on_the_page():
+def test_the_page_is_what_the_sweeps_found():
+    assert (table.DOCS / table.PAGE).read_text(encoding="utf-8") == table.page()
+
+
+def test_every_backend_that_is_swept_is_on_the_page():
+    page = table.page()
     for name in [*BACKENDS, "openxla, gradients"]:
-        assert f"\n| {name} | float32 |" in PAGE
-        assert f"\n### {name}\n" in PAGE
+        assert f"\n| {name} | float32 |" in page
+        assert f"\n### {name}\n" in page
 
 
-def test_rewriting_a_sweep_leaves_the_others(tmp_path: Path):
-    path = tmp_path / "page.md"
-    path.write_text(PAGE, encoding="utf-8")
-    table.write(OUTCOMES, table.Sweep("openxla", "openxla", "jax 0", 3), path)
-    written = path.read_text(encoding="utf-8")
-    assert (
-        "\n| openxla | float32 | 2 | 3 | 1 | 1 | 0 | 0 | 50.0% |\n| openxla, gradients " in written
-    )
-    assert "\nEvery operator on at most 3 of its sample inputs, with jax 0 and torch " in written
-    assert "\n| svd | float32 | aten.svd: a \\| b |\n\n### openxla, gradients\n" in written
-    others = [line for line in PAGE.splitlines() if "| onnxrt |" in line or "ONNX Runtime" in line]
-    assert others == [x for x in written.splitlines() if "| onnxrt |" in x or "ONNX Runtime" in x]
-    table.write(OUTCOMES, table.Sweep("openxla", "openxla", "jax 0", 3), path)
-    assert path.read_text(encoding="utf-8") == written
+def test_a_sweep_is_kept_and_on_the_page(tmp_path: Path):
+    table.write(OUTCOMES, SWEEP, tmp_path)
+    page = (tmp_path / table.PAGE).read_text(encoding="utf-8")
+    assert page.count("| onnxrt |") == 2
+    assert "\n| onnxrt | float32 | 2 | 3 | 1 | 1 | 0 | 0 | 50.0% |\n" in page
+    assert "\nEvery operator on at most 3 of its sample inputs, with onnxruntime " in page
+    assert "\n| svd | float32, float64 | aten.svd: a \\| b |\n" in page
+    assert 'by `make conformance ARGS="-k onnxrt --samples 3"` on ' in page
+    assert "(operators/onnxrt.json)" in page
+    kept = json.loads((tmp_path / "operators" / "onnxrt.json").read_text(encoding="utf-8"))
+    assert [Outcome.from_dict(row).name for row in kept["results"]] == ["sin", "svd", "svd"]
+    assert kept["results"][0]["seconds"] == 1.2
+    assert kept["environment"]["date"]
+    assert kept["environment"]["versions"]["onnxruntime"]
 
 
-def test_a_new_sweep_comes_last():
-    page = table.put(PAGE, "new", ["| new | float32 | 1 |"], "Text.\n")
-    assert page.endswith("\n### new\n\nText.\n")
-    assert "\n| new | float32 | 1 |\n\n## Operators that are not native\n" in page
-
-
-def test_a_page_without_its_tables_is_refused():
-    with pytest.raises(ValueError, match="the page has no line"):
-        table.put("# Another page\n", "new", [], "")
+def test_a_new_sweep_leaves_the_others(tmp_path: Path):
+    other = table.Sweep("openxla, gradients", "openxla", "-k gradients")
+    table.write(OUTCOMES, other, tmp_path)
+    table.write(OUTCOMES[1:], SWEEP, tmp_path)
+    table.write(OUTCOMES, SWEEP, tmp_path)
+    page = (tmp_path / table.PAGE).read_text(encoding="utf-8")
+    for sweep in (SWEEP, other):
+        assert page.count(f"\n| {sweep.name} | float32 | 2 | ") == 1
+    assert page.index("\n### onnxrt\n") < page.index("\n### openxla, gradients\n")
+    assert sorted(path.name for path in (tmp_path / "operators").iterdir()) == [
+        "onnxrt.json",
+        "openxla-gradients.json",
+    ]

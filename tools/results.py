@@ -116,7 +116,9 @@ def _as_markdown(part: Table | str) -> str:
         return f"\n- {part}." if not part.endswith(".") else f"\n- {part}"
     cells = [[_plain(cell) for cell in column.cells] for column in part.columns]
     head = [_plain(column.header) for column in part.columns]
-    return markdown.table(head, list(zip(*cells, strict=True)), words=1)
+    right = [n for n, column in enumerate(part.columns) if column.justify == "right"]
+    words = max(right[0], 1) if right else 1  # a table that aligns nothing begins with a name
+    return markdown.table(head, list(zip(*cells, strict=True)), words)
 
 
 def _plain(cell: Any) -> str:

@@ -51,10 +51,8 @@ class Row:
         eager_ops: ATen calls of one call without Dynamo.
         ops_in_graphs: ATen calls of one call after a warm-up, in graphs.
         ops_in_eager: And outside of them.
-        share_of_ops: The share of them in graphs.
         share_of_time: The share of the time of graphs and eager operators that is graphs'.
         graph_calls: Calls of graphs.
-        mean_ops_per_graph: ATen calls per graph.
         largest_graph: Those of the largest one.
         compiled: Frames that the warm-up compiled.
         again: How many of these were compiled again.
@@ -66,13 +64,21 @@ class Row:
     eager_ops: int
     ops_in_graphs: int
     ops_in_eager: int
-    share_of_ops: float
     share_of_time: float
     graph_calls: int
-    mean_ops_per_graph: float
     largest_graph: int
     compiled: int
     again: int
+
+    @property
+    def ops(self) -> int:
+        """ATen calls of one call after a warm-up."""
+        return self.ops_in_graphs + self.ops_in_eager
+
+    @property
+    def share_of_ops(self) -> float:
+        """The share of them in graphs; 0 if there were none."""
+        return self.ops_in_graphs / self.ops if self.ops else 0.0
 
     @property
     def problem(self) -> str:
@@ -87,11 +93,11 @@ class Row:
             self.model + ("" if self.whole else " (breaks)"),
             self.suite,
             f"{self.eager_ops}",
-            f"{self.ops_in_graphs + self.ops_in_eager}",
+            f"{self.ops}",
             f"{self.share_of_ops:.1%}",
             f"{self.share_of_time:.1%}",
             f"{self.graph_calls}",
-            f"{self.mean_ops_per_graph:.1f}",
+            f"{self.ops_in_graphs / max(self.graph_calls, 1):.1f}",
             f"{self.largest_graph}",
             f"{self.compiled}",
             f"{self.again}",
@@ -150,10 +156,8 @@ def measure_case(suite: str, case: harness.ModelCase) -> Row:
         eager_ops=eager.count,
         ops_in_graphs=found.ops_in_graphs,
         ops_in_eager=found.ops_in_eager,
-        share_of_ops=found.share_of_ops,
         share_of_time=found.share_of_time,
         graph_calls=found.graph_calls,
-        mean_ops_per_graph=found.mean_ops_per_graph,
         largest_graph=found.largest_graph,
         compiled=compiled,
         again=again,

@@ -21,6 +21,7 @@ from torch.fx.node import map_aggregate
 
 from dynamo_backends._torch_private.graphs import lazy_graph_module
 from dynamo_backends._torch_private.precompile import KEPT, mode_of_compilation
+from dynamo_backends._torch_private.tensors import is_lazy
 
 
 class _Packed(NamedTuple):
@@ -126,7 +127,7 @@ def _operator(namespace: str, name: str, overload: str) -> Any:
 
 
 def _looks(tensor: FakeTensor) -> tuple[Any, ...]:
-    if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout != torch.strided or is_lazy(tensor):
         raise pickle.PicklingError("a tensor that is not strided, or is read in another way")
     sizes = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
     is_parameter = isinstance(tensor, torch.nn.Parameter)

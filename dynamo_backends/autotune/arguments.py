@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import is_lazy
 from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify.rule import memory_of
 
@@ -33,7 +34,7 @@ def _copy(value: Any, memories: dict[int, Any], keep: bool) -> Any:
         if not (value.requires_grad and torch.is_grad_enabled()):
             return value
         result = value.detach()  # gradients of a trial are nobody else's
-    elif place is None or value.is_conj() or value.is_neg():
+    elif place is None or is_lazy(value):
         result = value.detach().clone()
     else:
         if place not in memories:

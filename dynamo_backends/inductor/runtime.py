@@ -19,7 +19,7 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, copy_graph
-from dynamo_backends.graph.layouts import computed, empty_as
+from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last
@@ -32,7 +32,7 @@ from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
-from dynamo_backends.runtime.preparation import PreparedExecutable, Run
+from dynamo_backends.runtime.preparation import PreparedExecutable, Run, computing
 from dynamo_backends.runtime.ranged import RangedCalls
 
 log = logging.getLogger("dynamo_backends")
@@ -76,7 +76,7 @@ class InductorExecutable(PreparedExecutable):
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
             module = with_constants(self._compiled, weights)
             places = module.graph.find_nodes(op="placeholder")
-            lazy = _negated(places)
+            negated = _describe_negated(places)
             if self._reduced:
                 compute_in_bfloat16(module)
             if self.serves_range:
@@ -90,7 +90,7 @@ class InductorExecutable(PreparedExecutable):
                 inputs = [_fake(p.meta["val"], mode) for p in places]
                 run = _compile(module, inputs, settings)
             kept = keeping(peak_bytes(module.graph), run, self._reserve)
-            return _with_negated(lazy, kept) if lazy else kept
+            return computing(kept, _is_negated) if negated else kept
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
         """Puts kernels of this package in, where they suit the sizes."""
@@ -142,27 +142,18 @@ def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
     return fx.GraphModule(root, copied)
 
 
-def _negated(places: Sequence[fx.Node]) -> list[int]:
-    """Finds inputs that are lazily negated, and describes them as they are once computed."""
-    found = []
-    for i, place in enumerate(places):
-        value = place.meta["val"]
-        if isinstance(value, Tensor) and value.is_neg():
-            place.meta = {**place.meta, "val": torch.ops.aten._neg_view.default(value)}
-            found.append(i)
-    return found
+def _is_negated(value: Any) -> bool:
+    """Whether Inductor's loops would misread a value; complex ones go to torch's own kernels."""
+    return isinstance(value, Tensor) and value.is_neg()
 
 
-def _with_negated(lazy: Sequence[int], run: Run) -> Run:
-    """A program that gets these inputs negated: Inductor's loops read memory as it is."""
-
-    def call(*inputs: Any) -> Sequence[Any]:
-        negated = list(inputs)
-        for i in lazy:
-            negated[i] = computed(inputs[i])
-        return run(*negated)
-
-    return call
+def _describe_negated(places: Sequence[fx.Node]) -> bool:
+    """Describes lazily negated inputs as they are once computed; False: there are none."""
+    negated = [place for place in places if _is_negated(place.meta["val"])]
+    for place in negated:
+        value = torch.ops.aten._neg_view.default(place.meta["val"])
+        place.meta = {**place.meta, "val": value}
+    return bool(negated)
 
 
 def _fake(value: Any, mode: FakeTensorMode) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private import is_lazy
 from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.cutting import calls_first, without_calls
 from dynamo_backends.graph.graph import Graph
@@ -53,4 +54,4 @@ def _views(graph: Graph) -> list[fx.Node]:
 
 def _is_strided(value: Any) -> bool:
     """Whether a view says by strides alone what it is of its base."""
-    return isinstance(value, Tensor) and not value.is_conj() and not value.is_neg()
+    return isinstance(value, Tensor) and not is_lazy(value)

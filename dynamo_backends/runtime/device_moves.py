@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import is_lazy
 from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.runtime.device_tensor import (
     DeviceTensor,
@@ -43,7 +44,7 @@ def _home_of(tensor: Tensor) -> str | None:
 
 def _move_storage(tensors: Sequence[Tensor], home: Home | None) -> None:
     handles = [on_host(handle_of(tensor)).detach() for tensor in tensors]
-    lazy = next((h for h in handles if h.is_conj() or h.is_neg()), None)
+    lazy = next((h for h in handles if is_lazy(h)), None)
     if lazy is not None:
         raise DeviceError(
             f"a tensor of shape {list(lazy.shape)} shares memory with another one and is its "

@@ -13,14 +13,25 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import disable_current_modes, is_lazy
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import computed
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.runtime.results import Results
 
 Run = Callable[..., Sequence[Any]]
 """From tensors, as positional arguments, to results."""
+
+
+def computing(run: Run, is_lazy: Callable[[Any], bool] = is_lazy) -> Run:
+    """A program that reads memory as it is, given copies of inputs that are not what lies there.
+
+    Args:
+        run: The program.
+        is_lazy: Which inputs it would misread; all lazy conjugates by default.
+    """
+    return lambda *inputs: run(*(computed(x) if is_lazy(x) else x for x in inputs))
 
 
 def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]:

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import computed
-from dynamo_backends.runtime.preparation import LiveExecutable, PreparedExecutable, Run
+from dynamo_backends.runtime.preparation import (
+    LiveExecutable,
+    PreparedExecutable,
+    Run,
+    computing,
+)
 from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.torchscript.lowering import lower
 from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
@@ -100,7 +104,7 @@ class StaticExecutable(FrozenExecutable):
         """See `FrozenExecutable.finish`."""
         run = private.static_module(module)
         values = [place.meta["val"] for place in self.graph.placeholders]
-        return _StaticModule(_computing(run) if any(map(private.is_lazy, values)) else run)
+        return _StaticModule(computing(run) if any(map(private.is_lazy, values)) else run)
 
 
 def at_once(graph: Graph) -> Graph:
@@ -111,11 +115,6 @@ def at_once(graph: Graph) -> Graph:
     for node in copy.calls:
         node.target = _AT_ONCE.get(node.target, node.target)
     return copy
-
-
-def _computing(run: Run) -> Run:
-    """A function that gets no lazy conjugates."""
-    return lambda *args: run(*(computed(x) if private.is_lazy(x) else x for x in args))
 
 
 class _StaticModule:

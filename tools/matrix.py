@@ -50,7 +50,7 @@ TESTS = (
 
 HEAD = """# Versions that were tested
 
-The package admits Python 3.11 and newer, torch 2.11 and newer, and jax 0.10 and 0.11
+The package admits Python 3.11 and newer, torch 2.11 and newer, and jax 0.10 to 0.12
 (`pyproject.toml`). Every change is tested with the versions in `constraints.txt`. `make matrix`
 runs tests with others, each combination in an environment of its own, and writes this page:
 

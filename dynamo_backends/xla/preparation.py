@@ -6,7 +6,7 @@ compiled by XLA after all.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ _MOVES: dict[str, Callable[..., Tensor]] = {
     "transpose": lambda x, order: x.permute(order),
     "broadcast_in_dim": _broadcast,
     "slice": _slice,
+    "unstack": torch.select,  # one of its results
     "concatenate": lambda *parts, dim: torch.cat(parts, dim),
     "stack": lambda *parts, dim: torch.stack(parts, dim),
 }
@@ -101,6 +102,15 @@ def _settings(eqn: Any) -> dict[str, Any]:
     if name == "stack":
         return {"dim": params["axis"]}
     return {}
+
+
+def _results(eqn: Any) -> Iterator[tuple[core.Var, dict[str, Any]]]:
+    """What an equation computes, each with the settings of the call that gives it."""
+    if eqn.primitive.name != "unstack":
+        yield eqn.outvars[0], _settings(eqn)
+        return
+    for index, var in enumerate(eqn.outvars):  # jax 0.12 iterates over an array so, 0.11 by slices
+        yield var, {"dim": eqn.params["axis"], "index": index}
 
 
 def _lists(values: Any) -> list[list[int]]:
@@ -186,7 +196,9 @@ def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
     jaxpr = prologue.jaxpr
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))
     constants: dict[Any, tuple[str, Sequence[int], Sequence[Any]]] = {}
-    calls = []
+    wanted = {v for e in jaxpr.eqns for v in e.invars if isinstance(v, core.Var)} | {*jaxpr.outvars}
+    calls: list[tuple[str, list[Any], dict[str, Any]]] = []
+    computed: list[core.Var] = []
     for eqn in jaxpr.eqns:
         reads = [
             v if isinstance(v, core.Var) and v not in values else _constant(v, values, constants)
@@ -194,18 +206,21 @@ def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
         ]
         if None in reads or not _is_known(eqn):
             return None
-        calls.append((eqn, reads))
-    order = [*jaxpr.invars, *constants, *(eqn.outvars[0] for eqn in jaxpr.eqns)]
+        for var, settings in _results(eqn):
+            if var in wanted:
+                calls.append((eqn.primitive.name, reads, settings))
+                computed.append(var)
+    order = [*jaxpr.invars, *constants, *computed]
     register = {key: i for i, key in enumerate(order)}
     if any(v not in register for v in jaxpr.outvars):
         return None
     outputs = tuple(register[v] for v in jaxpr.outvars)
-    last = {i: k for k, (_, reads) in enumerate(calls) for i in map(register.__getitem__, reads)}
+    last = {i: k for k, (_, reads, _) in enumerate(calls) for i in map(register.__getitem__, reads)}
     instructions = []
-    for k, (eqn, reads) in enumerate(calls):
+    for k, (name, reads, settings) in enumerate(calls):
         places = tuple(map(register.__getitem__, reads))
         dead = tuple(sorted({i for i in places if last[i] == k and i not in outputs}))
-        instructions.append(Instruction(eqn.primitive.name, places, _settings(eqn), dead))
+        instructions.append(Instruction(name, places, settings, dead))
     found = Preparation(tuple(constants.values()), tuple(instructions), outputs)
     return found if _keeps_types(found, jaxpr) else None
 

@@ -40,13 +40,16 @@ TESTS = (
     "tests/graph",
     "tests/runtime",
     "tests/training/test_gradients.py",
+    "tests/aot/test_python_state.py",
+    "tests/aot/test_step_crashes.py",
+    "tests/aot/test_step_safety.py",
     "tests/aot/test_step_training.py",
     "tests/xla/test_runtime.py",
     "tests/package/test_export.py",
     "tests/package/test_package.py",
     "tests/models/test_every_backend.py",
 )
-"""What touches torch's private names, and each backend once. The whole suite: `tests`."""
+"""What touches torch's or Python's private names, and each backend once. All tests: `tests`."""
 
 HEAD = """# Versions that were tested
 

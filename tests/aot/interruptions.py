@@ -43,6 +43,7 @@ class Instructions:
 def watched(instructions: Instructions) -> Iterator[None]:
     """Inside: the instructions are seen."""
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it when tracing begins
     sys.settrace(instructions)
     try:
         yield

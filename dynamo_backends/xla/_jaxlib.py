@@ -1,6 +1,6 @@
 """Every private jaxlib API that this package uses, in one place.
 
-Checked with jaxlib 0.10.2 (the whole suite, on CPUs) and 0.11.2 (tests/cuda and
+Checked with jaxlib 0.10.2 and 0.12.0.1 (the whole suite, on CPUs) and 0.11.2 (tests/cuda and
 tests/test_semantics.py, on a GPU). jaxlib promises nothing for these names; when a new version is
 admitted in pyproject.toml, run `make test` with it and add it here.
 """

@@ -27,12 +27,17 @@ def environment() -> dict[str, Any]:
     }
 
 
+def threads_in_words(count: int | None) -> str:
+    """Such as "1 torch thread"."""
+    return f"{count} torch thread" + "s" * (count != 1)
+
+
 def environment_line() -> str:
     """`environment` in one line, for the head of a table."""
     facts = environment()
     device = facts["cuda"] or facts["processor"]
     torch_and_jax = (f"{n} {v}" for n, v in facts["versions"].items() if n in ("torch", "jax"))
     return (
-        f"{device}, {facts['torch_threads']} torch threads; Python {facts['python']},"
+        f"{device}, {threads_in_words(facts['torch_threads'])}; Python {facts['python']},"
         f" {', '.join(torch_and_jax)}"
     )

@@ -5,6 +5,7 @@ from typing import Any
 from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
 from dynamo_backends.bench.dots import panels
+from dynamo_backends.bench.environment import threads_in_words
 from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.bench.summary import Summary, choices, headline, summaries
 from dynamo_backends.bench.tables import Column, columns, summary_cells
@@ -112,6 +113,6 @@ def _summary_row(s: Summary, several: bool) -> list[tuple[str, Any, bool]]:
 def _machine(run: Run) -> str:
     facts = run.context
     return (
-        f"{facts.get('processor')}, {facts.get('torch_threads')} torch threads, "
+        f"{facts.get('processor')}, {threads_in_words(facts.get('torch_threads'))}, "
         f"torch {facts.get('versions', {}).get('torch')}"
     )

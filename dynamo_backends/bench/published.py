@@ -6,6 +6,7 @@ from typing import Any
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.dots import Series, panel
+from dynamo_backends.bench.environment import threads_in_words
 from dynamo_backends.bench.markdown import table
 from dynamo_backends.bench.pass_rates import rates_text
 from dynamo_backends.bench.rendering import render
@@ -39,7 +40,7 @@ def conditions(facts: Mapping[str, Any], command: str, file: str) -> str:
         file: Where the page finds the results, which have the versions of all packages.
     """
     torch = facts.get("versions", {}).get("torch")
-    threads = f", {facts['torch_threads']} torch threads" if "torch_threads" in facts else ""
+    threads = f", {threads_in_words(facts['torch_threads'])}" if "torch_threads" in facts else ""
     sizes = ", small versions of the models" if facts.get("scale") == "test" else ""
     link = f"[results with all versions]({file})"
     return (

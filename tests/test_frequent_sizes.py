@@ -1,6 +1,6 @@
 """Sizes that come often get an executable of their own, if that is faster than the one for all."""
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,8 +22,21 @@ from tests.test_ranges import Counting, Ranged
 SLOW_S, FAST_S = 0.004, 0.0005
 
 
+class Clock(threading.local):
+    """Stands in for `time`: each thread has seconds of its own, which pass in programs alone."""
+
+    seconds = 0.0
+
+    def perf_counter(self) -> float:
+        """Now."""
+        return self.seconds
+
+
+CLOCK = Clock()
+
+
 class Slowed(Ranged):
-    """Takes its time, and adds something."""
+    """Takes its time by the clock, and adds something."""
 
     def __init__(self, graph: Graph, seconds: float, more: float = 0.0):
         super().__init__(graph)
@@ -33,7 +46,7 @@ class Slowed(Ranged):
         run, copied = super().bind(weights)
 
         def slowly(values: Sequence[Tensor]) -> list[Tensor]:
-            time.sleep(self._seconds)
+            CLOCK.seconds += self._seconds
             return [y + self._more for y in run(values)]
 
         return slowly, copied
@@ -61,7 +74,8 @@ class Paced(Counting):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compilations pay at once."""
+    """Compilations pay at once; times are those of `CLOCK`, so no other process changes them."""
+    monkeypatch.setattr(frequent, "time", CLOCK)
     monkeypatch.setattr(frequent.FrequentSizes, "_pays", lambda _, gained: gained > 0)
     monkeypatch.setattr(frequent, "EVERY", 2)
     monkeypatch.setattr(frequent, "TURNS", 3)

@@ -327,7 +327,7 @@ def test_the_load_is_bounded_and_judged(
     monkeypatch.setattr(Answering, "vector", vector)
     monkeypatch.setattr(Answering, "compiled", compiled)
     program = load("examples/serve_load.py")
-    assert program.main([url, "--seconds", "0.3"]) == status
+    assert program.main([url, "--seconds", "1.5"]) == status
     shown = capsys.readouterr().out
     assert f"{compiled} compilations" in shown
     assert ("p95" in shown) == (vector == (0.6, 0.8))
@@ -337,7 +337,7 @@ def test_two_servers_take_turns(url: str, capsys: pytest.CaptureFixture[str]):
     program = load("examples/serve_load.py")
     # The same one under two names; it says that 1.5 seconds have passed whenever it is asked.
     other = url.replace("127.0.0.1", "localhost")
-    assert program.main([url, "--against", other, "--seconds", "0.4", "--rounds", "2"]) == 0
+    assert program.main([url, "--against", other, "--seconds", "1", "--rounds", "2"]) == 0
     one, answers, second, _, ratios = capsys.readouterr().out.splitlines()
     assert one.startswith(f"{url}: ")
     assert second.startswith(f"{other}: ")

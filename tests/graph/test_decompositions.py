@@ -65,7 +65,8 @@ def test_bounds(name: str, bounds: tuple[Any, ...], dtype: torch.dtype):
 def test_a_bound_that_is_nan():
     x = torch.tensor([1.0, float("inf"), float("nan")])
     assert clamp(x, float("nan")).isnan().all()
-    assert x.clamp(min=float("nan")).isnan().all()
+    if not torch.__version__.startswith("2.11."):  # whose eager ignores such a bound
+        assert x.clamp(min=float("nan")).isnan().all()
 
 
 def test_the_sign_of_a_zero_of_frac_is_eagers():

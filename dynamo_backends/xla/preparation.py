@@ -197,8 +197,7 @@ def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))
     constants: dict[Any, tuple[str, Sequence[int], Sequence[Any]]] = {}
     wanted = {v for e in jaxpr.eqns for v in e.invars if isinstance(v, core.Var)} | {*jaxpr.outvars}
-    calls: list[tuple[str, list[Any], dict[str, Any]]] = []
-    computed: list[core.Var] = []
+    calls: list[tuple[core.Var, str, list[Any], dict[str, Any]]] = []
     for eqn in jaxpr.eqns:
         reads = [
             v if isinstance(v, core.Var) and v not in values else _constant(v, values, constants)
@@ -206,19 +205,17 @@ def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
         ]
         if None in reads or not _is_known(eqn):
             return None
-        for var, settings in _results(eqn):
-            if var in wanted:
-                calls.append((eqn.primitive.name, reads, settings))
-                computed.append(var)
-    order = [*jaxpr.invars, *constants, *computed]
+        name = eqn.primitive.name
+        calls += [(var, name, reads, given) for var, given in _results(eqn) if var in wanted]
+    order = [*jaxpr.invars, *constants, *(var for var, *_ in calls)]
     register = {key: i for i, key in enumerate(order)}
     if any(v not in register for v in jaxpr.outvars):
         return None
     outputs = tuple(register[v] for v in jaxpr.outvars)
-    last = {i: k for k, (_, reads, _) in enumerate(calls) for i in map(register.__getitem__, reads)}
+    places_read = [tuple(map(register.__getitem__, reads)) for *_, reads, _ in calls]
+    last = {i: k for k, places in enumerate(places_read) for i in places}
     instructions = []
-    for k, (name, reads, settings) in enumerate(calls):
-        places = tuple(map(register.__getitem__, reads))
+    for k, (places, (_, name, _, settings)) in enumerate(zip(places_read, calls, strict=True)):
         dead = tuple(sorted({i for i in places if last[i] == k and i not in outputs}))
         instructions.append(Instruction(name, places, settings, dead))
     found = Preparation(tuple(constants.values()), tuple(instructions), outputs)

@@ -156,7 +156,6 @@ class _Monitoring:
     def __init__(self, frames: FollowedFrames):
         self._frames = frames
         self._codes: set[CodeType] = set()
-        self._registered: list[int] = []
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
 
     def start(self) -> None:
@@ -165,17 +164,9 @@ class _Monitoring:
             raise RuntimeError("all tools of sys.monitoring are in use; end a profiler or debugger")
         self._tool = free[0]
         self._monitoring.use_tool_id(self._tool, "dynamo_backends")
-        events = self._monitoring.events
-        callbacks = {
-            events.PY_START: self._start,
-            events.PY_RESUME: self._start,
-            events.INSTRUCTION: self._instruction,
-            events.PY_RETURN: self._return,
-            events.PY_YIELD: self._yield,
-        }
-        for event, callback in callbacks.items():
+        for event, callback in self._callbacks().items():
             self._monitoring.register_callback(self._tool, event, callback)
-            self._registered.append(event)
+        events = self._monitoring.events
         self._monitoring.set_events(self._tool, events.PY_START | events.PY_RESUME)
         self._monitoring.restart_events()
 
@@ -183,10 +174,20 @@ class _Monitoring:
         self._monitoring.set_events(self._tool, 0)
         for code in self._codes:
             self._monitoring.set_local_events(self._tool, code, 0)
-        while self._registered:  # before Python 3.14 a tool that is free keeps its callbacks
-            self._monitoring.register_callback(self._tool, self._registered.pop(), None)
+        for event in self._callbacks():  # before Python 3.14 a tool that is free keeps them
+            self._monitoring.register_callback(self._tool, event, None)
         self._monitoring.free_tool_id(self._tool)
         self._codes.clear()
+
+    def _callbacks(self) -> dict[int, Callable[..., Any]]:
+        events = self._monitoring.events
+        return {
+            events.PY_START: self._start,
+            events.PY_RESUME: self._start,
+            events.INSTRUCTION: self._instruction,
+            events.PY_RETURN: self._return,
+            events.PY_YIELD: self._yield,
+        }
 
     def _start(self, code: CodeType, offset: int) -> Any:
         if not self._frames.follows(code):

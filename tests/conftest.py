@@ -1,14 +1,15 @@
 """Fixtures for all tests."""
 
 import logging
-import zlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from dynamo_backends.pipeline import background
+from tests import rotation
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,6 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--full",
         action="store_true",
         help="run what takes long too, and the whole operator database; rewrite its table in docs/",
+    )
+    parser.addoption(
+        "--rotation",
+        type=int,
+        metavar="N",
+        help="run the share of the tests that the Nth commit runs (default: this commit's)",
     )
     parser.addoption(
         "--samples",
@@ -48,148 +55,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-SHARES = {
-    "aot/test_step_aliases.py": 3,
-    "aot/test_step_averages.py": 4,
-    "aot/test_step_crashes.py": 5,
-    "aot/test_step_hooks.py": 6,
-    "aot/test_step_hyperparameters.py": 16,
-    "aot/test_step_models.py": 2,
-    "aot/test_step_modules.py": 12,
-    "aot/test_step_optimizers.py": 4,
-    "aot/test_step_outside.py": 8,
-    "aot/test_step_python.py": 32,
-    "aot/test_step_random_loops.py": 4,
-    "aot/test_step_safety.py": 4,
-    "aot/test_step_state.py": 18,
-    "aot/test_step_training.py": 10,
-    "aot/test_updates.py": 4,
-    "autotune/test_ensemble.py": 2,
-    "autotune/test_planted.py": 3,
-    "autotune/test_steps.py": 12,
-    "bench/test_generation.py": 2,
-    "bench/test_planted_backends.py": 4,
-    "bench/test_resuming.py": 3,
-    "bench/test_suites.py": 2,
-    "capture/test_precompile.py": 6,
-    "capture/test_warm_up.py": 5,
-    "conformance/test_gradients.py": 5,
-    "conformance/test_opinfo.py": 20,
-    "conformance/test_planted_backends.py": 3,
-    "conformance/test_testing.py": 3,
-    "generation/test_generate.py": 13,
-    "graph/test_canonicalize.py": 2,
-    "graph/test_fold.py": 2,
-    "inductor/test_backends.py": 2,
-    "inductor/test_images.py": 4,
-    "inductor/test_reduced.py": 3,
-    "inductor/test_stages.py": 3,
-    "int8/test_planted.py": 2,
-    "int8/test_quantizers.py": 3,
-    "iree/test_backend.py": 4,
-    "iree/test_models.py": 5,
-    "iree/test_trial.py": 2,
-    "kernels/test_linears.py": 2,
-    "kernels/test_small_channels.py": 17,
-    "kernels/test_winograd.py": 14,
-    "lazy/test_backends.py": 4,
-    "models/test_every_backend.py": 4,
-    "models/test_models.py": 6,
-    "nvfuser/test_backend.py": 4,
-    "nvfuser/test_models.py": 2,
-    "nvfuser/test_operators.py": 2,
-    "openvino/test_models.py": 4,
-    "openvino/test_trial.py": 4,
-    "ort/test_errors.py": 2,
-    "ort/test_models.py": 3,
-    "ort/test_trial.py": 5,
-    "package/test_new_process.py": 2,
-    "package/test_package.py": 3,
-    "runtime/test_arena.py": 3,
-    "test_autoload.py": 2,
-    "test_compiler_process.py": 5,
-    "test_containment.py": 14,
-    "test_freezing.py": 17,
-    "test_harmless.py": 2,
-    "test_picky.py": 2,
-    "test_ranges.py": 4,
-    "test_ranges_of_vendors.py": 14,
-    "test_semantics.py": 10,
-    "test_succession.py": 2,
-    "test_weight_views.py": 6,
-    "torchscript/test_backends.py": 8,
-    "training/test_gradients.py": 7,
-    "training/test_models.py": 2,
-    "training/test_semantics.py": 2,
-    "trt/test_cache.py": 2,
-    "trt/test_models.py": 2,
-    "trt/test_profiles.py": 2,
-    "trt/test_semantics.py": 2,
-    "tvm/test_measuring.py": 2,
-    "tvm/test_models.py": 5,
-    "tvm/test_semantics.py": 3,
-    "tvm/test_tuning.py": 2,
-    "verification/test_planted.py": 6,
-    "xla/test_convolution_programs.py": 6,
-    "xla/test_device_draws.py": 3,
-    "xla/test_lowering_attention.py": 2,
-    "xla/test_lowering_convolution.py": 2,
-    "xla/test_lowering_indexing.py": 2,
-    "xla/test_lowering_linalg.py": 6,
-    "xla/test_lowering_matmul.py": 2,
-    "xla/test_lowering_normalization.py": 2,
-    "xla/test_lowering_pointwise.py": 3,
-    "xla/test_lowering_pooling.py": 5,
-    "xla/test_lowering_recurrent.py": 5,
-    "xla/test_lowering_reduction.py": 5,
-    "xla/test_lowering_special.py": 2,
-    "xla/test_lowering_upsampling.py": 5,
-    "xla/test_mesh_inference.py": 3,
-    "xla/test_mesh_steps.py": 9,
-    "xla/test_mesh_use.py": 3,
-    "xla/test_padded.py": 18,
-    "xla/test_padded_images.py": 8,
-    "xla/test_ranks_lost.py": 4,
-    "xla/test_resident_training.py": 3,
-    "xla/test_residents.py": 3,
-}
-"""`make test` runs one in so many of the parameters of a test in these files, `--full` all.
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that share the work (pytest-xdist) have the same rotation."""
+    given = config.getoption("--rotation")
+    os.environ[rotation.VARIABLE] = str(rotation.rotation() if given is None else given)
+    rotation.rotation.cache_clear()
 
-Tests with the mark `long` do not count: only `--full` runs them. CONTRIBUTING.md says when to use
-which.
-"""
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Names what repeats this run."""
+    if config.getoption("--full"):
+        return "all tests and parameters"
+    return f"rotation {rotation.rotation()} (--rotation N: tests/rotation.py)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long`, and parameters, beginning elsewhere in each test."""
+    """Leaves out what another rotation runs."""
     if config.getoption("--full"):
         return
-    left_out = {item for item in items if item.get_closest_marker("long")}
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item in left_out:
-            continue
-        name, bracket, _ = item.nodeid.removeprefix("tests/").partition("[")
-        if bracket and name.partition("::")[0] in SHARES:
-            groups.setdefault(name, []).append(item)
-    for name, group in groups.items():
-        share = SHARES[name.partition("::")[0]]
-        first = zlib.crc32(name.encode()) % min(share, len(group))
-        left_out |= set(group) - set(group[first::share])
+    left_out = rotation.left_out(items)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-
-
-@pytest.fixture
-def only_with_full(pytestconfig: pytest.Config) -> Callable[[bool], None]:
-    """Skips the test if it is given True, except with --full."""
-
-    def skip(takes_long: bool) -> None:
-        if takes_long and not pytestconfig.getoption("--full"):
-            pytest.skip("takes long; run it with --full")
-
-    return skip
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,7 @@
 """Frozen weights are never stale: every way of changing one, by every backend that freezes.
 
 Each way is tried alone on the backend made for it and on openxla; of the others each has every
-fourth, another one each, and all of them with `--full`.
+fourth, another one each, and all of them in turn.
 """
 
 import copy
@@ -17,6 +17,7 @@ from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.pipeline.captured import compile_captured
 from tests.checking import same
+from tests.rotation import long_if
 
 
 class Copying(Backend):
@@ -77,14 +78,7 @@ FREEZING: dict[str, Callable[[Any], Any]] = {
     "ts_trace": vendor("ts_trace"),
     "tvm": vendor("tvm"),
 }
-FOR_FULL = {"inductor_max_autotune"}  # each change costs it a tuning session of kernels
-
-
-@pytest.fixture(autouse=True)
-def _not_for_full(request: pytest.FixtureRequest, only_with_full: Callable[[bool], None]) -> None:
-    callspec = getattr(request.node, "callspec", None)
-    backend = callspec.params.get("backend") if callspec else None
-    only_with_full(backend in FOR_FULL)
+EACH = [long_if(name == "inductor_max_autotune", name) for name in FREEZING]  # tunes at each change
 
 
 def net() -> nn.Module:
@@ -209,32 +203,27 @@ def check_way(compiled: Callable[[nn.Module, Tensor], Tensor], way: str) -> None
         same(expected, compiled(module, x), copy.deepcopy(module).double()(x.double()))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "way" in metafunc.fixturenames:
-        every = metafunc.config.getoption("--full")
-        pairs = [
-            (backend, way)
-            for i, backend in enumerate(FREEZING)
-            for j, way in enumerate(WAYS)
-            if every or backend in ("copying", "openxla") or (i + j) % 4 == 0
-            if every or backend not in FOR_FULL
-        ]
-        metafunc.parametrize(("backend", "way"), pairs)
-
-
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [
+        long_if(backend not in ("copying", "openxla") and (i + j) % 4 != 0, backend, way)
+        for i, backend in enumerate(FREEZING)
+        for j, way in enumerate(WAYS)
+    ],
+)
 def test_a_change_is_seen_at_the_next_call(backend: str, way: str):
     check_way(torch.compile(apply, backend=FREEZING[backend]("probe")), way)
 
 
 @pytest.mark.parametrize("policy", ["strict", "off"])
-@pytest.mark.parametrize("backend", FREEZING)
+@pytest.mark.parametrize("backend", EACH)
 def test_the_other_policies_see_every_change(backend: str, policy: str):
     compiled = torch.compile(apply, backend=FREEZING[backend](policy))
     for way in WAYS:
         check_way(compiled, way)
 
 
-@pytest.mark.parametrize("backend", FREEZING)
+@pytest.mark.parametrize("backend", EACH)
 def test_each_weight_alone(backend: str):
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=FREEZING[backend]("probe"))
@@ -246,7 +235,7 @@ def test_each_weight_alone(backend: str):
                 torch.testing.assert_close(compiled(x), module(x), msg=name)
 
 
-@pytest.mark.parametrize("backend", FREEZING)
+@pytest.mark.parametrize("backend", EACH)
 def test_one_element_through_an_alias_is_seen_by_the_strict_policy(backend: str):
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=FREEZING[backend]("strict"))
@@ -274,7 +263,7 @@ def rebinds(compiled: Any, changes: Sequence[Callable[[], object]]) -> int:
     return sum(r.rebinds for r in reports)
 
 
-@pytest.mark.parametrize("backend", FREEZING)
+@pytest.mark.parametrize("backend", EACH)
 def test_unchanged_weights_are_prepared_once(backend: str):
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=FREEZING[backend]("probe"))
@@ -287,7 +276,7 @@ def test_an_optimizer_of_another_model_changes_nothing():
     assert rebinds(lambda: compiled(x), [lambda: steps(fused=True)(other)] * 5) == 0
 
 
-@pytest.mark.parametrize("backend", FREEZING)
+@pytest.mark.parametrize("backend", EACH)
 def test_weights_that_keep_changing_are_right_and_frozen_again_when_they_rest(backend: str):
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=FREEZING[backend]("probe"))

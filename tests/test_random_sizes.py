@@ -13,6 +13,7 @@ from dynamo_backends.interface.registry import get_backend
 from tests.graph.programs import Call, Input, Ref, Size
 from tests.graph.sized_programs import FIXED, SizedProgram
 from tests.random_sizes import SEED, Tally, check_program, run_many
+from tests.rotation import rotation
 
 FULL = 1000
 BOUNDED = {
@@ -37,9 +38,11 @@ def usable(name: str) -> str:
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of programs that eager runs
 def test_any_size_is_eagers(name: str, pytestconfig: pytest.Config):
-    count = FULL if pytestconfig.getoption("--full") else BOUNDED[usable(name)]
-    print(f"{count} programs, seed {SEED}")
-    tally = run_many(count, SEED, name)
+    count, seed = BOUNDED[usable(name)], rotation()
+    if pytestconfig.getoption("--full"):
+        count, seed = FULL, SEED
+    print(f"{count} programs, seed {seed}")
+    tally = run_many(count, seed, name)
     assert tally.programs >= count
     assert tally.torchs_own <= count // 10
     assert tally.calls >= 3 * tally.programs, "few programs run at several sizes"

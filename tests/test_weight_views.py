@@ -1,7 +1,5 @@
 """Views of weights on every backend for CPUs; see `dynamo_backends.conformance.weights.views`."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch._inductor.config
@@ -18,6 +16,7 @@ from dynamo_backends.conformance.weights.views import (
     compare_trained,
 )
 from tests import backend_checks as checks
+from tests.rotation import long_if
 
 BACKENDS = {
     **dict.fromkeys(["openxla", "onnxrt", "ov", "ts_trace", "ofi", "static_runtime"], CASES),
@@ -42,13 +41,12 @@ def test_frozen_weights(backend: str):
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(b, marks=pytest.mark.long) if b == "ov" else b
-        for b in BACKENDS
+        long_if(b == "ov" or cases is FIRST, b)
+        for b, cases in BACKENDS.items()
         if b != "static_runtime"
     ],
 )
-def test_trained_weights(backend: str, only_with_full: Callable[[bool], None]):
-    only_with_full(BACKENDS[backend] is FIRST)
+def test_trained_weights(backend: str):
     pair, subject = Pair.of(BACKENDS[backend]), Subject(backend)
     with subject.watching() as reports:
         compare_trained(subject.compile(pair.module), pair)

@@ -1,4 +1,4 @@
-"""The backends that tests of steps take; Inductor, which compiles C++, with `--full`.
+"""The backends that tests of steps take; Inductor, which compiles C++, in turn.
 
 `test_step_optimizers`, `test_step_crashes` and `tests/inductor` have it always.
 """

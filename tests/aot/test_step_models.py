@@ -1,8 +1,8 @@
 """Models of the suites: ten compiled steps leave what ten eager steps leave.
 
-A few small ones always; all of `MODELS`, with both optimizers, in float64 and float32, with
-`--full`; models of images then with Inductor too, whose steps treat images in ways of their own,
-in float64, where ten steps do not turn roundings into differences of a thousandth.
+A few small ones always; all of `MODELS`, with both optimizers, in float64 and float32, in turn;
+models of images with Inductor too, whose steps treat images in ways of their own, in float64, where
+ten steps do not turn roundings into differences of a thousandth.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from dynamo_backends.bench.suites import call
 from harness import ModelCase, find_cases, suite
 from tests.aot import step_checks
 from tests.aot.step_checks import batches_of
+from tests.rotation import long_if
 from tests.training.stepping import OPTIMIZERS, distance_to_targets
 
 pytestmark = [
@@ -39,20 +40,18 @@ CHECKS = {
 ALWAYS = (("lstm", "sgd", "float64"), ("gpt2", "adamw", "float64"), ("lstm", "adamw", "float32"))
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    cases = [c for name, wanted in MODELS.items() for c in find_cases(suite(name, "test"), wanted)]
-    full = metafunc.config.getoption("--full")
-    runs = [(case, "openxla") for case in cases]
-    runs += [(case, "inductor") for case in cases if full and case.name in IMAGES]
-    chosen = [
-        pytest.param(case, optimizer, dtype, name, id=f"{case.name}-{optimizer}-{dtype}-{name}")
-        for case, name in runs
-        for optimizer in OPTIMIZERS
-        for dtype in CHECKS
-        if full or (case.name, optimizer, dtype) in ALWAYS
-        if name == "openxla" or dtype == "float64"
-    ]
-    metafunc.parametrize(("case", "optimizer", "dtype", "backend"), chosen)
+CASES = [c for name, wanted in MODELS.items() for c in find_cases(suite(name, "test"), wanted)]
+RUNS = [
+    long_if(
+        name != "openxla" or (case.name, optimizer, dtype) not in ALWAYS,
+        case, optimizer, dtype, name, id=f"{case.name}-{optimizer}-{dtype}-{name}",
+    )
+    for name in ("openxla", "inductor")
+    for case in CASES
+    for optimizer in OPTIMIZERS
+    for dtype in CHECKS
+    if name == "openxla" or (case.name in IMAGES and dtype == "float64")
+]  # fmt: skip
 
 
 def distance(model: nn.Module, batch: Any) -> Tensor:
@@ -60,6 +59,7 @@ def distance(model: nn.Module, batch: Any) -> Tensor:
     return distance_to_targets(call(model, batch))
 
 
+@pytest.mark.parametrize(("case", "optimizer", "dtype", "backend"), RUNS)
 def test_steps_equal_eagers(case: ModelCase, optimizer: str, dtype: str, backend: str) -> None:
     batches = batches_of(case, STEPS)
     step = CHECKS[dtype](case.make, OPTIMIZERS[optimizer], batches, backend, loss_of=distance)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dynamo_backends
 from dynamo_backends import _torch_private as private
 from dynamo_backends.xla.owned_memory import find_owned
+from tests import rotation
 from tests.aot.interruptions import Instructions, watched
 
 FILES = (
@@ -132,7 +133,7 @@ def _signals_interrupt() -> Iterator[None]:
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 @pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_a_signal_leaves_all_or_nothing(backend: str, shared: bool, request: pytest.FixtureRequest):
-    """At every 13th instruction, and at every one with `--full`."""
+    """At every 13th instruction, others in each run, and at every one with `--full`."""
     cache, x = Cache(), row()
     view = cache.tensors[0].detach() if shared else None
     compiled = torch.compile(decode, backend=backend, fullgraph=True)
@@ -145,7 +146,7 @@ def test_a_signal_leaves_all_or_nothing(backend: str, shared: bool, request: pyt
     with watched(counting):
         compiled(*cache.tensors, x)
     found = set()
-    for number in range(0, counting.count, 1 if request.config.getoption("--full") else 13):
+    for number in rotation.part(counting.count, 1 if request.config.getoption("--full") else 13):
         cache.put(before)
         with pytest.raises(KeyboardInterrupt), watched(Instructions(FILES, number)):
             compiled(*cache.tensors, x)

@@ -1,6 +1,5 @@
-"""Models under capture: one by default, with --full all that the comparison on GPUs has."""
+"""Models under capture: all that the comparison on GPUs has."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,16 @@ from dynamo_backends.bench.suites import call
 from harness import check, find_case
 from tests.bench.programs import load
 from tests.cudagraphs.conftest import Machine
+from tests.rotation import long_if
 
 MODELS = load(str(Path("benchmarks") / "gpu.py")).MODELS
 FEW = ("squeezenet1_1",)
 
 
-@pytest.mark.parametrize(("suite", "name"), MODELS, ids=[name for _, name in MODELS])
-def test_a_model_is_one_graph(
-    suite: str, name: str, machine: Machine, only_with_full: Callable[[bool], None]
-):
-    only_with_full(name not in FEW)
+@pytest.mark.parametrize(
+    ("suite", "name"), [long_if(name not in FEW, s, name, id=name) for s, name in MODELS]
+)
+def test_a_model_is_one_graph(suite: str, name: str, machine: Machine):
     case = find_case(suite, name, "test")
     with torch.device("cpu"):
         model, inputs = case.make(), case.inputs()

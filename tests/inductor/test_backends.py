@@ -1,6 +1,5 @@
 """Inductor with frozen weights: never stale, and no setting of Inductor's is left changed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import dynamo_backends
 from dynamo_backends.inductor.runtime import with_constants
 from tests import backend_checks as checks
 from tests import refusals
+from tests.rotation import long_if
 
 NAMES = ["inductor_freezing", "inductor_max_autotune"]
 
@@ -44,9 +44,11 @@ def test_semantics(what: str):
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_dynamic_batch(name: str, only_with_full: Callable[[bool], None]):
-    only_with_full(name == "inductor_max_autotune")  # tries many kernels of each product
+@pytest.mark.parametrize(
+    "name",
+    [long_if(name == "inductor_max_autotune", name) for name in NAMES],  # it tries many kernels
+)
+def test_dynamic_batch(name: str):
     checks.follows_the_batch(name)
 
 

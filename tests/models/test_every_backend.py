@@ -1,15 +1,16 @@
 """Classic models and transformers on every backend for CPUs: as accurate as eager itself.
 
-`make test` runs the models named here, `--full` all of both suites: `python -m pytest
-tests/models/test_every_backend.py --full -k ltc`. openxla has all of them in `test_models`.
+Every run has the models named here, and all of both suites in turn. openxla has all of them in
+`test_models`.
 """
 
 import pytest
 
 from harness import suite
 from tests import backend_checks as checks
+from tests.rotation import long_if
 
-# The models that `make test` runs; the backends without any have some in their own folders.
+# The models that every run has; the backends without any have some in their own folders.
 BACKENDS: dict[str, tuple[str, ...]] = {
     "onnxrt": (),
     "ov": (),
@@ -33,12 +34,10 @@ pytestmark = [
 ]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    every = metafunc.config.getoption("--full")
-    pairs = [(b, m) for b, named in BACKENDS.items() for m in SUITES if every or m in named]
-    metafunc.parametrize(("backend", "model"), pairs)
-
-
+@pytest.mark.parametrize(
+    ("backend", "model"),
+    [long_if(m not in always, b, m) for b, always in BACKENDS.items() for m in SUITES],
+)
 def test_a_model_is_right(backend: str, model: str):
     # The fuser for oneDNN Graph cannot compile every partition that it makes.
     picky = backend == "onednn_graph"

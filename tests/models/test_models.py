@@ -1,13 +1,13 @@
 """Every model of the suites: one graph, nothing in eager, as accurate as eager itself."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from dynamo_backends.bench.suites import Inputs
 from harness import SUITES, ModelCase, check, compile_model, suite
+from tests.rotation import long_if
 
 pytestmark = [
     # Said by torch about code of transformers and about eager's own LSTM; nothing of ours.
@@ -16,13 +16,13 @@ pytestmark = [
 ]
 
 
-# Each has the operators of a smaller model of the suite; they run with --full.
+# Each has the operators of a smaller model of the suite.
 LARGER = ("resnext50_32x4d", "vgg16", "mnasnet1_0")
 
 
 def cases(*names: str) -> list:
     return [
-        pytest.param(case, id=f"{name}-{case.name}")
+        long_if(case.name in LARGER, case, id=f"{name}-{case.name}")
         for name in names
         for case in suite(name, "test")
     ]
@@ -34,10 +34,7 @@ def other_inputs(case: ModelCase) -> Inputs:
 
 
 @pytest.mark.parametrize("case", cases(*(name for name in SUITES if name != "control_flow")))
-def test_one_graph_right_and_without_fallback(
-    case: ModelCase, backend: str, only_with_full: Callable[[bool], None]
-) -> None:
-    only_with_full(case.name in LARGER)
+def test_one_graph_right_and_without_fallback(case: ModelCase, backend: str) -> None:
     model = case.make()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn="rnn" in case.tags):
         compiled = compile_model(model, case.inputs(), backend, fullgraph=True)

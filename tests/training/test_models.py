@@ -1,13 +1,14 @@
 """Ten steps of training: compiled models against eager, tensor by tensor.
 
-`make test` trains a few models, `pytest tests/training/test_models.py --full` all of the suites,
-each with both optimizers, in float64 and in float32.
+Every run trains a few models, and all of the suites in turn, each with both optimizers, in float64
+and in float32.
 """
 
 import pytest
 import torch
 
 from harness import find_case, suite
+from tests.rotation import long_if
 from tests.training import stepping
 
 SUITES = ("classic", "transformers", "recurrent", "unet")
@@ -21,20 +22,15 @@ CHEAP = (
 )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" not in metafunc.fixturenames:
-        return
-    chosen = CHEAP
-    if metafunc.config.getoption("--full"):
-        chosen = tuple(
-            (name, case.name, dtype)
-            for name in SUITES
-            for case in suite(name, "test")
-            for dtype in ("float64", "float32")
-        )
-    metafunc.parametrize("case", chosen, ids="-".join)
+CASES = [
+    (name, case.name, dtype)
+    for name in SUITES
+    for case in suite(name, "test")
+    for dtype in ("float64", "float32")
+]
 
 
+@pytest.mark.parametrize("case", [long_if(c not in CHEAP, c, id="-".join(c)) for c in CASES])
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_ten_steps_equal_eagers(case: tuple[str, str, str]):

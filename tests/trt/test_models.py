@@ -1,7 +1,6 @@
 """Models of the suites through TensorRT: one graph, as accurate as eager.
 
-One of them in every run; all ten classic ones and all transformers by
-`python -m pytest tests/trt/test_models.py --full`.
+One of them in every run; all ten classic ones and all transformers in turn.
 """
 
 import dataclasses
@@ -12,19 +11,17 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.bench.suites import Inputs
 from harness import ModelCase, check, compile_model, suite
+from tests.rotation import long_if
 from tests.trt.conftest import Machine
 
 ALWAYS = ("squeezenet1_1",)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    full = metafunc.config.getoption("--full")
-    cases = [c for name in ("classic", "transformers") for c in suite(name, "test")]
-    chosen = [c for c in cases if full or c.name in ALWAYS]
-    metafunc.parametrize("case", chosen, ids=lambda case: case.name)
+CASES = [c for name in ("classic", "transformers") for c in suite(name, "test")]
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("case", [long_if(c.name not in ALWAYS, c, id=c.name) for c in CASES])
 def test_one_graph_right_and_without_fallback(machine: Machine, case: ModelCase) -> None:
     model = case.make().to(machine.device)
     with torch.no_grad():

@@ -8,16 +8,22 @@ nothing heavy and never raises, since an exception here would break `import torc
 
 Tensors on torch_xla's own device still go to torch's function.
 
+Other packages register some of our names when they are imported, and torch refuses a name that it
+has loaded already. So those names are theirs from their import on, whatever was imported first;
+what was compiled before stays ours.
+
 It also tells torch of the logger `dynamo_backends`, if `TORCH_LOGS` names it. torch would find the
 package by itself, but import all folders of it to look for loggers, inside `import torch`.
 """
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +31,12 @@ from typing import Any
 _STUBS = {
     "torch._dynamo.backends.torchxla": ("openxla", "dynamo_backends.xla"),
     "torch._dynamo.backends.tvm": ("tvm", "dynamo_backends.tvm"),
+}
+
+# another package -> (the name of ours that it registers, whether a backend of ours has that name)
+_SHARED_NAMES = {
+    "torch_tensorrt": ("tensorrt", True),
+    "intel_extension_for_pytorch": ("ipex", False),
 }
 
 
@@ -36,6 +48,9 @@ def autoload() -> None:
         for module in _STUBS:
             if module in sys.modules:
                 _replace(module)
+        for package in _SHARED_NAMES:
+            if package in sys.modules:
+                _announce(package)
         if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder())
 
@@ -53,14 +68,16 @@ def _name_logger() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the usual finders find torch's stub modules, and wraps their execution."""
+    """Lets the usual finders find these modules, and wraps their execution."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in _STUBS:
+        if name not in _STUBS and name not in _SHARED_NAMES:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, name)
         return spec
@@ -76,12 +93,66 @@ class _Loader(importlib.abc.Loader):
         return created
 
     def exec_module(self, module: ModuleType) -> None:
+        if self._name in _SHARED_NAMES:
+            with _released(self._name):
+                self._loader.exec_module(module)
+            return
         self._loader.exec_module(module)
         with contextlib.suppress(Exception):
             _replace(self._name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _backends() -> dict[str, Callable[..., Any]]:
+    """torch's table of loaded backends; empty before torch has one."""
+    registry = sys.modules.get("torch._dynamo.backends.registry")
+    backends: dict[str, Callable[..., Any]] = getattr(registry, "_COMPILER_FNS", {})
+    return backends
+
+
+@contextlib.contextmanager
+def _released(package: str) -> Iterator[None]:
+    """While another package is imported it can register a name that torch has loaded from us."""
+    name, _ = _SHARED_NAMES[package]
+    ours = _backends().get(name)
+    if ours is not None and type(ours).__module__.startswith("dynamo_backends."):
+        del _backends()[name]
+    else:
+        ours = None
+    try:
+        yield
+    finally:
+        if ours is not None:
+            _backends().setdefault(name, ours)
+        with contextlib.suppress(Exception):
+            _announce(package)
+
+
+def _announce(package: str) -> None:
+    """Has the first use of another package's backend say that there is one of ours."""
+    name, is_ours_too = _SHARED_NAMES[package]
+    theirs = _backends().get(name)
+    module = getattr(theirs, "__module__", None) or ""
+    is_theirs = module.partition(".")[0] == package and not hasattr(theirs, "_announced")
+    if theirs is None or not is_ours_too or not is_theirs:
+        return
+
+    @functools.cache
+    def announce() -> None:
+        logging.getLogger("dynamo_backends").warning(
+            "torch.compile(backend=%r) is %s's backend, because that package was imported; this "
+            "package's is dynamo_backends.compiler(%r)", name, package, name
+        )  # fmt: skip
+
+    @functools.wraps(theirs)
+    def backend(*args: Any, **kwargs: Any) -> Any:
+        announce()
+        return theirs(*args, **kwargs)
+
+    backend._announced = True  # type: ignore[attr-defined]
+    _backends()[name] = backend
 
 
 def _replace(module: str) -> None:

@@ -109,8 +109,7 @@ def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Bare:
 
 def bare_openvino(model: nn.Module, inputs: Inputs) -> Bare:
     """The model converted by `openvino.convert_model`, compiled in float32."""
-    import openvino
-    from openvino import _pyopenvino as native
+    from dynamo_backends.openvino.vendor import native, openvino
 
     converted = openvino.convert_model(model, example_input=inputs)
     given = [x.contiguous() for x in tensors(inputs)]

@@ -36,14 +36,19 @@ def is_registered(op: Any) -> bool:
 
 
 def registered_overloads() -> frozenset[OpOverload]:
-    """Every overload that the exporter has a lowering of."""
-    return frozenset(map(_overload, _names()))
+    """Every overload of this process that the exporter has a lowering of.
+
+    The names may come from a process that had imported more: operators that nobody has registered
+    here are left out, since no graph of this process can call them.
+    """
+    return frozenset(op for name in _names() if (op := _overload(name)) is not None)
 
 
-def _overload(name: str) -> OpOverload:
-    namespace, operator, overload = name.split(".")
-    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace), operator), overload)
-    return found
+def _overload(name: str) -> OpOverload | None:
+    op: Any = torch.ops
+    for part in name.split("."):  # namespace, operator, overload
+        op = getattr(op, part, None)
+    return op if isinstance(op, OpOverload) else None
 
 
 @functools.cache

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from openvino import Model
-from openvino.frontend import FrontEndManager
-from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 from torch import Tensor, fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from dynamo_backends.interface.errors import lines_of
+from dynamo_backends.openvino.vendor import FrontEndManager, Model, TorchFXPythonDecoder
 
 
 def convert(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> Model:

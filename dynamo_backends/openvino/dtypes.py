@@ -1,7 +1,8 @@
 """Which of torch's element types OpenVINO computes with, and what it makes of the others."""
 
 import torch
-from openvino import Type
+
+from dynamo_backends.openvino.vendor import Type
 
 DTYPES = {
     torch.bool: Type.boolean,

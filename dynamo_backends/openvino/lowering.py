@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from openvino import Model, PartialShape, Type
-from openvino import opset13 as ops
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
@@ -23,6 +21,7 @@ from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import DTYPES
+from dynamo_backends.openvino.vendor import Model, PartialShape, Type, ops
 
 aten = torch.ops.aten
 

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openvino import Model, Type
-from openvino.passes import ConstantFolding, Manager
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
@@ -25,6 +23,7 @@ from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.lowering import lower
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, compile_model, with_weights
+from dynamo_backends.openvino.vendor import ConstantFolding, Manager, Model, Type, without_telemetry
 
 _PRODUCTS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
 _NORMALIZATIONS = frozenset({"MVN", "Softmax", "ScaledDotProductAttention"})
@@ -96,7 +95,8 @@ def quantized(
     Raises:
         CompileError: Nothing in it can be quantized.
     """
-    import nncf
+    with without_telemetry():
+        import nncf
 
     folding = Manager()
     folding.register_pass(ConstantFolding())  # of weights that are transposed: NNCF takes constants

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from openvino import CompiledModel
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
@@ -15,6 +14,7 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, make_request, passed_through, wrap
+from dynamo_backends.openvino.vendor import CompiledModel
 from dynamo_backends.runtime.ranged import RangedLayout
 
 aten = torch.ops.aten

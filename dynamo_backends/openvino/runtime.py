@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from openvino import CompiledModel, Model
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
@@ -27,6 +26,7 @@ from dynamo_backends.openvino.session import (
     with_weights,
     wrap,
 )
+from dynamo_backends.openvino.vendor import CompiledModel, Model
 from dynamo_backends.runtime.staging import stage
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 import torch
-from openvino import CompiledModel, Core, Model, op
-from openvino import _pyopenvino as native
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.openvino.dtypes import DTYPES
+from dynamo_backends.openvino.vendor import CompiledModel, Core, Model, native, op, openvino
 
 
 @dataclass(frozen=True)

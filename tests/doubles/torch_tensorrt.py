@@ -2,6 +2,8 @@
 
 It has what is used of version 2.8: `compile` (py/torch_tensorrt/_compile.py) and the
 registry of converters (dynamo/conversion/_ConverterRegistry.py), and refuses what they refuse.
+Imported under the package's own name, it registers with torch what the package does
+(dynamo/backend/backends.py).
 """
 
 import sys
@@ -76,3 +78,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Double:
     name = "torch_tensorrt.dynamo.conversion._ConverterRegistry"
     monkeypatch.setitem(sys.modules, name, registry)
     return double
+
+
+def torch_tensorrt_backend(gm: fx.GraphModule, sample_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """The package's backend for `torch.compile`; runs the graph in eager."""
+    used.append(gm)
+    return gm.forward
+
+
+used: list[fx.GraphModule] = []
+"""What the backend was given."""
+
+if __name__ == "torch_tensorrt":
+    import torch._dynamo
+
+    torch._dynamo.register_backend(name="torch_tensorrt")(torch_tensorrt_backend)
+    torch._dynamo.register_backend(name="tensorrt")(torch_tensorrt_backend)

@@ -32,7 +32,7 @@ LEAST_S = 0.1
 """Seconds of tracing: graphs that take less are traced again."""
 
 _LIMIT = 256 << 20  # bytes on disk
-_GRAPH, _STATIC = "graph", "static"
+_STATIC = "static"
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
 _MODULES = frozenset(
     {"torch", "torch.Tensor", "torch.functional", "torch.nn.functional"}
@@ -72,8 +72,8 @@ class Traces:
 
         try:
             with stage(LOADING):
-                return unpack_static(parts[_GRAPH]), frozenset(json.loads(parts[_STATIC]))
-        except Exception as error:  # whatever unpickling raises
+                return unpack_static(parts), frozenset(json.loads(parts[_STATIC]))
+        except Exception as error:  # it was written by somebody else
             log.warning("dropped an unusable trace: %s", brief_error(error))
             _store().drop(self._key)
             return None
@@ -82,14 +82,14 @@ class Traces:
         """Keeps a graph, if tracing it took long and it can be packed."""
         if self._key is None or time.perf_counter() - self._start < LEAST_S:
             return
-        from dynamo_backends._torch_private.packing import pack_static
+        from dynamo_backends._torch_private.packing import UnserializableError, pack_static
 
         try:
             packed = pack_static(gm)
-        except Exception as error:  # whatever a target or a constant answers to pickling
+        except UnserializableError as error:
             log.debug("a graph will be traced anew in other processes: %s", brief_error(error))
             return
-        _store().put(self._key, {_GRAPH: packed, _STATIC: json.dumps(sorted(static)).encode()})
+        _store().put(self._key, {**packed, _STATIC: json.dumps(sorted(static)).encode()})
 
 
 def key_of(captured: fx.GraphModule, inputs: Sequence[Any], kept: Iterable[Any]) -> str | None:

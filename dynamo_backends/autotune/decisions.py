@@ -4,7 +4,6 @@ One file per decision, written whole under its key. A file that is damaged, or i
 says, is ignored with a warning, and the graph is tuned anew.
 """
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -145,10 +144,7 @@ class Decisions:
 
     def get(self, key: str) -> Decision | None:
         """The decision with that key; None if there is no intact one."""
-        path = self.folder / f"{key}.json"
-        if not path.is_file() or not self._disk.is_private():
-            return None
-        decision = _read(path)
+        decision = self._read(f"{key}.json")
         return decision if decision is not None and decision.key == key else None
 
     def put(self, decision: Decision) -> bool:
@@ -158,21 +154,19 @@ class Decisions:
 
     def drop(self, key: str) -> None:
         """Removes a decision, if it is there and can be removed."""
-        with contextlib.suppress(OSError):
-            (self.folder / f"{key}.json").unlink()
+        self._disk.remove(f"{key}.json")
 
     def all(self) -> list[Decision]:
         """All intact decisions, the newest first."""
-        found = filter(None, map(_read, sorted(self.folder.glob("*.json"))))
+        found = filter(None, map(self._read, self._disk.files(".json")))
         return sorted(found, key=lambda d: -d.created)
 
     def clear(self) -> int:
         """Removes all decisions, the damaged ones too; returns how many there were."""
-        paths = list(self.folder.glob("*.json"))
-        for path in paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        return len(paths)
+        names = self._disk.files(".json")
+        for name in names:
+            self._disk.remove(name)
+        return len(names)
 
     def add(self, decisions: Iterable[Decision]) -> int:
         """Takes decisions of another machine over, unless newer ones are here; counts them."""
@@ -183,13 +177,16 @@ class Decisions:
                 taken += self.put(decision)
         return taken
 
-
-def _read(path: Path) -> Decision | None:
-    try:
-        decision = Decision.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        if decision.key != path.stem:
-            raise ValueError("it is a decision with another key")
-    except (OSError, ValueError, TypeError) as error:
-        log.warning("ignored an unusable decision of autotune, %s: %s", path, error)
-        return None
-    return decision
+    def _read(self, name: str) -> Decision | None:
+        data = self._disk.read(name)
+        if data is None:
+            return None
+        try:
+            decision = Decision.from_dict(json.loads(data))
+            if f"{decision.key}.json" != name:
+                raise ValueError("it is a decision with another key")
+        except (ValueError, TypeError) as error:
+            path = self.folder / name
+            log.warning("ignored an unusable decision of autotune, %s: %s", path, error)
+            return None
+        return decision

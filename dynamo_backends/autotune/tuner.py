@@ -8,8 +8,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.runtime.process_folder import process_folder
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
 from dynamo_backends.tuning.queue_thread import Helper, QueueThread
 
@@ -169,36 +168,17 @@ class Tuner(QueueThread[Task]):
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for one graph, beside the decisions; those of processes that are gone are removed.
+    """A folder for one graph, beside the decisions.
 
     Raises:
         GaveUp: There is no place for it.
     """
-    root = cache_folder() / "tuning"
-    try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for old in root.iterdir():
-            if not _is_alive(old.name.partition("-")[0]):
-                shutil.rmtree(old, ignore_errors=True)
-        name = tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root)
-    except OSError as error:
-        raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
-    try:
-        yield Path(name)
-    finally:
-        shutil.rmtree(name, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            root.rmdir()  # if it is empty
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except OSError:  # of another user
-        return True
-    return True
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(process_folder(cache_folder() / "tuning"))
+        except OSError as error:
+            raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
+        yield folder
 
 
 _tuner = Tuner()

@@ -21,7 +21,7 @@ from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx.packages import PACKAGES
 from dynamo_backends.ort import cuda
-from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.runtime.cache import vendor_folder
 
 _INSTALL_CUDA = "pip uninstall onnxruntime && pip install onnxruntime-gpu"
 _PROVIDER = {"cpu": cuda.CPU, "cuda": cuda.CUDA}
@@ -227,7 +227,7 @@ def _providers(device: tuple[str, int], options: OrtOptions) -> tuple[cuda.Provi
     own = cuda.cuda_entries(index, allowed_tf32(), search, graphs and not tensorrt)
     found = [(cuda.CUDA, own), (cuda.CPU, {})]
     if tensorrt:
-        folder = cache_folder() / "onnxrt-tensorrt" if options.cache else None
+        folder = vendor_folder("onnxrt-tensorrt") if options.cache else None
         found.insert(0, (cuda.TENSORRT, cuda.tensorrt_entries(index, folder, graphs)))
     found[0] = (found[0][0], {**found[0][1], **given})
     return tuple((name, tuple(sorted(entries.items()))) for name, entries in found)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.layouts import ALIGNMENT
 from dynamo_backends.interface.errors import PackageError
+from dynamo_backends.runtime.private_folder import open_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -100,7 +101,7 @@ class Archive:
     def __init__(self, path: Path_):
         self.path = Path(path)
         with self._explained(), contextlib.ExitStack() as opened:
-            self._file = opened.enter_context(open(self.path, "rb"))
+            self._file = opened.enter_context(os.fdopen(open_file(self.path), "rb"))
             self._reading = threading.Lock()
             self._ahead = dict[str, Future[Tensor]]()
             self._beside = opened.enter_context(ThreadPoolExecutor(1))

@@ -4,8 +4,7 @@ An entry is one file: a magic line, the SHA-256 of the rest, a JSON header with 
 sizes of its parts, and the parts. A damaged entry is dropped and rebuilt. Writers make a temporary
 file and rename it, so that readers in other processes see a whole entry or none.
 
-Entries hold machine code and pickles, so the folder must belong to this user and be writable by
-nobody else.
+Entries hold machine code, so nobody else may write to the folder or replace it (`private_folder`).
 """
 
 import contextlib
@@ -14,12 +13,13 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import platformdirs
+
+from dynamo_backends.runtime.private_folder import NotPrivateError, PrivateFolder, open_private
 
 log = logging.getLogger("dynamo_backends")
 
@@ -41,6 +41,17 @@ def cache_folder() -> Path:
     return Path(given) if given else Path(platformdirs.user_cache_dir("dynamo-backends"))
 
 
+def vendor_folder(name: str) -> Path | None:
+    """A folder in the cache folder for a vendor's own files; None if others could write to it."""
+    folder = cache_folder() / name
+    try:
+        with open_private(folder, create=True):
+            return folder
+    except OSError as error:
+        _warn_once(f"the folder {folder} is not used: {error}")
+        return None
+
+
 class DiskCache:
     """A folder of entries.
 
@@ -58,35 +69,40 @@ class DiskCache:
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """The parts stored under a key; None if there is no intact entry."""
-        path = self._path(key)
-        try:
-            if not self.is_private():
-                return None
-            data = path.read_bytes()
-        except OSError:
+        data = self.read(self._name(key))
+        if data is None:
             return None
         parts = _decode(data)
         if parts is None:
-            log.warning("dropped a damaged cache entry: %s", path)
+            log.warning("dropped a damaged cache entry: %s", self.folder / self._name(key))
             self.drop(key)
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return parts
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
         """Stores parts under a key; False, with one warning, where the folder cannot be used."""
-        return self.write(self._path(key).name, _encode(parts))
+        return self.write(self._name(key), _encode(parts))
+
+    def read(self, name: str) -> bytes | None:
+        """A file of another form; None if it is not there, or the folder cannot be used."""
+        try:
+            with open_private(self.folder) as folder:
+                return folder.read(name)
+        except NotPrivateError as error:
+            self._warn(error)
+        except OSError:
+            pass
+        return None
 
     def write(self, name: str, data: bytes) -> bool:
         """Writes a file of another form into the folder; returns what `put` does."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not self.is_private():
-                return False
-            write_whole(self.folder / name, data)
-            if name.endswith(_SUFFIX):
-                self._make_room(len(data))
+            with open_private(self.folder, create=True) as folder:
+                folder.write(name, data)
+                if name.endswith(_SUFFIX):
+                    self._make_room(folder, len(data))
+        except NotPrivateError as error:
+            self._warn(error)
+            return False
         except OSError as error:
             _warn_once(f"{self._what} are not kept on disk: {error}")
             return False
@@ -94,27 +110,29 @@ class DiskCache:
 
     def drop(self, key: str) -> None:
         """Removes an entry, if it is there and can be removed."""
-        with contextlib.suppress(OSError):
-            self._path(key).unlink()
+        self.remove(self._name(key))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there and can be removed."""
+        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+            folder.remove(name)
+
+    def files(self, suffix: str) -> list[str]:
+        """Names of the files, sorted; none where the folder cannot be used."""
+        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+            return sorted(name for name, _ in folder.files() if name.endswith(suffix))
+        return []
 
     def size(self) -> int:
         """Bytes that all entries take."""
-        return sum(size for _, size, _ in self._entries())
+        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+            return sum(size for _, size, _ in _entries(folder))
+        return 0
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
+    def _name(self, key: str) -> str:
+        return f"{key}{_SUFFIX}"
 
-    def _entries(self) -> list[tuple[float, int, Path]]:
-        found = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder):
-                with contextlib.suppress(OSError):
-                    if entry.name.endswith(_SUFFIX):
-                        info = entry.stat()
-                        found.append((info.st_mtime, info.st_size, Path(entry.path)))
-        return found
-
-    def _make_room(self, written: int) -> None:
+    def _make_room(self, folder: PrivateFolder, written: int) -> None:
         """Drops entries beyond the limit, where there may be any.
 
         Looking through a folder takes the longer the more entries it has. So it is done at the
@@ -122,34 +140,32 @@ class DiskCache:
         """
         place = self.folder, self._limit
         room = _room.get(place, 0) - written
-        _room[place] = room if room >= 0 else self._trim()  # threads may lose a write: no harm
+        _room[place] = (
+            room if room >= 0 else self._trim(folder)
+        )  # threads may lose a write: no harm
 
-    def _trim(self) -> int:
+    def _trim(self, folder: PrivateFolder) -> int:
         """Drops entries beyond the limit; how many bytes may be written before the next time."""
         part = self._limit // _PARTS
-        entries = sorted(self._entries())
+        entries = sorted(_entries(folder))
         total = sum(size for _, size, _ in entries)
         goal = self._limit - part if total > self._limit else total
-        for _, size, path in entries:
+        for _, size, name in entries:
             if total <= goal:
                 break
             with contextlib.suppress(OSError):
-                path.unlink()
+                folder.remove(name)
                 total -= size
         return min(part, self._limit - total)
 
-    def is_private(self) -> bool:
-        """Whether the folder belongs to this user and nobody else can write to it; or a warning."""
-        if os.name != "posix":
-            return True
-        info = self.folder.stat()
-        if info.st_uid == os.geteuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return True
-        _warn_once(
-            f"the cache folder {self.folder} is not used, because others can write to it; "
-            f"run: chmod go-w {self.folder} (or set DYNAMO_BACKENDS_CACHE to a folder of yours)"
-        )
-        return False
+    def _warn(self, error: NotPrivateError) -> None:
+        _warn_once(f"the cache folder {self.folder} is not used: {error}")
+
+
+def _entries(folder: PrivateFolder) -> list[tuple[float, int, str]]:
+    """When each entry was used last, its bytes and its name."""
+    files = folder.files()
+    return [(i.st_mtime, i.st_size, name) for name, i in files if name.endswith(_SUFFIX)]
 
 
 def write_whole(path: Path, data: bytes) -> None:

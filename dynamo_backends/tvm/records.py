@@ -128,11 +128,10 @@ class Records:
     def state(self) -> str:
         """What identifies all records: compiled code depends on them."""
         digest = hashlib.sha256()
-        for path in sorted(self.folder.glob("*.bin")) if self.folder.is_dir() else ():
-            try:
-                digest.update(path.name.encode() + path.read_bytes())
-            except OSError:  # another process has just dropped it
-                continue
+        for name in self._disk.files(".bin"):
+            data = self._disk.read(name)
+            if data is not None:  # else another process has just dropped it
+                digest.update(name.encode() + data)
         for (folder, key), record in sorted(_unwritten.items(), key=lambda entry: entry[0]):
             if folder == self.folder:
                 digest.update(key.encode() + record.to_bytes())

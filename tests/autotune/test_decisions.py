@@ -211,7 +211,7 @@ def test_nothing_is_read_from_a_folder_that_others_can_write_to(caplog: pytest.L
     assert decisions.get("a" * 64) == decision()
     decisions.folder.chmod(0o777)
     assert decisions.get("a" * 64) is None
-    assert "because others can write to it" in caplog.text
+    assert "is not used: others can write to" in caplog.text
 
 
 def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

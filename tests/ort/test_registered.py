@@ -42,3 +42,13 @@ def test_a_second_process_does_not_load_the_lowerings(monkeypatch: pytest.Monkey
     assert registered.registered_overloads() == first
     assert registered.is_registered(torch.ops.aten.cos.default)
     assert not registered.is_registered(torch.ops.aten.linalg_eig.default)
+
+
+def test_operators_that_are_not_registered_here_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    names = registered._names()
+    further = {"nobodys.operator.default", "aten.cos.no_such_overload", "aten.cos_nobody.out"}
+    with monkeypatch.context() as patch:
+        patch.setattr(registered, "_names", lambda: names | further)
+        known = registered.registered_overloads()
+    assert torch.ops.aten.cos.default in known
+    assert not further & set(map(str, known))

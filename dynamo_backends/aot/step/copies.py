@@ -11,6 +11,7 @@ from torch import Tensor
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.runtime.cache import cache_folder
+from dynamo_backends.runtime.private_folder import open_private
 
 log = logging.getLogger("dynamo_backends")
 
@@ -51,8 +52,8 @@ def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
     """An anonymous file beside the disk cache; None if that is not possible."""
     try:
         folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
+        with open_private(folder, create=True):
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
         for tensor in tensors.values():
             dense = tensor.detach().cpu().contiguous().reshape(-1)
             file.write(dense.view(torch.uint8).numpy().data)

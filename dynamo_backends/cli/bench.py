@@ -196,10 +196,17 @@ def absolute(name: str) -> str:
     return f"{Path(file).resolve()}:{rest}" if file.endswith(".py") else name
 
 
-def output_console() -> Console:
+def output_console(stderr: bool = False) -> Console:
     """The terminal, or 120 columns elsewhere."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=120, stderr=stderr)
+
+
+def natural(text: str) -> int:
+    """A number from 0, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
+    return int(text)
 
 
 def positive(text: str) -> int:

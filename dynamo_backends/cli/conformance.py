@@ -3,10 +3,11 @@
 import argparse
 import json
 import shlex
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_backends.cli.bench import absolute, output_console, positive
+from dynamo_backends.cli.bench import absolute, natural, output_console, positive
 from dynamo_backends.interface.errors import OptionError
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ groups:
   weights                edited, replaced, loaded or moved after compilation; read through views
   traffic                sizes that change from call to call
   models                 small models of the suites, in inference and training
+  rewrites               random graphs of operators that compilers rewrite, on extreme values
+
+--rewrites N --seed S runs N random graphs, those of the seeds S, S + 1, ...; --rewrites 1 repeats
+one. Each is called with random numbers, then with infinities, NaN, large and tiny numbers. What is
+wrong is printed as the smallest program that shows it. Nothing is saved without --output.
 
 Checks run in processes of their own with a time limit: what crashes or hangs is a line of the page.
 OUTPUT/BACKEND.md is the page, OUTPUT/BACKEND.json the same for programs. The exit status is 1 if a
@@ -32,6 +38,7 @@ examples:
   dynamo-backends conformance inductor
   dynamo-backends conformance openvino --groups semantics weights --output reports
   dynamo-backends conformance mine.plugin:mine --groups operators --only "nn.functional.*" --full
+  dynamo-backends conformance onnxrt --rewrites 1000 --seed 0
 """
 
 
@@ -49,21 +56,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds that a check may take (default: 180)")  # fmt: skip
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default: 1)")
     add("--processes", type=positive, default=1, metavar="N", help="at a time (default: 1)")
-    add("--output", default="conformance", metavar="DIR", help="default: conformance")
+    add("--output", metavar="DIR", help="default: conformance; none with --rewrites")
+    add("--rewrites", type=positive, metavar="N", help="so many random graphs, and nothing else "
+        "unless --groups names it (default: 100)")  # fmt: skip
+    add("--seed", type=natural, default=0, metavar="S", help="of the first graph (default: 0)")
+    add("--json", action="store_true", help="print the results as JSON, and all else to stderr")
     add("--resume", action="store_true", help="go on with what OUTPUT has")
 
 
 def run(args: argparse.Namespace) -> int:
     """Checks a backend and writes its page; returns the exit status."""
+    if args.rewrites and not args.output:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(args, Path(folder), saves=False)
+    return _run(args, Path(args.output or "conformance"), saves=True)
+
+
+def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     from dynamo_backends.bench.backends import require
     from dynamo_backends.conformance import catalogue, pages, runs
     from dynamo_backends.conformance.ledger import Journal
     from dynamo_backends.runtime.cache import write_whole
 
-    console = output_console()
+    console = output_console(stderr=args.json)
     require(args.backend)
     settings = _settings(args)
-    files = runs.Files.of(settings.backend, Path(args.output))
+    files = runs.Files.of(settings.backend, folder)
     if files.journal.exists() and not args.resume:
         raise OptionError(
             f"{files.journal} exists: --resume goes on with it, --output names another folder."
@@ -77,14 +95,22 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupted = True
     found = runs.result(asked, journal, context, _commands(args, files.json))
-    write_whole(files.json, (json.dumps(found, indent=1) + "\n").encode())
-    files.page.write_text(pages.page(found), encoding="utf-8")
     outcomes = [journal.outcomes[c] for c in asked if c in journal.outcomes]
-    console.print(pages.headline(outcomes), highlight=False)
-    console.print(f"saved {files.page} and {files.json}", highlight=False, soft_wrap=True)
+    share = pages.native_share(settings.backend, outcomes)
+    for line in (pages.headline(outcomes), *filter(None, [share])):
+        console.print(line, highlight=False)
+    if args.json:
+        print(json.dumps(found, indent=1))
+    if saves:
+        write_whole(files.json, (json.dumps(found, indent=1) + "\n").encode())
+        files.page.write_text(pages.page(found), encoding="utf-8")
+        console.print(f"saved {files.page} and {files.json}", highlight=False, soft_wrap=True)
+    else:
+        console.print(pages.summary(outcomes), highlight=False, markup=False)
     if interrupted:
-        console.print(f"Interrupted after {len(outcomes)} of {len(asked)} checks; the same "
-                      "command with --resume goes on.", highlight=False)  # fmt: skip
+        goes_on = "; the same command with --resume goes on" if saves else ""
+        console.print(f"Interrupted after {len(outcomes)} of {len(asked)} checks{goes_on}.",
+                      highlight=False)  # fmt: skip
         return 130
     return int(any(outcome.failed for outcome in outcomes))
 
@@ -106,9 +132,10 @@ def _settings(args: argparse.Namespace) -> "Settings":
     for given, known, word in ((args.groups or (), GROUPS, "group"), (dtypes, DTYPES, "dtype")):
         for name in set(given) - set(known):
             raise OptionError(f"there is no {word} {name!r}; there are: {', '.join(known)}.")
+    groups = args.groups or (("rewrites",) if args.rewrites else GROUPS)
     return Settings(
         backend=absolute(args.backend),
-        groups=tuple(g for g in GROUPS if g in (args.groups or GROUPS)),
+        groups=tuple(g for g in GROUPS if g in groups),
         samples=args.samples or (None if args.full else 1),
         dtypes=tuple(dtypes),
         share=args.share,
@@ -116,4 +143,6 @@ def _settings(args: argparse.Namespace) -> "Settings":
         every_model=args.full,
         limit_s=args.time_limit,
         threads=args.threads,
+        rewrites=args.rewrites or Settings.rewrites,
+        seed=args.seed,
     )

@@ -22,6 +22,7 @@ from dynamo_backends.conformance.outcomes import (
     how_it_ended,
     of,
 )
+from dynamo_backends.conformance.rewrites import running as rewrites
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject, UntriedError
 from dynamo_backends.conformance.workers import TIMEOUT
 from dynamo_backends.interface.errors import OptionError, brief_error
@@ -54,6 +55,8 @@ class Settings:
         every_model: Those of the large suites, too.
         limit_s: Seconds that a check may take.
         threads: Of torch.
+        rewrites: So many random graphs.
+        seed: Of the first of these.
     """
 
     backend: str
@@ -65,6 +68,8 @@ class Settings:
     every_model: bool = False
     limit_s: float = 180.0
     threads: int = 1
+    rewrites: int = 100
+    seed: int = 0
 
 
 def checks(settings: Settings) -> list[Check]:
@@ -86,6 +91,9 @@ def _of_group(group: Group, settings: Settings) -> Iterator[Check]:
         yield from (c for c in _operators(group, settings) if _is_chosen(c.name, settings.share))
     elif group == "models":
         yield from (Check(group, name) for name in models.names(settings.every_model))
+    elif group == "rewrites":
+        for seed in range(settings.seed, settings.seed + settings.rewrites):
+            yield Check(group, str(seed))
     else:
         yield from (Check(group, name) for name in RULES[group])
 
@@ -149,6 +157,8 @@ def run(check: Check, settings: Settings) -> Outcome:
     """
     if check.group in ("operators", "gradients"):
         return _run_operator(check, settings)
+    if check.group == "rewrites":
+        return rewrites.run(check, settings.backend, shrink_s=settings.limit_s / 4)
     return run_rule(check, rule(check), settings.backend)
 
 

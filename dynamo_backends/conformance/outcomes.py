@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-Group = Literal["operators", "gradients", "semantics", "weights", "traffic", "models"]
+Group = Literal["operators", "gradients", "semantics", "weights", "traffic", "models", "rewrites"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 DTYPES = ("float32", "bfloat16", "float64", "int64", "bool", "complex64")
@@ -77,6 +77,7 @@ class Outcome:
         declared: What docs/differences.md calls the differences.
         group: Of the check.
         seconds: That it took.
+        example: A program that shows the failure of a random graph.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Outcome:
     declared: list[str] = field(default_factory=list)
     group: Group = "operators"
     seconds: float = 0.0
+    example: str = ""
 
     @property
     def check(self) -> Check:

@@ -40,9 +40,11 @@ def page(found: Mapping[str, Any], level: int = 1) -> str:
         _made_with(found),
         *([] if reports_itself(backend) else [_SILENT]),
         f"{sub} Summary",
-        _summary(outcomes),
+        summary(outcomes),
         _legend(outcomes),
+        *filter(None, [native_share(backend, outcomes)]),
         *_section(f"{sub} What is wrong", failed),
+        *_examples(failed),
         *_section(f"{sub} What is right, but not whole or not eager's own", elsewhere),
         *_section(f"{sub} What could not be tried", untried),
         f"{sub} What took longest",
@@ -59,6 +61,27 @@ def headline(outcomes: Sequence[Outcome]) -> str:
         return f"None of {len(tried)} checks fails."
     kinds = ", ".join(f"{count[s]} {s}" for s in STATUSES if count[s])
     return f"{count.total()} of {len(tried)} checks fail: {kinds}."
+
+
+def native_share(backend: str, outcomes: Sequence[Outcome]) -> str:
+    """Which part of the random graphs ran wholly on a backend; empty if there are none.
+
+    Args:
+        backend: Only this package's say what they leave to eager.
+        outcomes: Of a run.
+    """
+    graphs = [o for o in outcomes if o.group == "rewrites" and o.status not in UNTRIED]
+    if not graphs or not reports_itself(backend):
+        return ""
+    native = sum(o.status == "native" for o in graphs)
+    return (
+        f"{native} of {len(graphs)} random graphs ({native / len(graphs):.1%}) ran wholly on "
+        f"{short(backend)}."
+    )
+
+
+def _examples(outcomes: Sequence[Outcome]) -> list[str]:
+    return [f"`{o.check}`:\n\n```python\n{o.example}```" for o in outcomes if o.example]
 
 
 def _made_with(found: Mapping[str, Any]) -> str:
@@ -80,7 +103,8 @@ def _made_with(found: Mapping[str, Any]) -> str:
     return f"{text}\n\n{len(missing)} checks were not run yet." if missing else text
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """A table of how many checks ended how, by group."""
     used = [s for s in STATUSES if any(o.status == s for o in outcomes) or s in FAILURES]
     rows = []
     for group in GROUPS:

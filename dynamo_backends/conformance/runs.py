@@ -20,6 +20,7 @@ from dynamo_backends.conformance import workers
 from dynamo_backends.conformance.catalogue import Settings, Work
 from dynamo_backends.conformance.ledger import Journal
 from dynamo_backends.conformance.outcomes import GROUPS, Check, Outcome
+from dynamo_backends.conformance.rewrites.running import smallest_crash
 from dynamo_backends.interface.registry import get_backend, list_backends, third_party_version
 
 _STYLES = {"native": "green", "fallback": "green", "random": "green", "declared": "yellow",
@@ -97,9 +98,11 @@ def run_all(
             remaining = (time.monotonic() - began) / done * (len(left) - done)
             text = f"{escape(str(outcome.check))}, {in_words(remaining)} left"
             progress.update(task, advance=1, description=text)
-            if outcome.failed or not console.is_terminal:
+            if outcome.failed or not (console.is_terminal or outcome.group == "rewrites"):
                 place = f"{len(asked) - len(left) + done}/{len(asked)}"
                 console.print(_line(outcome, place, remaining), highlight=False, soft_wrap=True)
+            if outcome.example:
+                console.print(outcome.example, highlight=False, markup=False, soft_wrap=True)
 
 
 def _outcomes(
@@ -110,6 +113,11 @@ def _outcomes(
         for outcome in workers.each(
             work, checks, work.broke_down, processes, limit_s=settings.limit_s, log=log
         ):
+            if outcome.group == "rewrites":
+                ended = outcome.status in ("crash", "timeout")
+                limit_s = settings.limit_s / 4
+                yield smallest_crash(outcome, settings.backend, limit_s) if ended else outcome
+                continue
             again = outcome.failed and outcome.status != "timeout"
             yield _alone(outcome, work, settings, log) if again else outcome
 

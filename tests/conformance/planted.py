@@ -1,5 +1,6 @@
 """Backends with something wrong, to be found out by `dynamo-backends conformance`."""
 
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -103,3 +104,39 @@ def seedless(captured: Any, inputs: Any) -> Run:
         return captured(*args)
 
     return run
+
+
+def dropping_casts(captured: Any, inputs: Any) -> Run:
+    """Leaves out a cast to a smaller type and back."""
+    for node in captured.graph.nodes:
+        before = node.args[0] if node.args else None
+        if node.target == "float" and getattr(before, "target", "") in ("half", "bfloat16"):
+            node.replace_all_uses_with(before.args[0])
+    captured.recompile()
+    return right(captured, inputs)
+
+
+def cancelling(captured: Any, inputs: Any) -> Run:
+    """Replaces `x * c / c` by x."""
+    for node in captured.graph.nodes:
+        before = node.args[0] if node.args else None
+        pair = (node.target, getattr(before, "target", None)) == (operator.truediv, operator.mul)
+        if pair and before.args[1] == node.args[1]:
+            node.replace_all_uses_with(before.args[0])
+    captured.recompile()
+    return right(captured, inputs)
+
+
+def crashing_on_tangents(captured: Any, inputs: Any) -> Run:
+    if any(node.target == "tan" for node in captured.graph.nodes):
+        os.abort()
+    return right(captured, inputs)
+
+
+def hiding_zeros(captured: Any, inputs: Any) -> Run:
+    """As an absolute tolerance would allow: small numbers are zero."""
+
+    def small(x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 1e-5, 0.0, x) if x.is_floating_point() else x
+
+    return lambda *args: [small(x) for x in captured(*args)]

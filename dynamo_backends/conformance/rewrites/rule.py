@@ -1,0 +1,242 @@
+"""Whether results of a random graph are right, element by element; no absolute tolerance.
+
+An element is right if it is of eager's kind (a number, NaN, inf, -inf) and one of these holds:
+
+- it is within 1e-4 of eager's, relative to eager's; 2 units in the last place in 16 bits;
+- the same to eager's with denormal numbers flushed to zero;
+- it is at most ten times as far from the float64 reference as eager's;
+- eager itself moves as far, or to that kind, when inputs move by a millionth of themselves, or when
+  the operands of the last call that computes something are rounded otherwise.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_backends.conformance.rewrites.graphs import RandomGraph, Values, evaluate
+
+TOLERANCE = 1e-4
+_MOVE = 1e-6
+_ROUNDING = 2.5  # units in the last place: 3e-7 in float32
+_FACTOR = 10.0
+_SEEDS = 4  # of directions in which values are moved
+
+
+class Mismatch(NamedTuple):
+    """A wrong element, the first of a result.
+
+    Attributes:
+        output: Which result.
+        where: Its index.
+        eager: Eager's value.
+        value: The backend's.
+        text: What is wrong, where it is no element.
+        wrong: Which elements are.
+    """
+
+    output: int
+    where: tuple[int, ...] = ()
+    eager: float = 0.0
+    value: float = 0.0
+    text: str = ""
+    wrong: Tensor | None = None
+
+    def __str__(self) -> str:
+        """In words."""
+        if self.text:
+            return f"output {self.output} {self.text}"
+        where = list(self.where)
+        return f"output {self.output} at {where} is {self.value!r} instead of {self.eager!r}"
+
+
+def mismatch(
+    graph: RandomGraph, inputs: Mapping[str, Tensor], results: Sequence[Tensor]
+) -> Mismatch | None:
+    """The first wrong element of results; None: all are right.
+
+    Args:
+        graph: The graph.
+        inputs: What it was called with.
+        results: The results in question.
+    """
+    values = graph.run(inputs)
+    if len(results) != len(graph.outputs):
+        return Mismatch(0, text=f"is one of {len(results)} instead of {len(graph.outputs)}")
+    alternatives = _Alternatives(graph, inputs, values)
+    for i, (name, result) in enumerate(zip(graph.outputs, results, strict=True)):
+        eager = values[name]
+        if (eager.dtype, eager.shape) != (result.dtype, result.shape):
+            now, then = (f"{x.dtype} of {list(x.shape)}" for x in (result, eager))
+            return Mismatch(i, text=f"is {now} instead of {then}")
+        wrong = ~_is_close(eager, result)
+        if wrong.any():
+            wrong &= ~alternatives.allow(name, eager, result)
+        if wrong.any():
+            index = tuple(int(k) for k in wrong.nonzero()[0])
+            return Mismatch(i, index, eager[index].item(), result[index].item(), wrong=wrong)
+    return None
+
+
+def _kind(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return torch.zeros(x.shape, dtype=torch.int8)
+    return (
+        x.isnan().to(torch.int8) + 2 * x.isposinf().to(torch.int8) + 3 * x.isneginf().to(torch.int8)
+    )
+
+
+def _is_close(eager: Tensor, result: Tensor) -> Tensor:
+    """Where a result is eager's but for 1e-4 of it: zeros, signs and kinds are the same."""
+    if not eager.is_floating_point():
+        return eager == result
+    tolerance = max(TOLERANCE, 2 * torch.finfo(eager.dtype).eps)
+    e, r = eager.double(), result.double()
+    return (_kind(e) == _kind(r)) & (~e.isfinite() | ((e - r).abs() <= tolerance * e.abs()))
+
+
+class _Alternatives:
+    """What else eager may give: each is computed when it is asked for first."""
+
+    def __init__(self, graph: RandomGraph, inputs: Mapping[str, Tensor], values: Values):
+        self.graph = graph
+        self.inputs = inputs
+        self.values = values
+        self._flushed: list[Values] = []
+        self._precise: Values = {}
+        self._moved: list[Values] = []
+
+    def allow(self, name: str, eager: Tensor, result: Tensor) -> Tensor:
+        """Where a result that is not close to eager's is right."""
+        right = torch.zeros(eager.shape, dtype=torch.bool)
+        self._flushed = self._flushed or list(_flushed(self.graph, self.inputs))
+        self._precise = self._precise or self.graph.run_in_float64(self.inputs)
+        precise = self._precise[name].to(eager.dtype)
+        for other in self._flushed:
+            right |= _is_close(other[name], result) | _is_close(other[name], _flush(result))
+            # Eager's own result depends on denormal numbers: the exact one is right, too.
+            right |= _is_close(precise, result) & (_kind(other[name]) != _kind(eager))
+        e, r, p = (x.double() for x in (eager, result, self._precise[name]))
+        same_kind = _kind(eager) == _kind(result)
+        right |= same_kind & ((r - p).abs() <= _FACTOR * (e - p).abs())
+        self._moved = self._moved or list(_moved(self.graph, self.inputs))
+        moved = [m[name] for m in self._moved]
+        moved += _rounded(self.graph, name, self.values)
+        return right | _is_reached(eager, result, moved)
+
+
+def _is_reached(eager: Tensor, result: Tensor, moved: Sequence[Tensor]) -> Tensor:
+    """Where eager moves as far as a result is from it, or to its kind."""
+    e, r = eager.double(), result.double()
+    reached = torch.zeros(eager.shape, dtype=torch.bool)
+    farthest = torch.zeros(eager.shape, dtype=torch.float64)
+    for other in moved:
+        m = other.double()
+        reached |= (_kind(m) == _kind(r)) & (_kind(m) != _kind(e))
+        step = (m - e).abs()
+        farthest = torch.where(step.isfinite(), torch.maximum(farthest, step), farthest)
+    return reached | ((_kind(e) == _kind(r)) & ((r - e).abs() <= farthest))
+
+
+def _flushed(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
+    """Eager's results without denormal numbers: in inputs, in each call, or in both."""
+    flushed = {n: _flush(x) for n, x in inputs.items()}
+    yield graph.run(flushed)
+    yield graph.run({n: _without_denormals(x) for n, x in inputs.items()})
+    for values in (inputs, flushed):
+        torch.set_flush_denormal(True)
+        try:
+            yield graph.run(values)
+        finally:
+            torch.set_flush_denormal(False)
+
+
+def _flush(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    return torch.where(x.abs() < torch.finfo(x.dtype).tiny, torch.zeros_like(x) * x, x)
+
+
+def _without_denormals(x: Tensor) -> Tensor:
+    """The smallest normal numbers in their place."""
+    if not x.is_floating_point():
+        return x
+    tiny = torch.tensor(torch.finfo(x.dtype).tiny, dtype=x.dtype)
+    return torch.where((x.abs() < tiny) & (x != 0), tiny.copysign(x), x)
+
+
+def _moved(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
+    """Eager's results for inputs that are a millionth larger or smaller."""
+    for signs in _signs(list(inputs)):
+        yield graph.run({n: _scaled(x, _MOVE, signs[n]) for n, x in inputs.items()})
+
+
+def _rounded(graph: RandomGraph, name: str, values: Values) -> list[Tensor]:
+    """Eager's results where the last call that computes rounds otherwise, inside and before it."""
+    calls = {call.result: call for call in graph.calls}
+    last = name
+    while last in calls and calls[last].moves and calls[last].operands["x"] in calls:
+        last = calls[last].operands["x"]
+    if last not in calls:
+        return []
+    operands = [n for n in calls[last].operands.values() if n in values]
+    known = {x.name: values[x.name] for x in graph.inputs}
+    earlier = {c.result: values[c.result] for c in graph.calls[: graph.calls.index(calls[last])]}
+    computed = set(earlier)
+    results = []
+    for signs in _signs(operands):
+        scaled = {n: _scaled(values[n], None, signs[n]) for n in operands if n in computed}
+        if scaled:
+            results.append(graph.run(known | earlier | scaled, until=name)[name])
+    for seed in range(_SEEDS):
+        with _Rounding(seed):
+            result = evaluate(calls[last], values)
+        results.append(graph.run(known | earlier | {last: result}, until=name)[name])
+    return results
+
+
+class _Rounding(TorchDispatchMode):
+    """Rounds results of each operator otherwise, those inside of composite ones included."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor) or func.is_view:
+            return result
+        return _scaled(result, None, self._generator)
+
+
+def _signs(names: Sequence[str]) -> Iterator[dict[str, "torch.Generator | float"]]:
+    """Directions for each of some tensors: up, down, one alone, at random."""
+    yield dict.fromkeys(names, 1.0)
+    yield dict.fromkeys(names, -1.0)
+    for name in names[:3] if len(names) > 1 else ():
+        yield {n: float(n == name) for n in names}
+        yield {n: -float(n == name) for n in names}
+    for seed in range(_SEEDS):
+        yield dict.fromkeys(names, torch.Generator().manual_seed(seed))
+
+
+def _scaled(x: Tensor, by: float | None, sign: "torch.Generator | float") -> Tensor:
+    """A tensor moved by a part of itself (None: by a rounding), each element in its direction."""
+    if not x.is_floating_point():
+        return x
+    by = _ROUNDING * torch.finfo(x.dtype).eps if by is None else by
+    signs = torch.ones(x.shape, dtype=torch.float64)
+    if isinstance(sign, torch.Generator):
+        signs = 2 * torch.rand(x.shape, generator=sign, dtype=torch.float64) - 1
+    else:
+        signs *= sign
+    return (x.double() * (1 + by * signs)).to(x.dtype)

@@ -20,12 +20,17 @@ from jax._src.lib import xla_client as xc
 from jax.core import ShapedArray
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
+from torch import Tensor
 
+from dynamo_backends._torch_private import to_dlpack
 from dynamo_backends.runtime.batch_threads import batch_threads
 
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
     """A PJRT client on the CPU, by default a synchronous one, separate from jax's own.
+
+    A synchronous client runs a program in the calling thread if all arguments are ready, so that
+    its results are ready, too. `import_tensor` and `copied` return buffers that are.
 
     Args:
         asynchronous: Whether programs run while their caller goes on.
@@ -237,14 +242,29 @@ import_dlpack: Callable[..., Any] = _jax.dlpack_managed_tensor_to_buffer
 export_dlpack: Callable[..., Any] = _jax.buffer_to_dlpack_managed_tensor
 
 
-def put(device: Any, array: np.ndarray) -> Any:
-    """Copies a numpy array to a device, 64-bit types included."""
-    with jax.enable_x64(True):
-        return jax.device_put(array, device)
+def import_tensor(tensor: Tensor, device: Any) -> Any:
+    """Imports a row-major tensor on the CPU as a buffer that is ready.
+
+    The buffer shares the tensor's memory if XLA can compute there. Otherwise XLA copies it, in a
+    thread that needs the GIL to release the tensor. A program that is launched before the copy is
+    done runs in such a thread, too, and a caller that waits for its results with the GIL held
+    (`unsafe_buffer_pointer` does) never returns.
+
+    Args:
+        tensor: What to import; torch keeps its memory until the buffer is deleted.
+        device: Of a CPU client.
+    """
+    buffer = import_dlpack(to_dlpack(tensor), device, None)
+    if not buffer.is_ready():
+        buffer.block_until_ready()
+    return buffer
 
 
 def copied(device: Any, array: np.ndarray) -> Any:
-    """A copy of a numpy array in memory that XLA owns alone, and may write over."""
+    """A copy of a numpy array in memory that XLA owns alone, and may write over.
+
+    The array is not read after the call. On a CPU the copy is ready.
+    """
     return xc.batched_device_put(
         ShapedArray(array.shape, array.dtype),
         xc.SingleDeviceSharding(device),

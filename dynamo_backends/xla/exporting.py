@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import aligned, in_row_major, row_major
+from dynamo_backends.graph.layouts import in_row_major, row_major
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.compiler import abstract
@@ -63,6 +63,6 @@ def run_here(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
     """
     device = open_device("cpu")
     loaded = _jaxlib.compile_program(device.client, device.handle, program)
-    tensors = [aligned(in_row_major(t)) for t in inputs]
-    results = _jaxlib.caller(loaded, device.handle)(device.import_tensors(tensors))
+    buffers = device.import_tensors([in_row_major(t) for t in inputs])
+    results = _jaxlib.caller(loaded, device.handle)(buffers)
     return [device.export_buffer(r, torch.device("cpu")).clone() for r in results]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
@@ -106,13 +106,10 @@ class Device:
         """Row-major tensors as buffers; memory is shared where both sides can address it."""
         if self.platform == "cpu":
             here = [t if t.device.type == "cpu" else t.cpu() for t in tensors]
-            return [_jaxlib.import_dlpack(to_dlpack(t), self.handle, None) for t in here]
+            return [_jaxlib.import_tensor(t, self.handle) for t in here]
         shared = [t for t in tensors if self.shares_with(t.device)]
         buffers = iter(cuda.import_tensors(shared, self.handle, self.index) if shared else ())
-        return [
-            next(buffers) if self.shares_with(t.device) else _jaxlib.put(self.handle, to_numpy(t))
-            for t in tensors
-        ]
+        return [next(buffers) if self.shares_with(t.device) else self.upload(t) for t in tensors]
 
     def export_buffer(self, buffer: Any, device: torch.device) -> Tensor:
         """A buffer as a tensor on `device`; memory is shared where both sides can address it."""
@@ -351,7 +348,7 @@ class XlaExecutable(Executable):
         places, importers = self.wiring.activations, self._activations
         free = self._staging
         offset = len(prepared)
-        import_dlpack, export_dlpack = _jaxlib.import_dlpack, _jaxlib.export_dlpack
+        import_tensor, export_dlpack = _jaxlib.import_tensor, _jaxlib.export_dlpack
         exporters = None if all(e.is_plain for e in self._exporters) else self._exporters
         noted = self._noted
 
@@ -366,7 +363,7 @@ class XlaExecutable(Executable):
                 memory.copy_(importers[k].view(inputs[places[k]]))
             for k in staging.large:
                 tensor = importers[k](inputs[places[k]])
-                buffers[offset + k] = import_dlpack(to_dlpack(tensor), handle, None)
+                buffers[offset + k] = import_tensor(tensor, handle)
             with kept_memory:
                 results = execute(buffers)
                 free.append(staging)

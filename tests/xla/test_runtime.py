@@ -15,6 +15,7 @@ from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.interface.backend import Bound
 from dynamo_backends.runtime import device_values
 from dynamo_backends.runtime.staging import LIMIT
+from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
@@ -48,6 +49,35 @@ def test_copies_to_a_device_and_back_keep_every_bit(dtype: torch.dtype, shape: t
     assert back.dtype == dtype
     assert torch.equal(widen(back), widen(tensor))
     assert tensor.numel() == 0 or back.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4, 15])
+@pytest.mark.parametrize("rows", [1, 4000], ids="{} rows".format)
+def test_imported_memory_is_ready_and_so_are_results(offset: int, rows: int):
+    flat = torch.randint(-4, 5, (offset + rows * 512,)).float()  # all sums are exact
+    weight = flat[offset:].view(rows, 512)
+    device = open_device("cpu")
+    traced = jax.jit(lambda x, w: x @ w.T).trace(
+        jax.ShapeDtypeStruct((32, 512), "float32"), jax.ShapeDtypeStruct((rows, 512), "float32")
+    )
+    module = _jaxlib.bytecode(traced.lower(lowering_platforms=("cpu",)))
+    executable = _jaxlib.compile_program(device.client, device.handle, module, fuses_products=True)
+    call = _jaxlib.caller(executable, device.handle)
+    x = torch.randint(-4, 5, (32, 512)).float()
+    buffers = device.import_tensors([x, weight])
+    assert all(buffer.is_ready() for buffer in buffers)
+    (result,) = call(buffers)
+    assert result.is_ready()
+    back = device.export_buffer(result, torch.device("cpu"))
+    assert torch.equal(back, x @ weight.T)
+
+
+def test_uploads_do_not_read_memory_after_the_call():
+    tensor = torch.ones(1 << 22)
+    device = remote()
+    array = device.import_tensor(tensor)
+    tensor.zero_()
+    assert device.export_buffer(array, torch.device("cpu")).min() == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,5 +1,6 @@
 """Where a reference in float64 decides, and where a look at eager's result is enough."""
 
+import operator
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_what_is_not_near_is_measured_by_the_reference(references: list[Any]) ->
     assert abs(graph.module(x)[0] - precise) > 0.1
     assert Judge(graph)(lambda args: [args[0].sum()], [x]) is None
     assert not references
-    wrong = Judge(graph)(lambda args: [args[0].sum() + 5], [x])
+    wrong = Judge(graph)(lambda args: [args[0].sum() + 5000], [x])
     assert wrong is not None
     assert len(references) == 1
 
@@ -86,3 +87,74 @@ def test_torchs_errors_of_indices_are_known(target: Any, given: tuple[Any, ...])
     with pytest.raises((IndexError, RuntimeError)) as raised:
         target(*given)
     assert judge._OUT_OF_BOUNDS.search(str(raised.value))
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "wrong"),
+    [
+        (aten.sigmoid.default, -20.0, 0.0),
+        (aten.sigmoid.default, -20.0, -2.0612e-9),
+        (aten.softplus.default, -20.0, -1.9e-6),
+        (aten.log_sigmoid_forward.default, -100.0, -INF),
+        (aten.log.default, 0.0, -1e30),
+        (aten.exp.default, 100.0, 3e38),
+        (aten.exp.default, NAN, INF),
+        (aten.erf.default, 1e-9, 0.0),
+        (aten.tan.default, 1e-3, 0.0),
+    ],
+)
+@pytest.mark.parametrize("others", [0, 100])
+def test_no_zero_infinity_or_sign_is_hidden(
+    target: Any, given: float, wrong: float, others: int
+) -> None:
+    """Whatever the other elements are."""
+    x = torch.cat([torch.tensor([given]), torch.linspace(0.1, 1e4, others)])
+    expected = target(x)
+    right = expected[0] if isinstance(expected, tuple) else expected
+    graph = call_of_first(target, x)
+    assert Judge(graph)(lambda args: [right.clone()], [x]) is None
+
+    def spoiled(args: list[Tensor]) -> list[Tensor]:
+        result = right.clone()
+        result[0] = wrong
+        return [result]
+
+    assert Judge(graph)(spoiled, [x]) is not None
+
+
+def call_of_first(target: Any, x: Tensor) -> Any:
+    """A call whose first result is read."""
+    graph = call_of(target, x)
+    node = graph.calls[0]
+    if isinstance(node.meta["val"], tuple):
+        output = graph.module.graph.output_node()
+        with graph.module.graph.inserting_before(output):
+            first = graph.module.graph.call_function(operator.getitem, (node, 0))
+        first.meta["val"] = node.meta["val"][0]
+        output.args = ((first,),)
+        graph.module.recompile()
+    return graph
+
+
+@pytest.mark.parametrize("target", [aten.sum.dim_IntList, aten.amax.default])
+def test_each_row_of_a_reduction_counts(target: Any) -> None:
+    """One row of large numbers hides no other one."""
+    x = torch.tensor([[1e20, 2e20], [0.5, 0.25], [-3.0, 0.5]])
+    graph = call_of_rows(target, x)
+    assert Judge(graph)(lambda args: [target(args[0], [1])], [x]) is None
+    for wrong in (0.0, -0.75, INF):
+        spoiled = target(x, [1])
+        spoiled[1] = wrong
+        assert Judge(graph)(lambda args, r=spoiled: [r.clone()], [x]) is not None
+
+
+def call_of_rows(target: Any, x: Tensor) -> Any:
+    graph = call_of(target, x) if target is aten.amax.default else call_of(aten.sum.default, x)
+    node = graph.calls[0]
+    node.target, node.args = target, (node.args[0], [1])
+    node.meta["val"] = target(x, [1])
+    graph.module.recompile()
+    return graph

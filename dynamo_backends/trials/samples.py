@@ -1,9 +1,11 @@
 """Inputs for trials: what implementations of an operator tend to differ on.
 
 Each call is run on several samples. The first ones hold usual numbers, and, where an operator works
-element by element, halves, infinities, NaN and zeros of both signs. Further ones pair these with
-one another, put NaN and infinities into rows that are reduced, repeat the largest element, and put
-integers at the bounds of their types. So few elements never hold all of it; then there are more
+element by element, halves, infinities, NaN, zeros of both signs, edges of domains, and numbers for
+which `exp` and its relatives saturate. Further ones pair these with one another, put NaN and
+infinities into rows that are reduced, repeat the largest element, have large means, put integers at
+the bounds of their types, counts of shifts beyond their width, and positions at the end of each
+dimension, counted from either side. So few elements never hold all of it; then there are more
 samples.
 """
 
@@ -21,8 +23,12 @@ from dynamo_backends.graph.layouts import empty_as
 
 _NAN, _INF = float("nan"), float("inf")
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
+# Edges of domains; where float32 and float16 saturate; what float32's integers do not hold.
+_HARD = (1.0, -1.0, 18.5, -18.5, 86.0, -86.0, 100.0, -100.0, 65520.0, 16777217.0, 1e-6, -1e-6,
+         1e20, -1e20, 1e-20)  # fmt: skip
+_MEAN = 1000.0
 _SPECIAL = (_NAN, _INF, -_INF)
-_KNOWN = (*_FLOATS, *_SPECIAL)
+_KNOWN = (*_FLOATS, *_SPECIAL, *_HARD)
 _PAIRED = (0.0, -0.0, 1.5, -1.5, *_SPECIAL)
 _MOST_TURNS = 8  # of pairs, in tensors of a few elements
 
@@ -105,17 +111,10 @@ _POSITIONS = frozenset(
     }
 )
 _ASCENDING = frozenset({"boundaries", "offsets", "sorted_sequence"})
-_COUNTS = frozenset(
-    {
-        "__lshift__",
-        "__rshift__",
-        "bincount",
-        "bitwise_left_shift",
-        "bitwise_right_shift",
-        "one_hot",
-        "repeat_interleave",
-    }
-)
+_COUNTS = frozenset({"bincount", "one_hot", "repeat_interleave"})
+_SHIFTS = frozenset(
+    {"__lshift__", "__rshift__", "bitwise_left_shift", "bitwise_right_shift"}
+)  # whose second argument is a count of bits
 
 
 def samples(node: fx.Node) -> Iterator[list[Tensor]]:
@@ -124,7 +123,8 @@ def samples(node: fx.Node) -> Iterator[list[Tensor]]:
     Args:
         node: The call, with fake tensors.
     """
-    ordered, alone = _named(node, _ASCENDING), _without_a_choice(node)
+    ordered, sizes = _named(node, _ASCENDING), _sizes_of_dimensions(node)
+    alone = {positions for positions, size in sizes.items() if size == 1}
     for found in _all_samples(node):
         pairs = zip(node.all_input_nodes, _defined(node, found), strict=True)
         given = [_ascending(x) if source in ordered else x for source, x in pairs]
@@ -145,7 +145,10 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
                 yield from _paired(node, values, places)
     elif floats and _keeps_rows_apart(node.target):
         yield from _special_rows(node, values, floats)
+    if floats and not is_pointwise(node.target):
+        yield from _hard_floats(node, values, floats)
     yield from _extreme(node, values)
+    yield from _hard_positions(node, values)
     if _is_cast_to_integers(node):
         yield [_wide_floats(v, node.meta["val"].dtype) for v in values]
 
@@ -337,6 +340,22 @@ def _special_rows(
         yield [_tensor(v, _tied_floats, _signed_integers, generator) for v in values]
 
 
+def _hard_floats(
+    node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
+) -> Iterator[list[Tensor]]:
+    """Samples with large means, and where rows are kept apart with numbers of all sizes in them."""
+    found = sample(node.target, values)
+    for place in floats:
+        found[place] = _stored_as(values[place], found[place] + _MEAN)
+    yield found
+    if not _keeps_rows_apart(node.target):
+        return
+    found = sample(node.target, values)
+    for place in floats:
+        _write(found[place], [n for n in _KNOWN if math.isfinite(n)], 0, every=3)
+    yield found
+
+
 def _length(value: Tensor) -> int:
     return value.shape[-1] if value.ndim else 1
 
@@ -372,6 +391,15 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """
     places = _integers(node)
     chosen = [places, *([i] for i in places)] if len(places) > 1 else [places]
+    if places and not is_pointwise(node.target):  # products of many, in which there is no 0
+        generator = torch.Generator().manual_seed(0)
+        found = sample(node.target, values)
+        for place in places:
+            found[place] = _tensor(values[place], _floats, _signed_integers, generator)
+        yield found
+    if packet_name(node.target) in _SHIFTS and len(places) > 1:
+        yield _shifts(node, values, places)
+        chosen = [places[:1]]
     for which in chosen if places else ():
         count = len(extremes(values[which[0]].dtype))
         for turn in range(math.ceil(count / max(1, min(values[i].numel() for i in which)))):
@@ -379,6 +407,41 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             for place in which:
                 _write(found[place], extremes(values[place].dtype), turn + place)
             yield found
+
+
+def _shifts(node: fx.Node, values: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    """A sample whose counts of bits are up to a type's width and beyond, and negative."""
+    found = sample(node.target, values)
+    bits = torch.iinfo(node.meta["val"].dtype).bits
+    count = values[places[1]].dtype
+    numbers = [bits, bits + 1, 0, bits - 1, 33, 65, *((-1, -bits) if count.is_signed else ())]
+    _write(found[places[1]], numbers, 0, every=2)
+    return found
+
+
+def _hard_positions(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Samples with positions from the first one to the last one, and from the end, negative.
+
+    Eager refuses the negative ones of some operators; that shows nothing.
+    """
+    sizes = _sizes_of_dimensions(node)
+    places = [
+        (i, sizes[source])
+        for i, source in enumerate(node.all_input_nodes)
+        if sizes.get(source, 1) > 1 and _is_integer(source.meta["val"])
+    ]
+    for back in (0, 1, 2) if places else ():
+        found = sample(node.target, values)
+        for place, size in places:
+            count = values[place].numel()
+            line = (size - 1 - torch.arange(count)) % size
+            if count < size:
+                line = torch.linspace(size - 1, 0, count).long()
+            if back and values[place].dtype.is_signed:
+                line -= size * ((torch.arange(count) + back) % 2)
+            dense = line.to(values[place].dtype).view(values[place].shape)
+            found[place] = _stored_as(values[place], dense.to(values[place].device))
+        yield found
 
 
 def _integers(node: fx.Node) -> list[int]:
@@ -407,28 +470,28 @@ def _positions(node: fx.Node) -> set[fx.Node]:
     return _named(node, _POSITIONS)
 
 
-def _without_a_choice(node: fx.Node) -> set[fx.Node]:
-    """The tensors of positions in a dimension of size 1, in which all but 0 are out of bounds.
+def _sizes_of_dimensions(node: fx.Node) -> dict[fx.Node, int]:
+    """The tensors of positions among a call's arguments, and how many positions there are.
 
-    Eager refuses those on a CPU. On an NVIDIA GPU they end all that the process does there.
+    Eager refuses others on a CPU. On an NVIDIA GPU they end all that the process does there.
     """
     given, name = arguments(node), packet_name(node.target)
-    sizes: list[tuple[Any, fx.Node, int]]
+    dimensions: list[tuple[Any, fx.Node, int]]
     if name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
-        sizes = [(given["indices"], given["weight"], 0)]
+        dimensions = [(given["indices"], given["weight"], 0)]
     elif name.strip("_").removeprefix("unsafe_") in ("index", "index_put"):
-        sizes = list(_by_dimension(given["self"], given["indices"]))
+        dimensions = list(_by_dimension(given["self"], given["indices"]))
     elif isinstance(given.get("self"), fx.Node) and isinstance(given.get("dim"), int):
         positions = given.get("index", given.get("indices"))
-        sizes = [(positions, given["self"], given["dim"])]
+        dimensions = [(positions, given["self"], given["dim"])]
     else:
-        return set()
-    return {
-        positions
-        for positions, source, dim in sizes
-        if isinstance(positions, fx.Node)
-        and source.meta["val"].shape[dim : dim + 1 or None] == (1,)
-    }
+        return {}
+    sizes: dict[fx.Node, int] = {}
+    for positions, source, dim in dimensions:
+        size = source.meta["val"].shape[dim : dim + 1 or None]
+        if isinstance(positions, fx.Node) and size:
+            sizes[positions] = min(size[0], sizes.get(positions, size[0]))
+    return sizes
 
 
 def _by_dimension(source: fx.Node, indices: Sequence[Any]) -> Iterator[tuple[Any, fx.Node, int]]:
@@ -459,9 +522,16 @@ def _is_integer(value: Tensor) -> bool:
     return is_number and value.numel() > 0 and 0 not in value.stride()
 
 
-def _write(tensor: Tensor, numbers: Sequence[int], turn: int) -> None:
-    """Puts numbers into a tensor, spread over it, beginning with another one in each turn."""
-    count = min(len(numbers), tensor.numel())
+def _write(tensor: Tensor, numbers: Sequence[float], turn: int, every: int = 1) -> None:
+    """Puts numbers into a tensor, spread over it, beginning with another one in each turn.
+
+    Args:
+        tensor: It is changed.
+        numbers: What is put into it.
+        turn: Which.
+        every: One of so many elements at most.
+    """
+    count = min(len(numbers), -(-tensor.numel() // every))
     places = torch.linspace(0, tensor.numel() - 1, count).long()
     for i, place in enumerate(places.tolist()):
         tensor[_index(tensor, place)] = numbers[(turn * count + i) % len(numbers)]

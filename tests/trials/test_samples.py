@@ -137,7 +137,7 @@ def test_integers_at_bounds_beside_floats(integers: int):
 def test_positions_stay_positions():
     table, places = torch.empty(4, 3), torch.empty(5, dtype=torch.int64)
     for _, index in given(aten.embedding.default, table, places):
-        assert set(index.tolist()) <= {0, 1}
+        assert set(index.tolist()) <= set(range(-4, 4))
 
 
 def test_positions_in_a_dimension_of_one_are_0():
@@ -204,3 +204,43 @@ def test_elements_that_share_memory_are_equal(strides: tuple[int, int], dtype: t
         known = x.nan_to_num(7.0) if x.is_floating_point() else x
         assert (known == known[:1]).all() or strides[0]
         assert (known == known[:, :1]).all() or strides[1]
+
+
+@pytest.mark.parametrize("op", [aten.bitwise_left_shift.Tensor, aten.bitwise_right_shift.Tensor])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_counts_of_shifts_reach_beyond_the_width(op: Any, dtype: torch.dtype):
+    found = given(op, *[torch.empty(40, dtype=dtype)] * 2)
+    bits = torch.iinfo(dtype).bits
+    counts = {n for _, y in found for n in y.tolist()}
+    assert {0, 1, bits - 1, bits, bits + 1, 33} <= counts
+    assert dtype == torch.uint8 or -1 in counts
+    assert any(x.abs().max() > torch.iinfo(dtype).max // 3 for x, _ in found)
+
+
+def test_positions_reach_the_end_of_each_dimension_from_both_sides():
+    graph = fx.Graph()
+    x, first, last = (graph.placeholder(name) for name in ("x", "first", "last"))
+    x.meta["val"] = torch.empty(5, 9)
+    first.meta["val"] = last.meta["val"] = torch.empty(4).long()
+    node = graph.call_function(aten.index.Tensor, (x, [first, last]))
+    node.meta["val"] = torch.empty(4)
+    found = list(samples(node))
+    for place, size in ((1, 5), (2, 9)):
+        seen = {n for args in found for n in args[place].tolist()}
+        assert {0, size - 1, -1} <= seen
+        assert min(seen) >= -size
+    for args in found:
+        x.meta["val"][args[1], args[2]]  # eager takes them all
+
+
+def test_means_are_large_and_products_without_zeros():
+    (means,) = (x for (x,) in given(aten.var.correction, torch.empty(4, 30), [1]) if x.min() > 900)
+    assert means.std() < 3
+    (small,) = (x for (x,) in given(aten.prod.default, torch.empty(25, dtype=torch.uint8))
+                if not (x == 0).any() and x.max() < 8)  # fmt: skip
+    assert small.prod() > 2**32
+
+
+def test_rows_have_numbers_of_all_sizes():
+    found = given(aten._softmax.default, torch.empty(6, 20), 1, False)
+    assert any(x.isfinite().all() and x.max() > 1e19 for (x,) in found)

@@ -1,8 +1,10 @@
 """ATen graphs to OpenVINO models, by OpenVINO's own PyTorch frontend.
 
-What happens to a graph, in order: torch's type promotion becomes casts; inputs and outputs that
-torch stores in another order than row-major are permuted inside the graph; the frontend converts
-all of it; results get the element types that torch promises.
+What happens to a graph, in order: torch's type promotion becomes casts; calls that the frontend
+converts wrongly are rewritten (`rewrites.py`); inputs and outputs that torch stores in another
+order than row-major are permuted inside the graph; the frontend converts all of it; operations
+whose kernels are wrong are replaced (`kernels.py`); results get the element types that torch
+promises.
 """
 
 import operator
@@ -21,6 +23,8 @@ from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import DTYPES
+from dynamo_backends.openvino.kernels import settle_kernels
+from dynamo_backends.openvino.rewrites import rewrite_calls
 from dynamo_backends.openvino.vendor import Model, PartialShape, Type, ops
 
 aten = torch.ops.aten
@@ -56,6 +60,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
         LoweringError: A call cannot be lowered; it names the node.
     """
     module = promoted(graph)
+    rewrite_calls(module)
     guard_hidden_queries(module)
     store(module.graph, graph)
     for node in module.graph.nodes:
@@ -67,6 +72,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
     except ConversionError as error:
         _blame(graph, error)
     _check_inputs(model, graph, shapes)
+    settle_kernels(model)
     _settle_outputs(model, graph, ranged)
     return LoweredOpenVino(model, _drop_unused(model))
 

@@ -12,32 +12,15 @@ from dynamo_backends.graph.decompositions import inner_decompositions
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import without_lost_means
 
-WRONG: dict[str, str] = {
-    "erfc.default": "it becomes 1 - erf(x), which has no correct digit for x > 4",
-    "expm1.default": "it becomes exp(x) - 1, which has no correct digit for small x",
-    "log1p.default": "it becomes log(1 + x), which has no correct digit for small x",
-}
-"""Conversions that are wrong on inputs that a trial does not show, by the overload's name."""
-
 LOSE_NAN = frozenset(
     {
-        "clamp.default",
-        "clamp_max.default",
-        "clamp_min.default",
-        "hardsigmoid.default",
-        "hardtanh.default",
         "max_pool2d_with_indices.default",
         "max_pool3d_with_indices.default",
-        "relu.default",
     }
 )
 """Operators in which OpenVINO's kernels turn NaN into a number, as the processor's own maximum and
 minimum do. Without them hardly any network would run whole, so their trials have no NaN; other
 operators that lose it are refused by their trial."""
-
-SOFTMAX = frozenset({"_log_softmax.default", "_softmax.default"})
-"""Where a row has NaN or an infinity that makes eager's whole row NaN, OpenVINO's has it beside
-numbers. Their trials have neither, for the same reason."""
 
 WHOLE = (
     "_scaled_dot_product_flash_attention_for_cpu.default",
@@ -86,11 +69,6 @@ _MOST_CONVERTED = 2.0**30
 """OpenVINO makes 32-bit integers of floating-point numbers, and of those 64-bit ones."""
 
 
-def why_not(node: fx.Node) -> str | None:
-    """Why a call is not given to OpenVINO; None if its conversion may be tried."""
-    return WRONG.get(str(node.target).removeprefix("aten."))
-
-
 def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
     """How operators are decomposed that come up where a call is decomposed."""
     return inner_decompositions(whole_operators(), ())
@@ -102,11 +80,7 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     tensor = without_lost_means(node, tensor)
     if name == "_to_copy.default" and tensor.is_floating_point():
         tensor = tensor.clamp(-_MOST_CONVERTED, _MOST_CONVERTED)  # indices are, beyond are none
-    if name in LOSE_NAN | SOFTMAX:
-        tensor = without_nan(tensor)
-    if name in SOFTMAX:
-        tensor = torch.where(tensor == torch.inf, 1.5, tensor)
-    return tensor
+    return without_nan(tensor) if name in LOSE_NAN else tensor
 
 
 @functools.cache

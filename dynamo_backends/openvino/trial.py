@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.graph.calls import call_tensors, tensors
+from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
@@ -32,7 +32,6 @@ from dynamo_backends.trials.together import (
     Given,
     Trial,
     bound,
-    bound_decomposed,
     right_together,
     trial_of,
 )
@@ -44,6 +43,7 @@ from dynamo_backends.trials.trials import (
     not_plain,
     smaller,
     spared_samples,
+    used_results,
 )
 
 _VENDOR = "OpenVINO"
@@ -87,27 +87,21 @@ def _kind(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str:
 
 
 def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
-    """Verdicts on those calls that are right as they are, or decomposed if they must be."""
-    native: dict[str, Trial] = {}
-    decomposed: dict[str, Trial] = {}
+    """Verdicts on those calls that are right as they are."""
+    trials: dict[str, Trial] = {}
     for kind, (node, known) in calls.items():
         tried, given = _tried_on(node, known)
-        trials = native if rules.why_not(node) is None else decomposed
         trials[kind] = trial_of(tried, rules.spared, given)
-    make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
-    found = dict.fromkeys(right_together(native, bound(make)), Verdict())
-    inner = bound_decomposed(lambda graph: make(_checked(graph)), rules.inner_rules)
-    return found | dict.fromkeys(right_together(decomposed, inner), Verdict(decomposed=True))
+    make = bound(lambda graph: compile_graph(graph, settings))
+    return dict.fromkeys(right_together(trials, make), Verdict())
 
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not(node)
-    if reason is None or has_decomposition(node.target):
-        reason = not_plain(node, _VENDOR)
+    reason = not_plain(node, _VENDOR)
     if reason is not None:
         return reason
-    for value in call_tensors(node):
+    for value in _used_tensors(node):
         if value.device.type != "cpu":
             return f"OpenVINO does not read {value.device.type} memory"
         reason = why_not(value.dtype)
@@ -118,6 +112,13 @@ def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
     return None
+
+
+def _used_tensors(node: fx.Node) -> Iterable[Tensor]:
+    """The tensors that a call reads, and those of its results that are read."""
+    value = node.meta.get("val")
+    results = value if isinstance(value, Tensor) else [value[i] for i in used_results(node)]
+    return (*(n.meta["val"] for n in node.all_input_nodes), *tensors(results))
 
 
 def _is_long(node: fx.Node) -> bool:
@@ -156,11 +157,9 @@ def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
 
 def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> Verdict:
     make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
-    reason = rules.why_not(node)
+    reason = _run(node, make, known)
     if reason is None:
-        reason = _run(node, make, known)
-        if reason is None:
-            return Verdict()
+        return Verdict()
     if has_decomposition(node.target):
         checked = decomposing(lambda graph: make(_checked(graph)), rules.inner_rules)
         if _run(node, checked, known) is None:
@@ -197,7 +196,7 @@ def _checked(graph: Graph) -> Graph:
     for inner in graph.calls:
         if inner.target is operator.getitem:
             continue
-        reason = _untriable(inner, ()) or rules.why_not(inner)
+        reason = _untriable(inner, ())
         if reason is not None:
             raise LoweringError(inner.name, str(inner.target), reason)
     return graph

@@ -173,7 +173,7 @@ class Expectation:
         rounded = precise.to(e.dtype)
         e, r = e.to(precise.dtype), r.to(precise.dtype)
         own = ((e - precise).abs() * _OWN).nan_to_num(0, 0, 0)
-        # Eager's own NaN or infinity where there is a number, such as gelu(inf), need not be copied.
+        # Eager's own NaN where there is a number, such as gelu(inf), need not be copied.
         right = (r - precise).abs() <= torch.maximum(own, tolerance * precise.abs())
         right &= precise.isfinite()
         right |= r == rounded.to(precise.dtype)

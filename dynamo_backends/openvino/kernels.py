@@ -1,0 +1,260 @@
+"""Operations that OpenVINO's CPU kernels compute otherwise than torch, and what they become.
+
+The rows of `_REWRITES` are applied to models as the frontend makes them. Most kernels that are
+wrong lose NaN, because the processor's own maximum gives its second operand for it; `maximum(0, x)`
+keeps it, `maximum(x, 0)` does not. An activation that OpenVINO merges into a convolution or a
+product before it stays as it is: rewriting it would cost a pass over the memory of each layer.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from openvino import Model, Output, Type
+from openvino import opset13 as ops
+
+Rewrite = Callable[[Any], Any]
+"""Takes an operation and gives what is right, as a node; None: it is right as it is."""
+
+_FLOATS = (Type.f16, Type.bf16, Type.f32, Type.f64)
+_NARROW = {Type.u8: 8, Type.i8: 8}
+_WHOLE = (Type.i32, Type.i64)
+
+
+def settle_kernels(model: Model) -> None:
+    """Replaces operations whose kernels compute otherwise than torch, in place."""
+    for node in model.get_ordered_ops():
+        rewrite = _REWRITES.get(node.get_type_name())
+        if rewrite is None:
+            continue
+        output = node.output(0)
+        readers = list(output.get_target_inputs())
+        made = rewrite(node)
+        if made is not None:
+            for reader in readers:
+                reader.replace_source_output(made.output(0))
+
+
+def _kind(source: Output) -> Type:
+    kind: Type = source.get_element_type()
+    return kind
+
+
+def _inputs(node: Any) -> list[Any]:
+    return [node.input_value(i) for i in range(node.get_input_size())]
+
+
+def _number(value: float, like: Output) -> Any:
+    return ops.constant(value, _kind(like))
+
+
+def _is_constant(source: Output) -> bool:
+    return bool(source.get_node().get_type_name() == "Constant")
+
+
+def _keeping_nan(node: Any) -> Any:
+    """The operation, with NaN where its input has it."""
+    (x, *_) = _inputs(node)
+    return ops.select(ops.not_equal(x, x), x, node) if _kind(x) in _FLOATS else None
+
+
+# Through these OpenVINO merges an activation into what is before it.
+_BEFORE = ("Add", "Multiply", "BatchNormInference", "Reshape", "Transpose")
+_HEAVY = (
+    "Convolution",
+    "ConvolutionBackpropData",
+    "GroupConvolution",
+    "GroupConvolutionBackpropData",
+    "MatMul",
+)
+
+
+def _is_merged(source: Output, depth: int = 4) -> bool:
+    """Whether a value comes from a convolution or a product whose kernel takes activations, too."""
+    node = source.get_node()
+    if node.get_type_name() in _HEAVY:
+        return True
+    if not depth or node.get_type_name() not in _BEFORE:
+        return False
+    return any(_is_merged(x, depth - 1) for x in _inputs(node) if _kind(x) in _FLOATS)
+
+
+def _activation(rewrite: Rewrite) -> Rewrite:
+    return lambda node: None if _is_merged(node.input_value(0)) else rewrite(node)
+
+
+def _relu(node: Any) -> Any:
+    (x,) = _inputs(node)
+    return ops.maximum(_number(0, x), x) if _kind(x) in _FLOATS else None
+
+
+def _extreme(node: Any) -> Any:
+    """A maximum or minimum: the kernel gives its second operand if one is NaN."""
+    x, y = _inputs(node)
+    if _kind(x) not in _FLOATS or _is_constant(x):
+        return None
+    make = ops.maximum if node.get_type_name() == "Maximum" else ops.minimum
+    if _is_constant(y):
+        return make(y, x)
+    return ops.select(ops.not_equal(x, x), ops.add(x, y), make(x, y))
+
+
+def _reduced_extreme(node: Any) -> Any:
+    """The kernels ignore NaN, and begin at the largest finite number: rows of infinities end there.
+
+    A second reduction counts the other elements, and is NaN where there is one.
+    """
+    x, axes = _inputs(node)
+    if _kind(x) not in _FLOATS:
+        return None
+    none = -math.inf if node.get_type_name() == "ReduceMax" else math.inf
+    one = ops.select(ops.not_equal(x, x), x, _number(1, x))
+    each = ops.select(ops.equal(x, _number(none, x)), _number(0, x), one)
+    count = ops.reduce_sum(each, axes, keep_dims=node.get_attributes()["keep_dims"])
+    known = ops.add(node, ops.subtract(count, count))
+    return ops.select(ops.equal(count, _number(0, x)), _number(none, x), known)
+
+
+def _compared(node: Any) -> Any:
+    """Comparisons: of numbers the kernels of `Less` are right, of integers none that is large."""
+    x, y = _inputs(node)
+    name = node.get_type_name()
+    if _kind(x) in _WHOLE:
+        return _compared_integers(name, x, y)
+    if _kind(x) not in _FLOATS or name not in ("Greater", "GreaterEqual"):
+        return None
+    return (ops.less if name == "Greater" else ops.less_equal)(y, x)
+
+
+def _compared_integers(name: str, x: Output, y: Output) -> Any:
+    """By differences, which are exact, and 0 only where two integers are equal."""
+    if name in ("Greater", "GreaterEqual"):
+        x, y = y, x
+    zero = _number(0, x)
+    if name in ("Equal", "NotEqual"):
+        difference = ops.subtract(x, y)
+    else:  # x < y: the larger one is not x; x <= y: it is y
+        is_strict = name in ("Less", "Greater")
+        difference = ops.subtract(ops.maximum(x, y), x if is_strict else y)
+    is_equal = name in ("Equal", "LessEqual", "GreaterEqual")
+    return (ops.equal if is_equal else ops.not_equal)(difference, zero)
+
+
+def _wrapped(node: Any) -> Any:
+    """Arithmetic on 8 bits, in 32: the kernels do not wrap around."""
+    inputs = _inputs(node)
+    kind = _kind(inputs[0])
+    if kind not in _NARROW:
+        return None
+    make: Any = getattr(ops, node.get_type_name().lower())
+    return ops.convert(make(*(ops.convert(x, Type.i32) for x in inputs)), kind)
+
+
+def _sign(node: Any) -> Any:
+    (x,) = _inputs(node)
+    return ops.select(ops.not_equal(x, x), _number(0, x), node) if _kind(x) in _FLOATS else None
+
+
+def _erf(node: Any) -> Any:
+    """Next to 0 by the series; the kernel is off by 1e-7 absolutely."""
+    (x,) = _inputs(node)
+    if _kind(x) != Type.f32:
+        return None
+    square = ops.multiply(x, x)
+    series: Any = _number(0.0, x)
+    for term in (4, 3, 2, 1, 0):
+        factor = (-1) ** term * 2 / math.sqrt(math.pi) / math.factorial(term) / (2 * term + 1)
+        series = ops.add(ops.multiply(series, square), _number(factor, x))
+    near = ops.less(square, _number(0.0625, x))
+    return ops.select(near, ops.multiply(x, series), node)
+
+
+def _mish(node: Any) -> Any:
+    """x * tanh(softplus(x)) without a difference of nearly equal numbers."""
+    (x,) = _inputs(node)
+    if _kind(x) not in _FLOATS:
+        return None
+    e = ops.exp(ops.minimum(_number(20, x), x))
+    n = ops.multiply(e, ops.add(e, _number(2, x)))
+    bounded = ops.divide(n, ops.add(n, _number(2, x)))
+    return ops.select(ops.not_equal(x, x), x, ops.multiply(x, bounded))
+
+
+def _softmax(node: Any) -> Any:
+    """A row with NaN or inf is all NaN; the kernel has numbers beside NaN."""
+    (x,) = _inputs(node)
+    if _kind(x) not in _FLOATS or _is_merged(x):
+        return None
+    axis = ops.constant([node.get_attributes()["axis"]], Type.i64)
+    total = ops.reduce_sum(node, axis, keep_dims=True)
+    return ops.add(node, ops.subtract(total, total))
+
+
+_SUMS, _PRODUCTS = ("Add", "Subtract"), ("Multiply", "Divide")
+_MERGED_BY = {**dict.fromkeys(_SUMS, _SUMS + _PRODUCTS), **dict.fromkeys(_PRODUCTS, _PRODUCTS)}
+"""Operations on constants, and which ones after them OpenVINO merges with them."""
+
+
+def _linear(node: Any) -> Any:
+    """Hides an operation on a constant from OpenVINO, which merges two of them into one.
+
+    So (x + C) - C became x, and (x * 1e30) * 1e30 of 0 NaN. A maximum with -inf changes nothing.
+    """
+    wrapped = _wrapped(node)
+    if wrapped is not None:
+        return wrapped
+    if _kind(node.output(0)) not in _FLOATS or not _has_constant(node):
+        return None
+    merging = _MERGED_BY[node.get_type_name()]
+    readers = [r.get_node() for r in node.output(0).get_target_inputs()]
+    names = {r.get_type_name() for r in readers if _has_constant(r)}
+    is_bias = any(_is_merged(x, 1) for x in _inputs(node))  # what follows scales the weights
+    if not names & set(_SUMS if is_bias else merging) & set(merging):
+        return None
+    return ops.maximum(_number(-math.inf, node.output(0)), node)
+
+
+def _has_constant(node: Any) -> bool:
+    return any(_is_fixed(x) for x in _inputs(node))
+
+
+def _is_fixed(source: Output, depth: int = 4) -> bool:
+    """Whether a value is a constant, or an input, which a weight may be, in another form."""
+    node = source.get_node()
+    if node.get_type_name() in ("Constant", "Parameter"):
+        return True
+    forms = ("Convert", "ConvertLike", "Reshape", "Unsqueeze", "Broadcast", "Transpose")
+    return (
+        bool(depth) and node.get_type_name() in forms and _is_fixed(node.input_value(0), depth - 1)
+    )
+
+
+_REWRITES: Mapping[str, Rewrite] = {
+    "Abs": _wrapped,
+    "Add": _linear,
+    "Clamp": _activation(_keeping_nan),
+    "Divide": _linear,
+    "Elu": _keeping_nan,
+    "Equal": _compared,
+    "Erf": _erf,
+    "Exp": _keeping_nan,
+    "Greater": _compared,
+    "GreaterEqual": _compared,
+    "HSigmoid": _activation(_keeping_nan),
+    "HardSigmoid": _activation(_keeping_nan),
+    "Less": _compared,
+    "LessEqual": _compared,
+    "Maximum": _extreme,
+    "Minimum": _extreme,
+    "Mish": _mish,
+    "Multiply": _linear,
+    "Negative": _wrapped,
+    "NotEqual": _compared,
+    "ReduceMax": _reduced_extreme,
+    "ReduceMin": _reduced_extreme,
+    "Relu": _activation(_relu),
+    "Sign": _sign,
+    "Softmax": _softmax,
+    "Subtract": _linear,
+}
+"""By the type of the operation."""

@@ -1,0 +1,215 @@
+"""Calls that OpenVINO's frontend converts wrongly or not at all, in other operators of ATen.
+
+The rows of `REWRITES` are functions of a call's arguments. Each one is exact where the frontend's
+own rule, or the kernel behind it, is not.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.call_tracing import CallTraces
+from dynamo_backends.graph.decompose import replace
+
+aten = torch.ops.aten
+
+
+def rewrite_calls(module: fx.GraphModule) -> None:
+    """Rewrites the calls that there are rows for, in place."""
+    traces = CallTraces()
+    for node in list(module.graph.nodes):
+        rewrite = REWRITES.get(node.target)
+        if rewrite is not None and _applies(node):
+            replace(node, rewrite, traces=traces)
+
+
+def _applies(node: fx.Node) -> bool:
+    if node.target is aten._to_copy.default:
+        source: Any = node.args[0]
+        to_bool = node.meta["val"].dtype == torch.bool
+        return to_bool and source.meta["val"].dtype.is_floating_point
+    if node.target in (aten.fmod.Tensor, aten.remainder.Tensor):
+        return bool(node.meta["val"].dtype.is_floating_point)
+    if node.target is aten.index.Tensor:
+        return sum(x is not None for x in node.args[1]) > 1  # type: ignore[union-attr,misc,arg-type]
+    return True
+
+
+def _log1p(x: Tensor) -> Tensor:
+    """Exact wherever `log` is: what is lost in 1 + x is lost in both factors (Goldberg, 1991)."""
+    u = x + 1
+    gained = u - 1
+    result = torch.where(gained == 0, x, u.log() * (x / gained))
+    return torch.where(u == math.inf, u, result)
+
+
+def _expm1(x: Tensor) -> Tensor:
+    t = (x * 0.5).tanh()
+    return torch.where(x.abs() < 0.5, 2 * t / (1 - t), x.exp() - 1)
+
+
+_ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
+         1.48851587, -0.82215223, 0.17087277)  # fmt: skip
+"""Coefficients of the function `erfcc` of Numerical Recipes, 6.2: relative error below 1.2e-7."""
+
+
+def _erfc(x: Tensor) -> Tensor:
+    z = x.abs()
+    t = 1 / (1 + 0.5 * z)
+    series = torch.full_like(t, _ERFC[-1])
+    for coefficient in _ERFC[-2::-1]:
+        series = series * t + coefficient
+    result = t * (series - z * z).exp()
+    return torch.where(x < 0, 2 - result, result)
+
+
+def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.clamp_max(0) - (-x.abs()).exp().log1p(), x.new_empty(0)
+
+
+def _is_nan(x: Tensor) -> Tensor:
+    return x != x
+
+
+def _arg_extreme(find: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The position of the first of the extremes, or of the first NaN."""
+
+    def rewrite(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if not x.ndim or x.numel() >= 1 << 24:
+            raise NotImplementedError
+        if dim is None:
+            kept = keepdim and [1] * x.ndim
+            found = rewrite(x.reshape(-1), 0)
+            return found.reshape(kept) if kept else found
+        dim %= x.ndim
+        size = x.shape[dim]
+        places = torch.arange(size, dtype=torch.float32, device=x.device)
+        places = places.view([-1 if d == dim else 1 for d in range(x.ndim)])
+        hit = x == find(x, dim, True)
+        if x.is_floating_point():
+            hit = hit | _is_nan(x)
+        elsewhere = places.expand(x.shape).masked_fill(~hit, float(size))
+        return elsewhere.amin(dim, keepdim).to(torch.int64)
+
+    return rewrite
+
+
+def _with_position(find: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    position = _arg_extreme(find)
+    return lambda x, dim, keepdim=False: (find(x, dim, keepdim), position(x, dim, keepdim))
+
+
+def _key(x: Tensor) -> Tensor:
+    """Numbers in torch's order, in which NaN is the largest one; kernels know no order of NaN."""
+    if not x.is_floating_point():
+        return x
+    return x.clamp_max(torch.finfo(x.dtype).max).masked_fill(_is_nan(x), math.inf)
+
+
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    _, places = aten.sort.default(_key(x), dim, descending)
+    return x.gather(dim, places), places
+
+
+def _topk(
+    x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    _, places = aten.topk.default(_key(x), k, dim, largest, sorted)
+    return x.gather(dim, places), places
+
+
+def _std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    """Of numbers of size 1, whose squares have a place in their type."""
+    largest = x.abs().amax(dim if dim else list(range(x.ndim)), keepdim=True)
+    largest = largest.masked_fill(largest == 0, 1.0)
+    result = torch.std(x / largest, dim, correction=correction, keepdim=True) * largest
+    return result if keepdim else result.squeeze(dim if dim else list(range(x.ndim)))
+
+
+def _fmod(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((y.abs() == math.inf) & (x.abs() != math.inf), x, aten.fmod.Tensor(x, y))
+
+
+def _remainder(x: Tensor, y: Tensor) -> Tensor:
+    same_sign = ((x <= 0) & (y < 0)) | ((x >= 0) & (y > 0))
+    by_infinity = torch.where(same_sign, x, y)
+    is_it = (y.abs() == math.inf) & (x.abs() < math.inf)
+    return torch.where(is_it, by_infinity, aten.remainder.Tensor(x, y))
+
+
+def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
+    """As eager: to the left by the width or more gives 0, to the right only signs."""
+
+    def rewrite(x: Tensor, count: Tensor | int) -> Tensor:
+        bits = torch.iinfo(x.dtype).bits
+        wide = x.to(torch.int32)
+        if isinstance(count, int):
+            count = torch.full_like(wide, count)
+        count = count.to(torch.int32)
+        inside = (count >= 0) & (count < bits)
+        most = bits - int(x.dtype.is_signed)
+        safe = torch.where(inside, count, torch.full_like(count, most))
+        result = operator(wide, safe)
+        if to_left:
+            result = torch.where(inside, result, torch.zeros_like(result))
+        return result.to(x.dtype)
+
+    return rewrite
+
+
+_left = _shift(aten.__lshift__.Tensor, True)
+_right = _shift(aten.__rshift__.Tensor, False)
+
+
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """The frontend's rule for several indices takes them for positions from the start."""
+    return aten.index.Tensor(x, _from_the_start(x, indices))
+
+
+def _from_the_start(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    made: list[Tensor | None] = []
+    dim = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            made.append(index)
+            dim += index.ndim
+            continue
+        if index is not None:
+            index = torch.where(index < 0, index + x.shape[dim], index)
+        made.append(index)
+        dim += 1
+    return made
+
+
+REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.__lshift__.Scalar: _left,
+    aten.__lshift__.Tensor: _left,
+    aten.__rshift__.Scalar: _right,
+    aten.__rshift__.Tensor: _right,
+    aten._to_copy.default: lambda x, **_: x != 0,
+    aten.argmax.default: _arg_extreme(torch.amax),
+    aten.argmin.default: _arg_extreme(torch.amin),
+    aten.bitwise_left_shift.Tensor: _left,
+    aten.bitwise_right_shift.Tensor: _right,
+    aten.erfc.default: _erfc,
+    aten.exp2.default: lambda x: (x * math.log(2)).exp(),
+    aten.expm1.default: _expm1,
+    aten.fmax.default: lambda x, y: torch.where((x >= y) | _is_nan(y), x, y),
+    aten.fmin.default: lambda x, y: torch.where((x <= y) | _is_nan(y), x, y),
+    aten.fmod.Tensor: _fmod,
+    aten.index.Tensor: _index,
+    aten.log1p.default: _log1p,
+    aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.max.dim: _with_position(torch.amax),
+    aten.min.dim: _with_position(torch.amin),
+    aten.remainder.Tensor: _remainder,
+    aten.sort.default: _sort,
+    aten.std.correction: _std,
+    aten.topk.default: _topk,
+    aten.trunc.default: lambda x: torch.where(x < 0, x.ceil(), x.floor()),
+}
+"""By the operator."""

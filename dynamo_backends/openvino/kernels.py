@@ -169,6 +169,20 @@ def _erf(node: Any) -> Any:
     return ops.select(near, ops.multiply(x, series), node)
 
 
+def _elu(node: Any) -> Any:
+    """With exp(x) - 1 next to 0 as a quotient of hyperbolic tangents; the kernel subtracts."""
+    (x,) = _inputs(node)
+    if _kind(x) not in _FLOATS:
+        return None
+    low = ops.minimum(_number(0, x), x)
+    t = ops.tanh(ops.multiply(low, _number(0.5, x)))
+    near = ops.divide(ops.multiply(_number(2, x), t), ops.subtract(_number(1, x), t))
+    far = ops.subtract(ops.exp(low), _number(1, x))
+    below = ops.select(ops.less(_number(-0.5, x), low), near, far)
+    below = ops.multiply(_number(node.get_attributes()["alpha"], x), below)
+    return ops.select(ops.less_equal(x, _number(0, x)), below, x)
+
+
 def _mish(node: Any) -> Any:
     """x * tanh(softplus(x)) without a difference of nearly equal numbers."""
     (x,) = _inputs(node)
@@ -188,6 +202,15 @@ def _softmax(node: Any) -> Any:
     axis = ops.constant([node.get_attributes()["axis"]], Type.i64)
     total = ops.reduce_sum(node, axis, keep_dims=True)
     return ops.add(node, ops.subtract(total, total))
+
+
+def _reshape(node: Any) -> Any:
+    """To no dimensions in two steps: OpenVINO crashes where it merges one into a product."""
+    shape = node.output(0).get_partial_shape()
+    if shape.rank.is_dynamic or shape.rank.get_length():
+        return None
+    line = ops.reshape(node.input_value(0), ops.constant([1], Type.i64), special_zero=False)
+    return ops.squeeze(line, ops.constant([0], Type.i64))
 
 
 _SUMS, _PRODUCTS = ("Add", "Subtract"), ("Multiply", "Divide")
@@ -234,7 +257,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "Add": _linear,
     "Clamp": _activation(_keeping_nan),
     "Divide": _linear,
-    "Elu": _keeping_nan,
+    "Elu": _activation(_elu),
     "Equal": _compared,
     "Erf": _erf,
     "Exp": _keeping_nan,
@@ -252,6 +275,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "NotEqual": _compared,
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
+    "Reshape": _reshape,
     "Relu": _activation(_relu),
     "Sign": _sign,
     "Softmax": _softmax,

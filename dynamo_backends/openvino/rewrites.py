@@ -68,7 +68,7 @@ def _erfc(x: Tensor) -> Tensor:
 
 
 def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.clamp_max(0) - (-x.abs()).exp().log1p(), x.new_empty(0)
+    return x.clamp_max(0) - _log1p((-x.abs()).exp()), x.new_empty(0)
 
 
 def _is_nan(x: Tensor) -> Tensor:

@@ -1,0 +1,164 @@
+"""Operations that OpenVINO's kernels or its frontend get wrong: taken, and computed as eager does."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import dynamo_backends
+
+NAN, INF = float("nan"), float("inf")
+HARD = torch.tensor(
+    [0.0, 1.0, -1.0, 10.4, 18.5, -18.5, 86.0, -86.0, 100.0, -100.0, 1e4, -1e4, 65520.0, 16777217.0,
+     1e-6, -1e-6, 1e20, -1e20, INF, -INF, NAN, 0.3, -0.3, 0.5]
+)  # fmt: skip
+ROWS = torch.stack([HARD.nan_to_num(2.0, 3.0, -3.0), HARD, HARD.flip(0), torch.full((24,), -INF)])
+ROWS[2, ROWS[2].isnan()] = 5.0
+
+
+def compared(fn: Callable[..., Any], *inputs: Tensor, taken: bool = True) -> None:
+    """A function is right, and none of it runs in eager."""
+    options = {"min_block_size": 1, "verify": "off"}
+    torch._dynamo.reset()
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        found = torch.compile(fn, backend="ov", options=options)(*inputs)
+        expected = fn(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-38, equal_nan=True)
+    if taken:
+        assert [f"{f.op}: {f.reason}" for r in reports for f in r.fallbacks] == []
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.exp, torch.exp2, torch.relu, torch.sign, torch.erf, torch.erfc, torch.log1p,
+        torch.expm1, torch.trunc, torch.sigmoid, F.mish, F.celu, F.logsigmoid, F.softplus,
+        F.hardtanh, F.hardsigmoid, F.relu6, torch.isnan, Tensor.bool,
+        lambda x: x.clamp(-1, 2),
+        lambda x: x.clamp_min(0.5),
+        lambda x: x > 0,
+        lambda x: x >= 0.5,
+        lambda x: torch.where(x > 0, x, 2 * x),
+        lambda x: F.prelu(x, torch.tensor([0.25])),
+        lambda x: torch.maximum(x, x.flip(0)) + torch.minimum(x.flip(0), x),
+        lambda x: torch.fmax(x, x.flip(0)) + torch.fmin(x.flip(0), x),
+    ],
+)  # fmt: skip
+def test_elementwise(fn: Callable[..., Any]):
+    compared(fn, HARD)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x + 12582912.0) - 12582912.0,
+        lambda x: (x - 12345.678) * 3,
+        lambda x: x * 1e30 * 1e30,
+        lambda x: (x * 1e-30) / 1e-30,
+        lambda x: (x / 1e30) * 1e30,
+        lambda x: (2.0 - (x + 1e8)) + 1e8,
+        lambda x: ((x + 3e7) * 0.5).relu(),
+        lambda x: (x * x).sqrt(),
+        lambda x: x.clamp(-80).exp().log(),
+        lambda x: (x + torch.tensor([1e20])) - torch.tensor([1e20]),
+    ],
+)
+def test_constants_are_not_merged(fn: Callable[..., Any]):
+    compared(fn, HARD, taken=False)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.amax(-1),
+        lambda x: x.amin(-1),
+        lambda x: x.max(-1),
+        lambda x: x.min(-1),
+        lambda x: x.argmax(-1),
+        lambda x: x.argmin(),
+        lambda x: x.sort(-1)[0],
+        lambda x: x.sort(-1, descending=True)[0],
+        lambda x: x.topk(4)[0],
+        lambda x: x.topk(4, largest=False)[0],
+        lambda x: x[1:].sum(-1),
+        lambda x: x.softmax(-1),
+        lambda x: x.logsumexp(-1),
+    ],
+)
+def test_rows(fn: Callable[..., Any]):
+    compared(fn, ROWS)
+
+
+def test_rows_of_large_numbers_have_a_deviation():
+    compared(lambda x: x.std(-1), torch.tensor([[1e20, 2e20, 3e20], [1e3, 1e3 + 1, 1e3 + 2]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_integers_wrap_around(dtype: torch.dtype):
+    limits = torch.iinfo(dtype)
+    least, most = limits.min, limits.max
+    numbers = torch.tensor([least, least + 1, 0, 1, 3, most // 2, most - 1, most]).to(dtype)
+    x, y = (t.flatten() for t in torch.meshgrid(numbers, numbers, indexing="ij"))
+    for fn in (
+        lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: -x,
+        lambda x, y: x.abs(), lambda x, y: x + 1, lambda x, y: torch.maximum(x, y),
+        lambda x, y: x < y, lambda x, y: x <= y, lambda x, y: x > y, lambda x, y: x >= y,
+        lambda x, y: x == y, lambda x, y: x != y,
+    ):  # fmt: skip
+        compared(fn, x, y, taken=dtype != torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_shifts_beyond_the_width(dtype: torch.dtype):
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, 0, 1, 3, limits.max]).to(dtype)
+    for count in (1, 7, 8, 15, 16, 31, 33):
+        compared(lambda x, n=count: (x << n, x >> n), x)
+    counts = torch.tensor([1, 7, 9, 17, 33]).to(dtype)
+    compared(lambda x, n: (x << n, x >> n), x, counts)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_positions_from_the_end(dynamic: bool):
+    rows, last = torch.arange(5), torch.tensor([-1, 3, -6, 0, -2])
+    x = torch.randn(5, 6, 3)
+    compiled = torch.compile(lambda x, a, b: x[a, b], backend="ov", dynamic=dynamic)
+    for places in (last, last.flip(0)):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, rows, places), x[rows, places])
+            near = places.clamp(-5, 4)
+            torch.testing.assert_close(compiled(x, near, places), x[near, places])
+
+
+def test_batch_norm_is_taken():
+    norm = torch.nn.BatchNorm2d(3).eval()
+    compared(lambda x: norm(x), torch.randn(2, 3, 4, 4))
+
+
+_CONTRACTIONS = """
+import torch
+a, b, m = torch.randn(7), torch.randn(7), torch.randn(5, 7)
+calls = [
+    (lambda a, b: torch.einsum("i,i->", a, b), a, b), (torch.dot, a, b), (torch.vdot, a, b),
+    (torch.matmul, a, b), (torch.mv, m, b), (torch.inner, a, b),
+    (lambda x, y: torch.tensordot(x, y, 2), m, m), (lambda x: torch.einsum("ii->", x), m @ m.t()),
+    (lambda x, y: torch.einsum("ij,ij->", x, y), m, m), (torch.linalg.vecdot, m, m),
+    (lambda x, y: torch.bmm(x.view(1, 1, 7), y.view(1, 7, 1)).relu().view(()), a, b),
+]
+for fn, *inputs in calls:
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(fn, backend=BACKEND)(*inputs), fn(*inputs))
+print("all")
+"""
+
+
+@pytest.mark.parametrize("backend", ["ov", "onnxrt", "openxla"])
+def test_contractions_to_one_number_do_not_end_the_process(backend: str):
+    code = f"BACKEND = {backend!r}\n{_CONTRACTIONS}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "all", done.stderr[-2000:]

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from openvino import Model, Output, Type
-from openvino import opset13 as ops
+from dynamo_backends.openvino.vendor import Model, Type, openvino, ops
 
+Output = openvino.Output
 Rewrite = Callable[[Any], Any]
 """Takes an operation and gives what is right, as a node; None: it is right as it is."""
 

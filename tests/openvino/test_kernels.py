@@ -1,4 +1,4 @@
-"""Operations that OpenVINO's kernels or its frontend get wrong: taken, and computed as eager does."""
+"""Operations that OpenVINO gets wrong: they are taken, and computed as eager does."""
 
 import subprocess
 import sys

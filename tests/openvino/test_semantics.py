@@ -91,7 +91,7 @@ def test_nan_is_kept_except_by_what_is_listed():
 def test_nan_in_what_is_listed_is_found_at_the_first_call():
     x = torch.tensor([[1.0, float("nan"), -3.0], [0.5, 2.0, -0.5]])
     with dynamo_backends.record() as reports:
-        compiled = torch.compile(lambda x: (x * 2).softmax(-1), backend="ov", options=SMALL)
+        compiled = torch.compile(lambda x: (x @ torch.eye(3)).relu(), backend="ov", options=SMALL)
         assert compiled(x)[0].isnan().all()
     (text,) = reports[0].runtime_fallbacks
     assert "has NaN where eager has not, or the reverse" in text

@@ -71,6 +71,7 @@ from dynamo_backends._torch_private.graphs import (
     described_input_index,
     dynamo_input_index,
     dynamo_source_name,
+    forward_of,
     function_name,
     has_side_effect,
     is_plain,

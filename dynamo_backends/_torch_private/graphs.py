@@ -72,6 +72,13 @@ def dynamo_source_name(placeholder: fx.Node) -> str | None:
     return source.name if source is not None else None
 
 
+def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
+    """A module's code. Unlike a call of the module, it prints nothing when it raises."""
+    _LazyGraphModule.force_recompile(module)
+    forward: Callable[..., Any] = module.forward
+    return forward
+
+
 def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """A module whose Python code is made when it is first called or read.
 

@@ -42,6 +42,18 @@ def clamp(x: Tensor, least: float | None = None, most: float | None = None) -> T
     return x
 
 
+def _checked(op: OpOverload) -> Callable[..., Any]:
+    """The rule of an operator that takes no negative positions, though `aten.index_put` does."""
+
+    def rule(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        inside = (index >= 0).all()
+        torch.ops.aten._assert_async.msg(inside, f"{op}: a position is out of range")
+        result: Tensor = _core()[op](x, dim, index, *args, **kwargs)
+        return result
+
+    return rule
+
+
 # Rules of our own. They hold whatever a backend keeps.
 _OURS: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.native_dropout.default: dropout}
 
@@ -80,6 +92,15 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
         keep: Overloads that the backend handles itself, because that is faster or more exact.
     """
     return {op: rule for op, rule in _core().items() if op not in keep} | _OURS
+
+
+def checked_decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    """As `decompositions`, for graphs whose assertions are checked (see `position_checks`)."""
+    own = {op: _checked(op) for op in _WITHOUT_NEGATIVE if op not in keep}
+    return decompositions(keep) | own
+
+
+_WITHOUT_NEGATIVE = (torch.ops.aten.index_add.default, torch.ops.aten.index_copy.default)
 
 
 def inner_decompositions(

@@ -20,10 +20,11 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.aot.traces import Traces, key_of
 from dynamo_backends.aot.updates import writing_rows
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.equal_sizes import unite_equal_sizes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_position_checks
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.int8.capture import proving
@@ -58,6 +59,7 @@ from dynamo_backends.pipeline.description import describe_symbols
 from dynamo_backends.runtime.cache import source_digest
 from dynamo_backends.runtime.device_tensor import taking_handles
 from dynamo_backends.runtime.foreign import compile_foreign
+from dynamo_backends.runtime.position_checks import checking, raising, repeating
 from dynamo_backends.runtime.residency import Residency, home_of
 
 _captures = itertools.count(1)
@@ -127,6 +129,7 @@ def _compile_captured(
     keeps = frozenset(backend.keeps(options))
     places = subclass_inputs(example_inputs)
     complete = not places and residency is None and around is None
+    rules = checked_decompositions if is_checked(example_inputs, residency) else decompositions
     clock = StageClock()
     if (seconds := private.capture_seconds()) is not None:
         clock.add(CAPTURE, seconds)
@@ -137,11 +140,13 @@ def _compile_captured(
             captured,
             example_inputs,
             compile_graph,
-            decompositions(keep=keeps),
+            rules(keep=keeps),
             options.partitioner,
             complete,
             Traces(key_of(captured, example_inputs, keeps)) if is_kept else None,
         )
+    if compile_graph.checked and not private.keeps_compiled():
+        compiled = repeating(compiled, captured)
     if residency is not None:
         compiled = residency.returned(compiled)
     if places:
@@ -199,6 +204,8 @@ class _GraphCompiler:
 
     Attributes:
         reports: One for each graph that it was given.
+        checked: The kinds of those whose positions are checked at each call.
+        facts_of_forward: What the checks of the forward graph say.
     """
 
     backend: Backend
@@ -207,6 +214,8 @@ class _GraphCompiler:
     number: int
     residency: Residency | None = None
     reports: list[GraphReport] = dataclasses.field(default_factory=list, compare=False)
+    checked: list[Kind] = dataclasses.field(default_factory=list, compare=False)
+    facts_of_forward: Facts = dataclasses.field(default_factory=Facts, compare=False)
 
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
@@ -249,14 +258,27 @@ class _GraphCompiler:
         updates = normalized.graph.updates
         rows: tuple[RowWrite, ...] = ()
         graph = self._placed(normalized.graph, [x.name for x in report.inputs])
+        checks = self._checks(graph, normalized.constants)
+        graph = checks.graph
         if self.residency is not None:  # rows would be written by torch, on the host
             graph = without_updates(graph)
-        elif not backend.donates(graph, options):
+        elif checks.flag is not None or not backend.donates(graph, options):
             graph, rows = separate_row_writes(graph)
+        eager = InEager(normalized.graph.module, normalized.constants)
         normalized = dataclasses.replace(normalized, graph=graph)
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
         run = background.going_first(compiled) if compiled.compiles_beside else compiled
-        return writing_rows(run, updates, rows)
+        written = writing_rows(raising(run, checks.flag), updates, rows)
+        return checking(written, checks, eager)
+
+    def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> PositionChecks:
+        """The graph with what compiled code does not check."""
+        if not is_checked([place.meta.get("val") for place in graph.placeholders], self.residency):
+            return PositionChecks(graph)
+        checks = with_position_checks(graph, constants, self.facts_of_forward)
+        if checks.before is not None or checks.flag is not None:
+            self.checked.append(graph.kind)
+        return checks
 
     def _placed(self, graph: Graph, names: Sequence[str]) -> Graph:
         """The graph with what the options say of its inputs' places on a mesh."""
@@ -275,6 +297,16 @@ class _GraphCompiler:
         if found is not self.backend:
             raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
         return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
+
+
+def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
+    """Whether positions are checked: on CPUs.
+
+    Elsewhere reading a flag would wait for the device; eager raises no error at that call, either.
+    """
+    return residency is None and all(
+        x.device.type == "cpu" for x in inputs if isinstance(x, Tensor)
+    )
 
 
 def _graph_compiler(

@@ -1,0 +1,149 @@
+"""Checks the positions of a call (see `graph.position_checks`), and repeats it in eager."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import forward_of
+from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
+
+Run = Callable[[list[Any]], Sequence[Any]]
+
+_MARK = "_dynamo_backends_of_positions"
+
+
+class OutsideInputs:
+    """Says whether positions among the inputs of a call are out of range.
+
+    Args:
+        check: What to check.
+    """
+
+    def __init__(self, check: InputCheck):
+        self._reads = check.reads
+        self._compute = check.module.forward
+        self._stable = check.stable
+        self._seen: list[tuple[weakref.ref[Tensor] | None, int]] = [(None, 0)] * len(check.stable)
+
+    def __call__(self, args: Sequence[Any]) -> bool:
+        """Whether one is.
+
+        Args:
+            args: The inputs of the graph.
+        """
+        values = self._compute(*[args[i] for i in self._reads])
+        for i, stable in enumerate(self._stable):
+            tensor, least, most = values[3 * i : 3 * i + 3]
+            if stable and self._is_known(i, tensor):
+                continue
+            if _is_outside(tensor, least, most):
+                self._seen[i] = (None, 0)
+                return True
+        return False
+
+    def _is_known(self, i: int, tensor: Tensor) -> bool:
+        """Whether a weight has been checked as it is now; notes that it is."""
+        if tensor.is_inference():  # has no version
+            return False
+        version = tensor._version
+        ref, checked = self._seen[i]
+        if ref is not None and ref() is tensor and version == checked:
+            return True
+        self._seen[i] = (weakref.ref(tensor), version)
+        return False
+
+
+def _is_outside(tensor: Tensor, least: int | None, most: int | None) -> bool:
+    """Whether a value lies outside of its bounds, or an assertion without bounds is false."""
+    if least is None or most is None:
+        return not tensor.all().item()
+    if tensor.numel() == 0:
+        return False
+    low, high = torch.aminmax(tensor)
+    return bool(low.item() < least or high.item() > most)
+
+
+class _OutOfRangeError(Exception):
+    """What compiled code has computed used positions that are out of range."""
+
+
+def raising(run: Run, flag: int | None) -> Run:
+    """A compiled graph that raises an error for `checking` where its flag is set.
+
+    Args:
+        run: The compiled graph: list in, sequence out.
+        flag: Position of the output that is left out; None: there is none.
+    """
+    if flag is None:
+        return run
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        results = run(args)
+        if results[flag]:
+            raise _OutOfRangeError
+        return [*results[:flag], *results[flag + 1 :]]
+
+    return call
+
+
+def checking(run: Run, checks: PositionChecks, eager: Run) -> Run:
+    """A compiled graph that repeats calls in eager whose positions are out of range.
+
+    Args:
+        run: The compiled graph (see `raising`), with all that is done of its results.
+        checks: What is checked.
+        eager: The graph itself. What it raises is marked (see `is_of_positions`).
+    """
+    if checks.before is None and checks.flag is None:
+        return run
+    outside = (lambda _: False) if checks.before is None else OutsideInputs(checks.before)
+
+    def repeat(args: list[Any]) -> Sequence[Any]:
+        try:
+            return eager(args)
+        except (IndexError, RuntimeError) as error:
+            setattr(error, _MARK, True)
+            raise
+
+    def check_first(args: list[Any]) -> Sequence[Any]:
+        return repeat(args) if outside(args) else run(args)
+
+    def check_both(args: list[Any]) -> Sequence[Any]:
+        if outside(args):
+            return repeat(args)
+        given = list(args)
+        try:
+            return run(args)
+        except _OutOfRangeError:
+            return repeat(given)
+
+    return check_first if checks.flag is None else check_both
+
+
+def is_of_positions(error: BaseException) -> bool:
+    """Whether eager has raised an error in a call that compiled code could not take."""
+    return getattr(error, _MARK, False)
+
+
+def repeating(compiled: Callable[..., Any], captured: fx.GraphModule) -> Callable[..., Any]:
+    """What calls what was captured in eager where the functional graph of it has raised an error.
+
+    Operators that were decomposed raise other errors than those that the user called.
+
+    Args:
+        compiled: Of a graph with checks.
+        captured: What it was compiled from.
+    """
+
+    def call(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except (IndexError, RuntimeError) as error:
+            if not is_of_positions(error):
+                raise
+        return forward_of(captured)(*args)
+
+    return call

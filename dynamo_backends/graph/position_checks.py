@@ -100,11 +100,13 @@ class InputCheck:
             allowed value; an assertion has none.
         stable: Of which checks the tensor is a weight, which seldom changes: checked once for
             each version.
+        constants: What it reads besides: the graph's own.
     """
 
     reads: tuple[int, ...]
     module: fx.GraphModule
     stable: tuple[bool, ...]
+    constants: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,8 @@ class _Checker:
         extra = [b[0] if isinstance(b, tuple) else b for b in bounds]
         cone = self._cone([*wanted, *(b for b in extra if isinstance(b, fx.Node))])
         places = self._graph.placeholders
-        reads = tuple(i for i, p in enumerate(places) if p in cone)
+        reads = tuple(i for i, p in enumerate(places) if p in cone and p not in self._constants)
+        constants = tuple(value for p, value in self._constants.items() if p in cone)
         copied, copies = fx.Graph(), {}
         for node in cone:
             if node.op == "placeholder":
@@ -321,7 +324,7 @@ class _Checker:
             node in weights and isinstance(bound, int)
             for node, bound in zip(wanted, bounds, strict=True)
         )
-        return InputCheck(reads, fx.GraphModule(self._graph.module, copied), stable)
+        return InputCheck(reads, fx.GraphModule(self._graph.module, copied), stable, constants)
 
     @staticmethod
     def _checked_values(

@@ -150,7 +150,7 @@ def _arange(ranges: ValueRanges, node: fx.Node) -> Range | None:
     args = [x[0] for x in map(ranges.of, node.args) if x is not None and x[0] == x[1]]
     if len(args) < len(node.args):
         return None
-    first, last, by, *_ = [*([0] if len(args) == 1 else []), *args, 1]
+    first, last, by = [0, *args, 1] if len(args) == 1 else [*args, 1][:3]
     if by != 1:
         if not isinstance(by, int) or not all(isinstance(x, int) for x in (first, last)):
             return None

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package.checks import check_target, named_target
 
@@ -14,12 +13,12 @@ _KINDS = (torch.dtype, torch.layout, torch.memory_format)
 SCALARS = (bool, int, float, str, type(None))
 
 
-def to_dict(graph: Graph) -> dict[str, Any] | None:
+def to_dict(graph: fx.Graph) -> dict[str, Any] | None:
     """A graph; None: it has a call or an argument that has no form here."""
-    if any(node.op == "get_attr" for node in graph.module.graph.nodes):
+    if any(node.op == "get_attr" for node in graph.nodes):
         return None
     calls = []
-    for node in graph.calls:
+    for node in (n for n in graph.nodes if n.op == "call_function"):
         target = named_target(node.target)
         try:
             args = [encoded(x) for x in node.args]
@@ -29,10 +28,12 @@ def to_dict(graph: Graph) -> dict[str, Any] | None:
         if target is None:
             return None
         calls.append({"name": node.name, "target": target, "args": args, "kwargs": kwargs})
-    results = [x.name for x in graph.outputs if isinstance(x, fx.Node)]
-    if len(results) != len(graph.outputs):
+    outputs: Any = graph.output_node().args[0]
+    if not all(isinstance(x, (fx.Node, *SCALARS)) for x in outputs):
         return None
-    return {"inputs": [n.name for n in graph.placeholders], "calls": calls, "results": results}
+    results = [x.name if isinstance(x, fx.Node) else encoded(x) for x in outputs]
+    inputs = [n.name for n in graph.nodes if n.op == "placeholder"]
+    return {"inputs": inputs, "calls": calls, "results": results}
 
 
 def from_dict(given: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -57,7 +58,8 @@ def module_of(given: Mapping[str, Any]) -> fx.GraphModule:
         args = tuple(decoded(x, nodes) for x in call["args"])
         kwargs = {key: decoded(x, nodes) for key, x in call["kwargs"].items()}
         nodes[call["name"]] = graph.call_function(target_of(call["target"]), args, kwargs)
-    graph.output(tuple(nodes[name] for name in given["results"]))
+    results = [nodes[x] if isinstance(x, str) else decoded(x, nodes) for x in given["results"]]
+    graph.output(tuple(results))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 

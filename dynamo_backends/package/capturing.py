@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dynamo_backends.graph import lstm
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.package import weights as stored
@@ -116,7 +116,7 @@ def compiled(captured: Captured, backend: Backend | None) -> PackagedModule:
 
 def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
     keep = inner.keeps(inner.Options.parse(given, inner.name)) if inner is not None else ()
-    return {**decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
+    return {**checked_decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
 
 
 def _contents(

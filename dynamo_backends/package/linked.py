@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
@@ -22,7 +23,7 @@ from dynamo_backends.interface.report import (
     apart,
     plain,
 )
-from dynamo_backends.package import linking
+from dynamo_backends.package import calls, linking
 from dynamo_backends.package.assembling import Contents, assembled
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
@@ -30,6 +31,7 @@ from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded, encoded
+from dynamo_backends.runtime.position_checks import checking, raising
 from dynamo_backends.verify.rng import restore_rng, snapshot_rng
 
 _COUNTS = ("ops_on_backend", "ops_in_eager", "blocks")
@@ -104,7 +106,8 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
     if program is None or None in leaves or verify == "always" or report.reverted:
         return None
     made = linking.to_dict(program, backend.mark_of)
-    if made is None:
+    checks = _checks_to_dict(getattr(report.executable, "checks", None))
+    if made is None or checks is None:
         return None
     places = portable.places[: len(portable.weights)]
     weights = [[n, Spec.of(p.meta["val"]).to_dict()]
@@ -112,7 +115,8 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
     said = {name: plain(getattr(report, name)) for name in (*_COUNTS, *_LISTS)}
     shapes = report.compilations[0].shapes
     return {
-        "program": made, "weights": weights, "leaves": leaves, "given": portable.given,
+        "program": made, "checks": checks, "weights": weights, "leaves": leaves,
+        "given": portable.given,
         "report": {**said, "shapes": shapes},
     }  # fmt: skip
 
@@ -143,14 +147,17 @@ def linked(
     start = time.perf_counter()
     report = _reported(record["report"], backend)
     options = contents.parsed(backend)
+    in_eager = lambda values: portable().in_eager(values)  # noqa: E731
     run = linking.linked(
         record["program"],
         weights,
         lambda mark, graph: backend.load(backend.kept.parts[mark], graph, options),
         options,
         report,
-        lambda values: portable().in_eager(values),
+        in_eager,
     )
+    before, flag = _checks_from_dict(record["checks"])
+    run = checking(raising(run, flag), before, flag, in_eager)
     made = len({part["mark"] for part in record["program"]["parts"] if "mark" in part})
     seconds = time.perf_counter() - start
     report.note_compilation(Compilation(tuple(record["report"]["shapes"]), made, made, seconds))
@@ -163,6 +170,27 @@ def linked(
     return PackagedModule(
         contents.name, backend.name, portable, weights, call, contents.results, run, [report], notes
     )
+
+
+def _checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
+    """What is checked of a call; None: it has something that has no form here."""
+    if checks is None or checks.before is None:
+        return {"flag": None if checks is None else checks.flag, "before": None}
+    before = checks.before
+    made = calls.to_dict(before.module.graph)
+    if made is None or before.constants:
+        return None
+    stated = {"reads": before.reads, "calls": made, "stable": before.stable}
+    return {"flag": checks.flag, "before": stated}
+
+
+def _checks_from_dict(given: Mapping[str, Any]) -> tuple[InputCheck | None, int | None]:
+    """What `_checks_to_dict` was given: the check before a call, and the position of the flag."""
+    stated = given["before"]
+    if stated is None:
+        return None, given["flag"]
+    module = calls.module_of(stated["calls"])
+    return InputCheck(tuple(stated["reads"]), module, tuple(stated["stable"])), given["flag"]
 
 
 def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:

@@ -53,7 +53,7 @@ def to_dict(program: Any, mark_of: Callable[[Executable], str | None]) -> dict[s
 
 def _part(run: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, Any] | None:
     if isinstance(run, EagerPart):
-        made = calls.to_dict(run.graph)
+        made = calls.to_dict(run.graph.module.graph)
         return None if made is None else {"calls": made}
     if not isinstance(run, Block):
         return None

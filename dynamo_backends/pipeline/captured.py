@@ -267,9 +267,10 @@ class _GraphCompiler:
         eager = InEager(normalized.graph.module, normalized.constants)
         normalized = dataclasses.replace(normalized, graph=graph)
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
+        compiled.checks = checks
         run = background.going_first(compiled) if compiled.compiles_beside else compiled
         written = writing_rows(raising(run, checks.flag), updates, rows)
-        return checking(written, checks, eager)
+        return checking(written, checks.before, checks.flag, eager)
 
     def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> PositionChecks:
         """The graph with what compiled code does not check."""

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
+from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import (
@@ -126,7 +127,10 @@ class CompiledGraph:
     Attributes:
         report: Of the graph.
         ranged: Its programs that serve ranges.
+        checks: What its caller checks of each call.
     """
+
+    checks: PositionChecks | None = None
 
     def __init__(
         self,

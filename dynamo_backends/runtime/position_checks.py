@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import forward_of
-from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
+from dynamo_backends.graph.position_checks import InputCheck
 
 Run = Callable[[list[Any]], Sequence[Any]]
 
@@ -26,6 +26,7 @@ class OutsideInputs:
         self._reads = check.reads
         self._compute = check.module.forward
         self._stable = check.stable
+        self._constants = check.constants
         self._seen: list[tuple[weakref.ref[Tensor] | None, int]] = [(None, 0)] * len(check.stable)
 
     def __call__(self, args: Sequence[Any]) -> bool:
@@ -34,7 +35,7 @@ class OutsideInputs:
         Args:
             args: The inputs of the graph.
         """
-        values = self._compute(*[args[i] for i in self._reads])
+        values = self._compute(*[args[i] for i in self._reads], *self._constants)
         for i, stable in enumerate(self._stable):
             tensor, least, most = values[3 * i : 3 * i + 3]
             if stable and self._is_known(i, tensor):
@@ -89,17 +90,19 @@ def raising(run: Run, flag: int | None) -> Run:
     return call
 
 
-def checking(run: Run, checks: PositionChecks, eager: Run) -> Run:
+def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) -> Run:
     """A compiled graph that repeats calls in eager whose positions are out of range.
 
     Args:
         run: The compiled graph (see `raising`), with all that is done of its results.
-        checks: What is checked.
+        before: What is checked before it is called (see `PositionChecks`).
+        flag: What `raising` was given.
         eager: The graph itself. What it raises is marked (see `is_of_positions`).
     """
-    if checks.before is None and checks.flag is None:
+    if before is None and flag is None:
         return run
-    outside = (lambda _: False) if checks.before is None else OutsideInputs(checks.before)
+    outside: Callable[[Sequence[Any]], bool]
+    outside = (lambda _: False) if before is None else OutsideInputs(before)
 
     def repeat(args: list[Any]) -> Sequence[Any]:
         try:
@@ -120,7 +123,7 @@ def checking(run: Run, checks: PositionChecks, eager: Run) -> Run:
         except _OutOfRangeError:
             return repeat(given)
 
-    return check_first if checks.flag is None else check_both
+    return check_first if flag is None else check_both
 
 
 def is_of_positions(error: BaseException) -> bool:

@@ -85,7 +85,7 @@ def _executable(
 
 
 def _graph(graph: Graph) -> dict[str, Any]:
-    found = calls.to_dict(graph)
+    found = calls.to_dict(graph.module.graph)
     if found is not None:
         return found
     strange = next((n for n in graph.calls if named_target(n.target) is None), None)

@@ -36,6 +36,7 @@ from dynamo_backends._torch_private.autograd import (
     mark_backward_pass,
     mark_generator_state,
     must_keep_compiled,
+    mutated_placeholders,
     note_updates,
     noted_updates,
     only_calls_graph,

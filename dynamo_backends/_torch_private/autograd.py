@@ -167,6 +167,13 @@ def _gets_contents(info: Any, result: Any) -> bool:
     return isinstance(result, fx.Node) and info.mutates_data and not info.mutates_metadata
 
 
+def mutated_placeholders(joint: fx.Graph) -> list[fx.Node]:
+    """Inputs of a joint graph that are written to after the forward graph has run."""
+    descriptions = joint.output_node().meta.get("desc") or ()
+    targets = {getattr(desc, "mutated_input", None) for desc in descriptions} - {None}
+    return [p for p in joint.find_nodes(op="placeholder") if p.meta.get("desc") in targets]
+
+
 def noted_updates(graph: fx.Graph) -> dict[int, int]:
     """Which inputs of a graph get which of its results as new contents (see `note_updates`).
 

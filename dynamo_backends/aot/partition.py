@@ -1,6 +1,6 @@
 """Splits a joint graph into forward and backward: torch's partitioners and what they leave out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ def partition_with(name: str) -> Callable[..., Any]:
 
     def partition(joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
         make_views_again(joint)
+        mutated = {node.name for node in private.mutated_placeholders(joint.graph)}
         forward, backward = split(joint, inputs, **settings)
+        _save_mutated_inputs(forward, backward, mutated)
         _drop_repeated_draws(forward, backward)
         for module in (forward, backward):
             _expose_generator_states(module)
@@ -80,6 +82,26 @@ def _drop_repeated_draws(forward: fx.GraphModule, backward: fx.GraphModule) -> N
         return node.op != "call_function" or (node.is_impure() and node.name not in drawn)
 
     backward.graph.eliminate_dead_code(is_impure_node=is_kept)
+
+
+def _save_mutated_inputs(
+    forward: fx.GraphModule, backward: fx.GraphModule, mutated: Collection[str]
+) -> None:
+    """Has the forward save copies of inputs that it mutates and the backward computes with again.
+
+    A checkpoint around a batch norm reads the running statistics twice. What autograd itself saves
+    is left alone: eager raises if it is mutated.
+    """
+    computed = {node.name for node in forward.graph.nodes}
+    output = forward.graph.output_node()
+    for place in backward.graph.find_nodes(op="placeholder"):
+        if place.name not in mutated or not all(user.name in computed for user in place.users):
+            continue
+        saved = next(node for node in forward.graph.nodes if node.name == place.name)
+        with forward.graph.inserting_before(output):
+            copy = forward.graph.call_function(torch.ops.aten.clone.default, (saved,))
+        copy.meta = {k: v for k, v in saved.meta.items() if k != "desc"}
+        output.replace_input_with(saved, copy)
 
 
 def _expose_generator_states(module: fx.GraphModule) -> None:

@@ -114,12 +114,9 @@ def _drop_unread(graph: fx.Graph, names: frozenset[str]) -> None:
 
 def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
     """Moves calls with certain names to where they are first read."""
-    order = {node: i for i, node in enumerate(graph.nodes)}
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and node.name in names:
-            reader = min(node.users, key=order.__getitem__)
-            reader.prepend(node)
-            order[node] = order[reader]
+            min(node.users).prepend(node)  # nodes compare by their places in the graph
 
 
 def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:

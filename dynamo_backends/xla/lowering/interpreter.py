@@ -169,6 +169,8 @@ class GraphLowering:
 
 def conform(result: Any, expected: Any) -> Any:
     """Gives a result the dtype that torch promises, and insists on the shape."""
+    if result is None:
+        return None  # a gradient that nobody asked for; torch's meta kernels make one
     if isinstance(expected, torch.Tensor):
         shape = tuple(result.shape)
         if shape != tuple(expected.shape):

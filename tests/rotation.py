@@ -90,6 +90,7 @@ SHARES = {
     "test_weight_views.py": 6,
     "torchscript/test_backends.py": 8,
     "training/test_gradients.py": 7,
+    "training/test_masked_gradients.py": 8,
     "training/test_models.py": 2,
     "training/test_semantics.py": 2,
     "trt/test_cache.py": 2,

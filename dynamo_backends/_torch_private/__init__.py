@@ -146,6 +146,7 @@ from dynamo_backends._torch_private.tensors import (
     has_storage,
     is_dense_on_cpu,
     is_lazy,
+    is_private,
     is_traceable_wrapper_subclass,
     lazy_as,
     plain_parts,

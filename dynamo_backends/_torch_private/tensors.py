@@ -9,11 +9,12 @@
 | `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.11+ |
 | `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.11+ |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11+ |
-| `Tensor._neg_view` | 2.11+ |
+| `Tensor._neg_view`, `Tensor._use_count` | 2.11+ |
 | `torch._C._dynamo.guards.TensorGuards` | 2.13; without it tensors are asked one by one |
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,24 @@ def storage_id(tensor: Tensor) -> int | None:
 def storage_users(storage: torch.UntypedStorage) -> int:
     """How many tensors share a storage; `storage` itself, a Python object, is not counted."""
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+def is_private(tensor: Tensor) -> bool:
+    """Whether torch's allocator has made a tensor's memory and nothing but the tensor refers to it.
+
+    Views and numpy's arrays refer to the storage, DLPack capsules to the tensor.
+    """
+    if _storage_references(tensor) > _storage_references(torch.empty(0)):
+        return False
+    storage = tensor.untyped_storage()
+    if not storage.resizable() or storage.is_shared():
+        return False
+    return storage_users(storage) == 1 and tensor._use_count() == 1  # type: ignore[attr-defined]
+
+
+def _storage_references(tensor: Tensor) -> int:
+    """References to the Python object of a tensor's storage, this one included."""
+    return sys.getrefcount(tensor.untyped_storage())
 
 
 def has_storage(tensor: Tensor) -> bool:

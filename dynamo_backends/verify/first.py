@@ -22,6 +22,7 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.reference import computing_reference
 from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
+from dynamo_backends.verify.dtypes import is_dtype_error
 from dynamo_backends.verify.replay import Replay
 from dynamo_backends.verify.rule import memory_of, shape_difference
 
@@ -150,11 +151,16 @@ def guarded(
 
     Returns:
         Why it failed, in words; empty: it did not.
+
+    Raises:
+        RuntimeError: Eager's, where an operator refuses the dtypes of its arguments.
     """
     try:
         with private.disable_current_modes(), grad_mode(), computing_reference():
             action()
     except Exception as error:
+        if is_dtype_error(error):
+            raise
         log.debug("compiled code cannot be compared with eager", exc_info=True)
         return f"eager, or the comparison with it, failed ({brief_error(error)})"
     return ""

@@ -1,9 +1,10 @@
 """Memory of XLA's in which tensors of torch's live, so that XLA can write over them.
 
 A donated input's memory becomes that of an output, but only if XLA owns it alone. So what a step
-updates moves, before the first step, into memory of XLA's (`OwnedBuffer`), and torch sees it there
-through tensors that know the address but hold no reference that XLA could count. Their address
-never changes after that, and neither side copies.
+updates, and nobody but its tensor refers to, moves, before the first step, into memory of XLA's
+(`OwnedBuffer`), and torch sees it there through tensors that know the address but hold no reference
+that XLA could count. Their address never changes after that, and neither side copies. All other
+memory stays where it is, and gets the results copied (see `launch`).
 """
 
 import ctypes
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import storage_users
+from dynamo_backends._torch_private import is_private
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import to_numpy
@@ -117,7 +118,10 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
 
 
 def is_movable(tensor: Tensor) -> bool:
-    """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own."""
-    storage = tensor.untyped_storage()
-    is_whole = storage.nbytes() == tensor.numel() * tensor.element_size()
-    return tensor.numel() > 0 and is_whole and storage_users(storage) == 1
+    """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own.
+
+    Memory that torch's allocator has not made (of files, of numpy, of other processes) belongs to
+    somebody else, and so does what somebody else refers to: a view, an array, a DLPack capsule.
+    """
+    size = tensor.numel() * tensor.element_size()
+    return size > 0 and tensor.untyped_storage().nbytes() == size and is_private(tensor)

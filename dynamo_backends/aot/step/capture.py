@@ -41,6 +41,7 @@ from dynamo_backends.aot.step.substitution import Substitution, fake_of, line_of
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError, text_of
+from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
 
 
 def record(
@@ -62,6 +63,7 @@ def record(
         numbers_on: The device of the tensor of all numbers.
 
     Raises:
+        RuntimeError: Eager's, where an operator refuses the dtypes of its arguments.
         UndeclaredTensors: Other tensors were used; record again with an inventory that has them.
         StandInRefused: A promoted number has to be a number; record again without it.
         StepCaptureError: It cannot be one graph.
@@ -73,6 +75,8 @@ def record(
     except (StepCaptureError, UndeclaredTensors, StandInRefused):
         raise
     except Exception as error:
+        if is_dtype_error(error):
+            raise
         raise StepCaptureError(
             f"the step cannot be captured as one graph: {type(error).__name__}: {text_of(error)} "
             f"(at {line_of(error)}). {WHAT_TO_DO}"
@@ -134,6 +138,7 @@ class _Recorder:
                 "or change it (call a scheduler) outside of the step."
             )
         _drop_dead(module.graph)
+        refuse_mixed_dtypes(module.graph)
         return self._recording(module, inputs)
 
     def _recording(

@@ -117,6 +117,7 @@ def compile_program(
     """
     options = _compile_options(device)
     flags: list[_Flag] = [("xla_backend_optimization_level", 0)] if runs_once else []
+    flags += _disabled_passes(device.platform)
     if device.platform == "cpu":
         flags += _cpu_flags(sparing, fuses_products)
     return _compile(client, (device,), module, options, flags)
@@ -128,16 +129,31 @@ _PRODUCTS_ALONE: _Flag = (
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
 )
 
+# XLA's algebraic simplifier computes (x + c) - c as x, log(exp(x)) as x and x * 1e30 * 1e30 as
+# x * inf: what it takes for equal is not in floating point.
+_SIMPLIFIER = "algsimp"
+# XLA may leave out the rounding of float32 to a shorter type and back.
+_CASTS_ROUND: _Flag = ("xla_allow_excess_precision", False)
+
+CPU_DISABLED_PASSES: tuple[str, ...] = (_SIMPLIFIER,)
+"""Passes of XLA that programs for CPUs are compiled without. On other platforms the lowering
+protects what the simplifier would rewrite (`lowering.barriers`)."""
+
 
 def _cpu_flags(sparing: bool, fuses_products: bool) -> list[_Flag]:
     order = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
     return [order] * sparing + [_PRODUCTS_ALONE] * (not fuses_products)
 
 
+def _disabled_passes(platform: str, more: Sequence[str] = ()) -> list[_Flag]:
+    passes = (*(CPU_DISABLED_PASSES if platform == "cpu" else ()), *more)
+    return [("xla_disable_hlo_passes", ",".join(passes))] if passes else []
+
+
 def _compile(
     client: Any, devices: Sequence[Any], module: bytes, options: Any, flags: Sequence[_Flag]
 ) -> Any:
-    options.env_option_overrides = list(flags)
+    options.env_option_overrides = [*flags, _CASTS_ROUND]
     try:
         return client.compile_and_load(module, _jax.DeviceList(tuple(devices)), options)
     except jax.errors.JaxRuntimeError as error:
@@ -309,10 +325,11 @@ def compile_split(
     options.device_assignment = xc.DeviceAssignment.create(ids)
     options.executable_build_options.use_spmd_partitioning = True
     options.executable_build_options.use_shardy_partitioner = True
-    flags: list[_Flag] = []
-    if devices[0].platform == "cpu":
+    is_cpu = devices[0].platform == "cpu"
+    more = ["cpu-all-reduce-combiner"] * (is_cpu and reduces_apart)
+    flags = _disabled_passes(devices[0].platform, more)
+    if is_cpu:
         flags += _cpu_flags(True, fuses_products)
-        flags += [("xla_disable_hlo_passes", "cpu-all-reduce-combiner")] * reduces_apart
     return _compile(client, devices, module, options, flags)
 
 

@@ -4,39 +4,30 @@ Where a result follows from the inputs, such errors change it a little. Where it
 change it as much as another order of summation would: a difference of nearly equal sums, an index
 of one of two nearly equal elements, the sign of a gradient that is zero but for rounding.
 
+Only what kernels compute in different ways has errors. A sum of two numbers has none, and a product
+or a quotient of two numbers has one where it is rounded at all, because a kernel may compute the
+product and a following sum at once. So `(x + c) - c` is what eager says it is.
+
 Where torch allows GPUs TF32, kernels for the same product differ by as much as that rounds its
 factors: eager's may not use it where another's does.
 """
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
+from dynamo_backends.verify.precise import widen
+from dynamo_backends.verify.rounding import CASTS, is_exact, is_rounded_once, is_sum
 from dynamo_backends.verify.rule import is_inexact
 
 aten = torch.ops.aten
 
 _UNITS = 16  # in the last place; kernels that approximate, or sum in float32, are off by so much
 _UNITS_OF_HALVES = 2
-_UNITS_OF_SUMS = 1  # these are rounded once, by everybody
+_UNITS_OF_PRODUCTS = 1  # of two numbers; these are rounded once
 _REDUCED = 2**-7  # relative, where a user admits bfloat16
-
-_SUMS = frozenset(
-    {
-        aten.add.Tensor,
-        aten.add.Scalar,
-        aten.sub.Tensor,
-        aten.sub.Scalar,
-        aten.mul.Tensor,
-        aten.mul.Scalar,
-        aten.div.Tensor,
-        aten.div.Scalar,
-    }
-)
 
 UNWRITTEN = frozenset(
     {
@@ -49,10 +40,6 @@ UNWRITTEN = frozenset(
     }
 )
 """Their results are what was in memory before, which has no right contents."""
-
-# What they make of a number that their integers do not hold is undefined: it depends on the
-# processor and on how many elements there are.
-_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 # Which of several equal elements their indices name is open.
 _OPEN = frozenset(
@@ -86,19 +73,49 @@ class Noise:
         """See `replay.Call`."""
         if may_be_tf32(node.target):
             args = tuple(self._rounded(a) for a in args)
-        value = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = self._computed(node, args, kwargs)
         if node.target in UNWRITTEN:
             return self._filled(value)
-        if node.target in _CASTS:
+        if node.target in CASTS:  # what integers do not hold depends on the processor
             value = self._without_overflow(value, args[0])
-        if node.target is operator.getitem or is_view(node):
-            return value
         if node.target in _OPEN and not kwargs.get("stable"):
             value = self._among_equals(node, value, args, kwargs)
-        units = _UNITS_OF_SUMS if node.target in _SUMS else _UNITS
+        if is_exact(node):
+            return value
+        if is_rounded_once(node):
+            return self._rounded_once(node, value, args, kwargs)
         if isinstance(value, list | tuple):
-            return type(value)(self._disturbed(v, units) for v in value)
-        return self._disturbed(value, units)
+            return type(value)(self._disturbed(v, _UNITS) for v in value)
+        return self._disturbed(value, _UNITS)
+
+    def _computed(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call's own result; of a sum with a factor, that with an error in the product."""
+        alpha = kwargs.get("alpha", 1)
+        if is_sum(node) and alpha not in (1, -1) and isinstance(args[1], Tensor):
+            product = args[1] * alpha
+            if is_inexact(product):
+                args = args[0], self._disturbed(product, _UNITS_OF_PRODUCTS)
+                kwargs = {k: v for k, v in kwargs.items() if k != "alpha"}
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _rounded_once(
+        self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A sum as it is, a product with an error where it is rounded.
+
+        In float16 and bfloat16 both have errors: kernels may compute several operators in float32.
+        """
+        if self._reduced or not isinstance(value, Tensor) or not is_inexact(value):
+            return self._disturbed(value, _UNITS_OF_PRODUCTS)
+        if value.dtype.to_real().itemsize < 4:
+            return self._disturbed(value, _UNITS_OF_PRODUCTS)
+        if is_sum(node):
+            return value
+        wide = node.target(*map(widen, args), **kwargs)  # type: ignore[operator]
+        disturbed = self._disturbed(value, _UNITS_OF_PRODUCTS)
+        if value.dtype in (torch.float64, torch.complex128):
+            return disturbed
+        return torch.where(wide == value, value, disturbed)
 
     def _uniform(self, shape_of: Tensor, most: float, dtype: torch.dtype) -> Tensor:
         """Numbers between -most and most, in the order of memory of a tensor."""

@@ -21,6 +21,7 @@ from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
+from dynamo_backends.inductor.casts import settings_for_casts
 from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of
@@ -71,6 +72,8 @@ class InductorExecutable(PreparedExecutable):
     def prepare(self, weights: Sequence[Tensor]) -> Run:
         """See `PreparedExecutable.prepare`."""
         settings = {**self._settings, "freezing": bool(weights)}
+        if not self._reduced:
+            settings |= settings_for_casts(self._compiled.module.graph)
         with _lock, disable_current_modes(), warnings.catch_warnings():
             # Said by Inductor's own tuner about itself.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)

@@ -95,9 +95,19 @@ def with_weights(model: Model, weights: Mapping[int, Tensor]) -> Model:
         constant = op.Constant(wrap(tensor), shared_memory=True)
         constant.set_friendly_name(parameters[place].get_friendly_name())
         parameters[place].output(0).replace(constant.output(0))
+        _round(constant, tensor)
     for place in weights:
         copy.remove_parameter(parameters[place])
     return copy
+
+
+def _round(constant: Any, tensor: Tensor) -> None:
+    """Casts a constant to bfloat16 as torch does; OpenVINO, where it folds the cast, truncates."""
+    for consumer in constant.output(0).get_target_inputs():
+        cast = consumer.get_node()
+        if cast.get_type_name() == "Convert" and cast.get_element_type() == DTYPES[torch.bfloat16]:
+            rounded = op.Constant(wrap(tensor.bfloat16()), shared_memory=False)
+            cast.output(0).replace(rounded.output(0))
 
 
 def passed_through(compiled: CompiledModel) -> dict[int, int]:

@@ -134,6 +134,29 @@ def _divided(importer: Any, node: fx.Node) -> Any:
     return importer.emit(op.floor_divide(x, relax.const(y, str(x.ty.dtype))))
 
 
+def _cast(importer: Any, node: fx.Node) -> Any:
+    """A cast that rounds: TVM computes bfloat16 in float32, without casts in a loop."""
+    (x,) = importer.retrieve_args(node)[:1]
+    given, dtype = str(x.ty.dtype), DTYPES.get(node.meta["val"].dtype)
+    if dtype != "bfloat16" or given == dtype or "float" not in given:
+        return importer._to_copy(node)
+
+    def each(tensor: Any) -> Any:
+        def element(*index: Any) -> Any:
+            value = tensor(*index).astype("float32")
+            bits = tvm.tirx.reinterpret("uint32", value)
+            odd = (bits >> tvm.tirx.const(16, "uint32")) & tvm.tirx.const(1, "uint32")
+            bits = bits + tvm.tirx.const(0x7FFF, "uint32") + odd  # to the nearest, ties to even
+            bits = bits & tvm.tirx.const(0xFFFF0000, "uint32")
+            rounded = tvm.tirx.reinterpret("float32", bits)
+            chosen = tvm.tirx.if_then_else(tvm.tirx.isnan(value), value, rounded)
+            return chosen.astype("bfloat16")
+
+        return tvm.te.compute(tensor.shape, element, name="round_to_bfloat16")
+
+    return importer.block_builder.emit_te(each, x)
+
+
 def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
     """A call of the C library's function for each element."""
 
@@ -159,6 +182,7 @@ def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
 
 
 ELEMENTWISE: dict[str, Callable[[Any, fx.Node], Any]] = {
+    "_to_copy.default": _cast,
     "amax.default": _reduced_extremum(op.max),
     "amin.default": _reduced_extremum(op.min),
     "atanh.default": _from_c("atanh"),

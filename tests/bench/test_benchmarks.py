@@ -16,6 +16,7 @@ from tests.bench.programs import ROOT, load
 PROGRAMS = (
     "xla_inference",
     "xla_products",
+    "xla_simplifier",
     "call_overhead",
     "compile_time",
     "cache_start",

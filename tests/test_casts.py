@@ -1,0 +1,99 @@
+"""Casts round: chains of casts through all floating-point types, alone and in larger graphs."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import dynamo_backends
+from tests.backend_checks import usable
+
+BACKENDS = ("openxla", "onnxrt", "ov", "tvm", "inductor_freezing")
+
+VALUES = (
+    0.0, -0.0, 1.0, 10.4, 0.1, 1 / 3, 2049.0, 4097.0, 65504.0, 65519.0, 65520.0, -65520.0, 70000.0,
+    1.0009765, 257.0, 16777217.0, 3e38, 3.39e38, -3.4e38, 1e-3, float("inf"), -float("inf"),
+)  # fmt: skip
+"""Numbers that fit, round, tie and overflow, in each of the types."""
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "neg": lambda x: -x,
+    "cat": lambda x: torch.cat([x, x]),
+    "product": lambda x: x.float() * 1.5,
+}
+AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "sum": lambda x: x.float() + 1.0,
+    "product": lambda x: x.float() * 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Casts one after the other, and what is computed before and after them."""
+
+    source: torch.dtype
+    types: tuple[torch.dtype, ...]
+    before: str
+    after: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = BEFORE[self.before](x)
+        for dtype in self.types:
+            x = x.to(dtype)
+        return AFTER[self.after](x)
+
+
+def draw(rng: random.Random) -> Chain:
+    types = tuple(rng.choice(TYPES) for _ in range(rng.randint(1, 4)))
+    return Chain(rng.choice(TYPES), types, rng.choice([*BEFORE]), rng.choice([*AFTER]))
+
+
+def wrong_chains(backend: str, chains: Sequence[Chain]) -> list[Chain]:
+    inputs = [torch.tensor(VALUES, dtype=torch.float64).to(c.source) for c in chains]
+
+    def graph(xs: Sequence[Tensor]) -> list[Tensor]:
+        return [chain(x) for chain, x in zip(chains, xs, strict=True)]
+
+    compiler = dynamo_backends.compiler(backend, verify="off")
+    results = torch.compile(graph, backend=compiler)(inputs)
+    pairs = zip(chains, graph(inputs), results, strict=True)
+    return [chain for chain, theirs, ours in pairs if not torch.equal(ours, theirs)]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_chains_of_casts_round(backend: str, seed: int) -> None:
+    rng = random.Random(seed)
+    chains = [draw(rng) for _ in range(16)]
+    assert wrong_chains(usable(backend), chains) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_cast_there_and_back_is_computed(backend: str, dtype: torch.dtype) -> None:
+    chain = Chain(torch.float32, (dtype, torch.float32), "nothing", "nothing")
+    assert wrong_chains(usable(backend), [chain]) == []
+    larger = Chain(torch.float32, (dtype, torch.float32), "product", "sum")
+    assert wrong_chains(backend, [larger]) == []
+
+
+@pytest.mark.parametrize("backend", ["openxla", "ov", "inductor_freezing"])
+def test_casts_of_weights_round(backend: str) -> None:
+    """They are folded into the program."""
+    layer = torch.nn.Linear(64, 64).requires_grad_(False)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.relu() + 1) @ layer.weight.float(), layer.weight.bfloat16().t()
+
+    x = torch.randn(8, 64)
+    with torch.no_grad():
+        compiled = torch.compile(function, backend=dynamo_backends.compiler(usable(backend)))
+        assert torch.equal(compiled(x)[1], layer.weight.bfloat16().t())

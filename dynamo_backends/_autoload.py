@@ -12,6 +12,9 @@ Other packages register some of our names when they are imported, and torch refu
 has loaded already. So those names are theirs from their import on, whatever was imported first;
 what was compiled before stays ours.
 
+What `torch.compile` returns for a backend of ours gets a check of its first call, see
+`check_first_calls`.
+
 It also tells torch of the logger `dynamo_backends`, if `TORCH_LOGS` names it. torch would find the
 package by itself, but import all folders of it to look for loggers, inside `import torch`.
 """
@@ -155,6 +158,48 @@ def _announce(package: str) -> None:
     _backends()[name] = backend
 
 
+def check_first_calls() -> None:
+    """Lets `capture.first_call` see each function that is compiled with a backend of ours.
+
+    Dynamo calls no backend for code that it gives up, and has no hook for that. So its decorator
+    (`torch._dynamo.eval_frame.OptimizeContext`, checked with torch 2.11+) is wrapped where a
+    backend of ours is first used: where torch's stub of `openxla` is replaced, and where torch asks
+    a `Compiler` for its name. What is compiled with other backends stays as it is.
+    """
+    decorator = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizeContext", None)
+    if decorator is None or hasattr(decorator.__call__, "_of_dynamo_backends"):
+        return
+    original = decorator.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, fn: Any) -> Any:
+        check = None
+        with contextlib.suppress(Exception):
+            if _is_ours(_backend_of(self)):
+                module = importlib.import_module("dynamo_backends.capture.first_call")
+                check = module.check_of(self, _backend_of(self), fn)
+        compiled = original(self, fn)
+        if check is not None:
+            check.watch(compiled)
+        return compiled
+
+    call._of_dynamo_backends = True  # type: ignore[attr-defined]
+    decorator.__call__ = call
+
+
+def _backend_of(context: Any) -> Any:
+    """What one of Dynamo's decorators hands graphs to; with options, torch's wrapper of that."""
+    backend = context.callback
+    while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = inner
+    return backend
+
+
+def _is_ours(backend: Any) -> bool:
+    compiler = type(getattr(backend, "compiler_fn", backend))
+    return compiler.__module__.partition(".")[0] == __package__
+
+
 def _replace(module: str) -> None:
     from torch._dynamo.backends import registry
 
@@ -162,6 +207,7 @@ def _replace(module: str) -> None:
     theirs = registry._COMPILER_FNS.get(backend)
     if theirs is not None and not isinstance(theirs, _Replacement):
         registry._COMPILER_FNS[backend] = _Replacement(backend, ours, theirs)
+    check_first_calls()
 
 
 class _Replacement:
@@ -176,6 +222,7 @@ class _Replacement:
     def __call__(self, captured: Any, example_inputs: Sequence[Any], **settings: Any) -> Any:
         devices = {getattr(x, "device", None) for x in example_inputs}
         if any(device is not None and device.type == "xla" for device in devices):
+            importlib.import_module("dynamo_backends.interface.captures").note_graph()
             return self._theirs(captured, example_inputs, **settings)
         compiler = getattr(importlib.import_module(self._ours), self.__name__)
         return compiler(captured, example_inputs, **settings)

@@ -154,7 +154,7 @@ class _StancePerThread:
         return self._otherwise.backend
 
 
-class _Shared:
+class Shared:
     """A change of Dynamo that lasts as long as anybody, in any thread, is using it."""
 
     def __init__(self) -> None:
@@ -177,8 +177,8 @@ class _Shared:
                 self._undo()
 
 
-_stance = _Shared()
-_graphs = _Shared()
+_stance = Shared()
+_graphs = Shared()
 
 
 def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], None]:

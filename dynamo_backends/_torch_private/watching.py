@@ -7,8 +7,12 @@
 | `torch._dynamo.eval_frame.cached_backends`, `torch._dynamo.guards` | 2.11+ |
 | `torch._dynamo.hooks.Hooks`, `GuardFail`, `torch._guards.Guard` | 2.11+ |
 | `torch._dynamo.utils.graph_break_reasons`, `torch._dynamo.exc` | 2.11+ |
+| `torch._dynamo.exc.TorchDynamoException.frame_exec_strategy` | 2.13.0 |
 | `torch._dynamo.pgo._CODE_STATE`, `_INIT_CODE_STATE` | 2.11+ |
 | `torch._C._dynamo.eval_frame`: cache entries and execution strategies of code objects | 2.11+ |
+| `torch._C._dynamo.eval_frame.set_guard_complete_hook` | 2.13.0 |
+| `torch._dynamo.eval_frame`: `_stance`, `OptimizeContext`: `callback`, `enter_exit_hooks` | 2.11+ |
+| `torch._dynamo.convert_frame.is_in_any_mode_without_ignore_compile_internals` | 2.11+ |
 | `torch._dynamo.backends.registry.lookup_backend` | 2.11+ |
 """
 
@@ -18,6 +22,8 @@ from types import CodeType
 from typing import Any
 
 import torch
+
+from dynamo_backends._torch_private.control import Shared
 
 _CACHE_HAS_PARTS = hasattr(torch._C._dynamo.eval_frame, "_get_cache_entries_for_region")
 Around = Callable[[CodeType], contextlib.AbstractContextManager[Any]]
@@ -113,11 +119,14 @@ def _unwrapped(backend: Any) -> Any:
 
 
 class _Watched:
-    """Dynamo's conversion of a frame, inside a context manager."""
+    """Dynamo's conversion of a frame, inside a context manager. Its copies are not watched."""
 
     def __init__(self, convert: Any, around: Around):
         self._convert = convert
         self._around = around
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self._convert,)
 
     def __call__(self, frame: Any, *args: Any, skip: int = 0) -> Any:
         with self._around(frame.f_code):
@@ -125,6 +134,89 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._convert, name)
+
+
+def _same(convert: Any) -> Any:
+    return convert
+
+
+def watch_conversions(context: Any, around: Around) -> None:
+    """Lets Dynamo's decorator work on each frame inside a context manager.
+
+    Args:
+        context: What `torch._dynamo.optimize` returns.
+        around: See `Region`.
+    """
+    convert = context.callback._torchdynamo_orig_backend
+    convert._inner_convert = _Watched(convert._inner_convert, around)
+
+
+def breaks_graphs(context: Any) -> bool:
+    """Whether Dynamo's decorator goes on after a graph break: it is not under `fullgraph=True`."""
+    return hasattr(context.callback._torchdynamo_orig_backend, "_inner_convert")
+
+
+def backend_of(context: Any) -> Any:
+    """What Dynamo's decorator hands graphs to; with options, torch's wrapper of that."""
+    return _unwrapped(context.callback)
+
+
+def have_graphs(context: Any, otherwise: Collection[int]) -> bool:
+    """Whether Dynamo has code with graphs for the backend of its decorator.
+
+    Args:
+        context: The decorator.
+        otherwise: Identities of code objects that do not count.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as entries_of
+
+    backend = backend_of(context)
+    return any(
+        _unwrapped(entry.backend) == backend
+        and any(name.startswith("__compiled_fn") for name in entry.code.co_names)
+        for code in seen_codes()
+        if id(code) not in otherwise
+        for entry in entries_of(code)
+    )
+
+
+def compiles_now() -> bool:
+    """Whether Dynamo compiles what the calling thread calls: nothing has switched that off."""
+    from torch._dynamo import config, convert_frame, eval_frame
+
+    in_a_mode = convert_frame.is_in_any_mode_without_ignore_compile_internals()
+    return eval_frame._stance.stance == "default" and not (config.disable or in_a_mode)
+
+
+_reuse = Shared()
+
+
+def reused_code(told: Callable[[], None]) -> Callable[[], None]:
+    """Calls a function, in the thread of the call, each time that guards admit compiled code.
+
+    Args:
+        told: The same function in every use.
+
+    Returns:
+        What ends it.
+    """
+
+    def change() -> Callable[[], None]:
+        from torch._C._dynamo import eval_frame
+
+        def hook(admitted: bool) -> bool:
+            if admitted:
+                told()
+            return admitted if prior is None else prior(admitted)
+
+        prior: Any = eval_frame.set_guard_complete_hook(hook)
+
+        def undo() -> None:
+            eval_frame.set_guard_complete_hook(prior)
+
+        return undo
+
+    return _reuse.begin(change)
 
 
 def seen_codes() -> list[CodeType]:
@@ -172,6 +264,13 @@ def is_unsupported(error: BaseException) -> bool:
     from torch._dynamo.exc import Unsupported, UserError
 
     return isinstance(error, Unsupported | UserError)
+
+
+def run_once_in_eager(error: Any) -> None:
+    """Makes Dynamo, which gives up a frame because of an error, look at it again in later calls."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+
+    error.frame_exec_strategy = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
 
 
 def backend_function(name: str) -> Callable[..., Any]:

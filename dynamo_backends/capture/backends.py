@@ -49,6 +49,21 @@ def resolve(
     return _interned(with_options(backend, options, dynamic)) if options else backend
 
 
+def refuses_eager(backend: Any) -> bool:
+    """Whether `fallback="error"` is set for a backend of this package.
+
+    Args:
+        backend: As torch has it: a compiler object, or its wrapper with options around that.
+    """
+    compiler = getattr(backend, "compiler_fn", backend)
+    options = getattr(backend, "kwargs", {}).get("options") or {}
+    asks = getattr(compiler, "refuses_eager", None)
+    if asks is not None:
+        return bool(asks(options))
+    ours = type(compiler).__module__.startswith("dynamo_backends.")
+    return ours and options.get("fallback") == "error"
+
+
 def _checked(options: Mapping[str, Any] | None) -> dict[str, Any]:
     if options is None:
         return {}

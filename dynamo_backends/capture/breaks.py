@@ -1,12 +1,15 @@
 """Graph breaks: where Dynamo stopped capturing, and why."""
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from traceback import FrameSummary
 from types import CodeType
 
+from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.source import Source, function_name, start_of, user_line
+from dynamo_backends.interface.errors import FallbackRefusedError
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,25 @@ class GraphBreak:
     skipped: bool = False
     count: int = 1
 
+    def __str__(self) -> str:
+        """The reason and the line, and what can be done, in one or two sentences."""
+        where = f" at {self.source}" if self.source else ""
+        hint = next((f" {h.removesuffix('.')}." for h in self.hints), "")
+        return f"{self.reason} in {self.function}{where}.{hint}"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the user's code asks for it."""
+        return any(words in self.reason for words in _WANTED)
+
+    @property
+    def is_of_error(self) -> bool:
+        """Whether the code raises there, in eager, too."""
+        return self.reason == "Observed exception"
+
+
+_WANTED = ("torch.compiler.disable", "torch._dynamo.disable", "torch._dynamo.graph_break")
+
 
 def graph_break(
     text: str, stack: Iterable[FrameSummary] | None, code: CodeType, skipped: bool = False
@@ -50,6 +72,47 @@ def graph_break(
     notes = [_parse(part)[1] for part in later]
     explanation = " ".join(filter(None, (explanation, *notes)))
     return GraphBreak(reason, explanation, hints, function_name(code), source, skipped)
+
+
+@contextlib.contextmanager
+def noted_breaks(code: CodeType, breaks: list[GraphBreak], refusing: str = "") -> Iterator[None]:
+    """Notes the graph breaks of a frame that Dynamo compiles inside of the block.
+
+    Args:
+        code: The code object of the frame.
+        breaks: They are added to it.
+        refusing: The backend that was asked for with `fallback="error"`; empty: without.
+
+    Raises:
+        FallbackRefusedError: There is one, and `fallback="error"` forbids it.
+    """
+    reasons = private.graph_break_reasons()
+    start = len(reasons)
+    try:
+        yield
+    except Exception as error:
+        if not private.is_unsupported(error):
+            raise
+        stack = getattr(error, "real_stack", None)
+        found = graph_break(getattr(error, "msg", str(error)), stack, code, skipped=True)
+        breaks.append(found)
+        if refusing and found.is_of_error:  # eager is to raise it
+            private.run_once_in_eager(error)
+        elif refusing:
+            raise _refusal(refusing, found) from error
+        raise
+    new = [graph_break(r.reason, r.user_stack, code) for r in reasons[start:]]
+    breaks += new
+    unwanted = next((found for found in new if not found.is_wanted), None)
+    if refusing and unwanted:
+        raise _refusal(refusing, unwanted)
+
+
+def _refusal(backend: str, found: GraphBreak) -> FallbackRefusedError:
+    return FallbackRefusedError(
+        f"{backend}: a part of {found.function} would run in eager: {found} "
+        'With fallback="eager" it would run there.'
+    )
 
 
 def merge(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.backends import resolve
+from dynamo_backends.capture.backends import refuses_eager, resolve
 from dynamo_backends.capture.breaks import merge
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.capture.gradients import differentiate
@@ -110,7 +110,9 @@ class Explainer:
     ):
         self._fn = _unwrap(fn)
         self._name = backend if isinstance(backend, str) else _name(backend)
-        self._observer = Observer(_resolve(backend, options, dynamic), dynamic, switched)
+        resolved = _resolve(backend, options, dynamic)
+        refusing = self._name if refuses_eager(resolved) else ""
+        self._observer = Observer(resolved, dynamic, switched, refusing)
         self._stack = contextlib.ExitStack()
         self._bisect = bisect
         self._compiled: Callable[..., Any] | None = None

@@ -12,7 +12,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import copy_captured
 from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.breaks import GraphBreak, graph_break
+from dynamo_backends.capture.breaks import GraphBreak, noted_breaks
 from dynamo_backends.capture.guards import Guard, Recompilation, read_guards, recompilation
 from dynamo_backends.capture.switched import Switched
 from dynamo_backends.graph.graph import user_lines
@@ -56,9 +56,16 @@ class Observer:
         backend: Called with each captured graph and its inputs.
         dynamic: As for `torch.compile`.
         switched: Whether captured graphs can run in eager instead.
+        refusing: See `noted_breaks`.
     """
 
-    def __init__(self, backend: Callable[..., Any], dynamic: bool | None, switched: bool = False):
+    def __init__(
+        self,
+        backend: Callable[..., Any],
+        dynamic: bool | None,
+        switched: bool = False,
+        refusing: str = "",
+    ):
         self.graphs: list[CapturedGraph] = []
         self.breaks: list[GraphBreak] = []
         self.guards: list[Guard] = []
@@ -66,6 +73,7 @@ class Observer:
         self.reports: list[GraphReport] = []
         self._backend = backend
         self._switched = switched
+        self._refusing = refusing
         self._frames: list[_Frame] = []
         self._codes: dict[int, CodeType] = {}  # by identity: equal code is not the same code
         self._region = private.Region(
@@ -94,18 +102,9 @@ class Observer:
         self._codes[id(code)] = code
         frame = _Frame(code)
         self._frames.append(frame)
-        reasons = private.graph_break_reasons()
-        start = len(reasons)
         try:
-            yield
-        except Exception as error:
-            if private.is_unsupported(error):
-                stack = getattr(error, "real_stack", None)
-                text = getattr(error, "msg", str(error))
-                self.breaks.append(graph_break(text, stack, code, skipped=True))
-            raise
-        else:
-            self.breaks += [graph_break(r.reason, r.user_stack, code) for r in reasons[start:]]
+            with noted_breaks(code, self.breaks, self._refusing):
+                yield
         finally:
             self._frames.pop()
             if frame.failures:

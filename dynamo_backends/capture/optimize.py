@@ -6,6 +6,7 @@ from typing import Any
 
 from dynamo_backends._torch_private import control
 from dynamo_backends.capture.backends import CompilerFunction, resolve
+from dynamo_backends.capture.first_call import check_block
 from dynamo_backends.capture.scopes import Callback, Hook, Scope
 
 
@@ -60,7 +61,8 @@ class Optimize(Scope):
     def __init__(self, backend: str | CompilerFunction, dynamic: bool | None, fullgraph: bool):
         self.backend = backend
         self._settings = {"dynamic": dynamic, "fullgraph": fullgraph}
-        self._context = control.dynamo_context(backend, dynamic, fullgraph)
+        self._context = self._new_context()
+        check_block(self._context)
 
     def __repr__(self) -> str:
         """As a call that makes it, less what it is called without."""
@@ -71,7 +73,11 @@ class Optimize(Scope):
         """The function or module, captured whenever it is called."""
         if inspect.isgeneratorfunction(fn):
             return control.run_within(lambda: self, fn)
-        return self._context(fn)
+        return self._new_context()(fn)
+
+    def _new_context(self) -> Any:
+        """Dynamo's decorator; each function has its own, whose first call is checked."""
+        return control.dynamo_context(self.backend, **self._settings)
 
     def _callback(self) -> Callback:
         callback: Callable[..., Any] | None = getattr(self._context, "callback", None)

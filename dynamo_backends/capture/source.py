@@ -47,8 +47,8 @@ def start_of(code: CodeType) -> Source | None:
 
 
 def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
-    """The innermost line of a stack that is not in torch itself; None if there is no stack."""
-    frames = list(stack or ())
+    """The innermost line of a stack that is not in torch itself; None if there is none."""
+    frames = [f for f in stack or () if not f.filename.startswith(_DYNAMO)]
     outside = [f for f in frames if not f.filename.startswith(_TORCH)]
     for frame in reversed(outside or frames):
         return line_of(frame.filename, frame.lineno or 0)

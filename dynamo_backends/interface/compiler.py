@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dynamo_backends._autoload import check_first_calls
+from dynamo_backends.interface import captures
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend, is_backend, load
@@ -25,8 +27,14 @@ class Compiler:
     _tags: tuple[str, ...] = ()
 
     def __init__(self, name: str, options: Mapping[str, Any]):
-        self.name = self.__name__ = name
+        self.name = name
         self._given = dict(options)
+
+    @property
+    def __name__(self) -> str:
+        """The backend's name, which torch asks for when something is compiled with the object."""
+        check_first_calls()
+        return self.name
 
     def __repr__(self) -> str:
         """As a call that makes it."""
@@ -37,6 +45,10 @@ class Compiler:
         """The validated options, those given to `torch.compile` taking precedence."""
         backend = get_backend(self.name)
         return backend.Options.parse({**self._given, **(given or {})}, self.name)
+
+    def refuses_eager(self, given: Mapping[str, Any] | None = None) -> bool:
+        """Whether `fallback="error"` is set, here or in the options given to `torch.compile`."""
+        return {**self._given, **(given or {})}.get("fallback") == "error"
 
     def __call__(
         self,
@@ -58,6 +70,7 @@ class Compiler:
                 "Use options={...} instead."
             )
         parsed = self.options(options)
+        captures.note_graph()
         # By its name: it takes a second to load, and the pipeline lies above this layer.
         compile_captured = load("dynamo_backends.pipeline.captured:compile_captured")
         compiled: Callable[..., Any] = compile_captured(

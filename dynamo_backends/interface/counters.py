@@ -35,6 +35,8 @@ class Counters(Counted):
         eager_calls: Calls of graphs that ran in eager because nothing was compiled of them, or not
             yet.
         uncompiled: Graphs that could not be compiled and run in eager.
+        uncaptured: Functions and models that were compiled, of which no operator is in a graph: all
+            of their first call ran in eager.
         failed: Blocks, graphs and steps that raised when they were called, and run in eager since.
         wrong: Blocks and steps whose results differed from eager's, and that run in eager since.
         compared: Comparisons of blocks and steps with eager.
@@ -47,6 +49,7 @@ class Counters(Counted):
     cache_hits: int = 0
     eager_calls: int = 0
     uncompiled: int = 0
+    uncaptured: int = 0
     failed: int = 0
     wrong: int = 0
     compared: int = 0

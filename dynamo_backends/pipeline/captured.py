@@ -28,6 +28,7 @@ from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_po
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.int8.capture import proving
+from dynamo_backends.interface import captures
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -247,6 +248,8 @@ class _GraphCompiler:
         backend, options = self.backend, self.options
         with stage(NORMAL_FORM):
             normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
+        if kind != "backward" and not normalized.graph.calls:
+            captures.note_graph_without_operators()
         if backend.home(options) is not None:
             draw_checkpoints_alike(normalized.graph)
         backend.prepare(normalized.graph, options)

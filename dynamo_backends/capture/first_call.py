@@ -1,0 +1,187 @@
+"""Whether the first call of a compiled function runs any operator on the backend.
+
+Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator
+(`torch.compile`, `optimize`, `module.compile()`; see `_autoload.check_first_calls`) is watched until
+the first call has returned; afterwards no call costs more. If nothing was captured, one warning
+says why, a report says so to `record()`, and `counters()` counts it. With `fallback="error"` it
+raises, and so does each graph break, at every compilation.
+
+A call is not judged that raises, or in which nothing is to be compiled: under `run()`, `disable()`,
+a stance, or a dispatch mode. Functions with `fullgraph=True` have torch's own errors.
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from dynamo_backends._torch_private import watching as private
+from dynamo_backends.capture.backends import refuses_eager
+from dynamo_backends.capture.breaks import GraphBreak, merge, noted_breaks
+from dynamo_backends.interface import captures
+from dynamo_backends.interface.compiler import Compiler
+from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.errors import FallbackRefusedError
+from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.report import GraphReport, is_apart
+
+log = logging.getLogger("dynamo_backends")
+
+NO_OPERATORS = "There is no operator on tensors to compile."
+NOT_LOOKED_AT = "Dynamo passes over its code, as it does over functions of torch and builtins."
+
+
+@dataclass
+class _Call(captures.Captures):
+    """A first call that is under way.
+
+    Attributes:
+        breaks: Where capture stopped in it.
+        frames: Code objects of what Dynamo tried to compile.
+        error: The exception that was being handled when it began.
+    """
+
+    breaks: list[GraphBreak] = field(default_factory=list)
+    frames: list[CodeType] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def cause(self) -> str:
+        """Why nothing was captured, in sentences."""
+        if self.breaks:
+            return " ".join(str(found) for found in merge(self.breaks)[:3])
+        return NO_OPERATORS if self.frames or self.graphs else NOT_LOOKED_AT
+
+
+class FirstCallCheck:
+    """Checks one use of Dynamo's decorator.
+
+    Args:
+        context: The decorator.
+        backend: Name of the backend.
+        refuses: Whether `fallback="error"` is set.
+        name: Of what is compiled.
+    """
+
+    def __init__(self, context: Any, backend: str, refuses: bool, name: str):
+        self._context = context
+        self._backend = backend
+        self._refuses = refuses
+        self._name = name
+        self._codes: list[CodeType] = []
+        self._threads = threading.local()
+        self._warned = False
+        private.watch_conversions(context, self._noting)
+        context.enter_exit_hooks.append(self._enter)
+
+    def watch(self, compiled: Any) -> None:
+        """Takes note of what the decorator returned: a function, or a module."""
+        code = getattr(getattr(compiled, "_torchdynamo_orig_callable", None), "__code__", None)
+        if isinstance(code, CodeType) and not isinstance(compiled, nn.Module):
+            self._codes.append(code)
+
+    @contextlib.contextmanager
+    def _noting(self, code: CodeType) -> Iterator[None]:
+        call = getattr(self._threads, "call", None) or _Call()
+        call.frames.append(code)
+        with noted_breaks(code, call.breaks, self._backend if self._refuses else ""):
+            yield
+
+    def _enter(self) -> Callable[[], None]:
+        """A hook of the decorator, before a call."""
+        if not private.compiles_now() or getattr(self._threads, "call", None) is not None:
+            return _nothing
+        private.retry_skipped(self._codes)  # which other functions may have in common with it
+        call = self._threads.call = _Call(error=sys.exc_info()[1])
+        captures.thread.calls.append(call)
+        return functools.partial(self._leave, call, private.reused_code(captures.note_reuse))
+
+    def _leave(self, call: _Call, end: Callable[[], None]) -> None:
+        """What the hook returns, after the call."""
+        end()
+        captures.thread.calls[:] = [c for c in captures.thread.calls if c is not call]
+        self._threads.call = None
+        if sys.exc_info()[1] is not call.error:
+            return  # the call raised
+        if call.graphs > call.without_operators or self._reuses_graphs(call):
+            self._end()
+        elif self._codes or call.breaks:  # and not a `with` block that calls nothing
+            self._say(call)
+
+    def _reuses_graphs(self, call: _Call) -> bool:
+        """Whether graphs ran that were captured before; code without a graph is reused, too."""
+        if not call.reused or not call.frames:
+            return bool(call.reused)
+        return private.have_graphs(self._context, {id(code) for code in call.frames})
+
+    def _end(self) -> None:
+        with contextlib.suppress(ValueError):  # another thread was faster
+            self._context.enter_exit_hooks.remove(self._enter)
+
+    def _say(self, call: _Call) -> None:
+        text = f"nothing of {self._name} was compiled"
+        if self._refuses:
+            raise FallbackRefusedError(
+                f"{self._backend}: {text}. {call.cause()} "
+                'With fallback="eager" all of it would run in eager.'
+            )
+        self._end()
+        if self._warned or is_apart():
+            return
+        self._warned = True
+        total.add(uncaptured=1)
+        report = GraphReport(self._backend, "inference")
+        report.reverted = f"{text}; all of it runs in eager. {call.cause()}"
+        log.warning("%s: %s", self._backend, report.reverted)
+        publish(report)
+
+
+def _nothing() -> None:
+    pass
+
+
+def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
+    """The check of Dynamo's decorator, made when it is first applied; None: there is to be none.
+
+    Args:
+        context: The decorator.
+        backend: What it hands graphs to, a compiler object or torch's wrapper of one.
+        fn: What it is applied to.
+    """
+    if not private.breaks_graphs(context):
+        return None
+    check: FirstCallCheck | None = getattr(context, "_dynamo_backends_check", None)
+    if check is None:
+        name = getattr(backend, "compiler_fn", backend).__name__
+        check = FirstCallCheck(context, name, refuses_eager(backend), _name(fn))
+        context._dynamo_backends_check = check
+    return check
+
+
+def check_block(context: Any) -> None:
+    """Checks what Dynamo's decorator captures in the `with` blocks that it is used for.
+
+    Args:
+        context: The decorator; nothing is done if its backend is not of this package.
+    """
+    backend = private.backend_of(context)
+    if isinstance(getattr(backend, "compiler_fn", backend), Compiler):
+        check_of(context, backend, None)
+
+
+def _name(fn: Any) -> str:
+    if fn is None:
+        return "a `with` block"
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, nn.Module):
+        return type(owner).__name__
+    if inspect.isbuiltin(fn):
+        return fn.__name__
+    return str(getattr(fn, "__qualname__", type(fn).__name__))

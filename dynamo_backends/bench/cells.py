@@ -13,6 +13,7 @@ Status = Literal[
     "pass",
     "fail_accuracy",
     "fail_to_run",
+    "not_compiled",
     "timeout",
     "OOM",
     "eager_two_runs_differ",

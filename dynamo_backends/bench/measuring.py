@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from dynamo_backends.bench.statistics import PAUSE_S, compare
 from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
 from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.tuning.statistics import Timing
 
 _SAMPLE_S = 0.01  # a sample of shorter calls consists of several
@@ -57,7 +58,10 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     precise, note = _precise(work, expected)
     allowed = work.allowed(expected)
     tell(stage="compile", note=note)
-    run = _compile(work, cell, how, tell, "compile_cold_s")
+    run, uncompiled = _compile(work, cell, how, tell, "compile_cold_s")
+    if uncompiled:
+        tell(status="not_compiled", reason=uncompiled)
+        return
     tell(stage="compare")
     found = results(run, max(_CALLS, work.calls) - 1)
     accuracy = compare_outputs(expected, found, precise, limit, allowed)
@@ -78,7 +82,7 @@ def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     """Compiles with what the first process left in caches, and counts what runs in eager."""
     work = _load(case, cell, how)
     tell(stage="compile")
-    run = _compile(work, cell, how, tell, "compile_warm_s")
+    run, _ = _compile(work, cell, how, tell, "compile_warm_s")
     tell(stage="calls")
     for _ in range(2):
         run()
@@ -113,11 +117,12 @@ def _precise(work: Work, expected: Any) -> tuple[Any, str]:
         return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
 
 
-def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> Runner:
+def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Runner, str]:
+    """The compiled model, called once; and why nothing of it was compiled, if so."""
     if cell.backend == EAGER:
         run = work.eager()
         run()
-        return run
+        return run, ""
     counters = private.dynamo_counters()
     with record() as reports:
         start = time.perf_counter()
@@ -128,7 +133,7 @@ def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> Runner:
         seconds = time.perf_counter() - start
     tell(**{name: seconds})
     if is_export(cell.backend):
-        return run
+        return run, ""
     if cell.mode != "step" or counters["stats"]["unique_graphs"]:
         tell(
             graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values())
@@ -141,7 +146,25 @@ def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> Runner:
             chosen=tuple(r.chosen for r in reports if r.chosen),
             note="; ".join(replaced[:1]),
         )
-    return run
+    by_step_compiler = cell.mode == "step" and not counters["stats"]["unique_graphs"]
+    graphs = 1 if by_step_compiler else counters["stats"]["unique_graphs"]
+    return run, why_uncompiled(reports, graphs)
+
+
+def why_uncompiled(reports: Sequence[GraphReport], graphs: int) -> str:
+    """Why no operator runs on the backend; empty: some do, or autotune has chosen eager.
+
+    Args:
+        reports: Of all graphs, if the backend is of this package.
+        graphs: That Dynamo captured.
+    """
+    if any(r.ops_on_backend or r.ops_on_inductor or r.chosen for r in reports):
+        return ""
+    if not reports:
+        return "" if graphs else "Dynamo captured no graph: all of the model runs in eager"
+    reasons = [r.reverted for r in reports if r.reverted]
+    reasons += [f"{f.op}: {f.reason}" for r in reports for f in r.fallbacks]
+    return next(iter(reasons), "the graphs have no operators")
 
 
 def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:

@@ -8,7 +8,13 @@ from dynamo_backends.bench.cells import Cell, Outcome, Run, Status, short
 from dynamo_backends.bench.markdown import table
 from dynamo_backends.bench.summary import in_words
 
-_FAILURES: tuple[Status, ...] = ("fail_accuracy", "fail_to_run", "timeout", "OOM")
+_FAILURES: tuple[Status, ...] = (
+    "fail_accuracy",
+    "fail_to_run",
+    "not_compiled",
+    "timeout",
+    "OOM",
+)
 _LONGEST = 200  # characters of a reason
 
 _Kind = tuple[str, str, str, int | None]

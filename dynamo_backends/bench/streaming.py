@@ -16,7 +16,13 @@ from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import EAGER, Cell, How
 from dynamo_backends.bench.device import peak, synchronizing, wait
 from dynamo_backends.bench.load import Load
-from dynamo_backends.bench.measuring import LEAST_ROUNDS, Tell, outside, tell_speedup
+from dynamo_backends.bench.measuring import (
+    LEAST_ROUNDS,
+    Tell,
+    outside,
+    tell_speedup,
+    why_uncompiled,
+)
 from dynamo_backends.bench.statistics import PAUSE_S, compare
 from dynamo_backends.bench.suites.changing import StreamCase
 from dynamo_backends.bench.suites.streams import Compile, Stream
@@ -43,13 +49,16 @@ def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
             tell(status="eager_two_runs_differ", reason=reason)
             return
         tell(stage="compile")
-        served = _compiled(stream, cell, how, tell, "compile_cold_s")
+        served, uncompiled = _compiled(stream, cell, how, tell, "compile_cold_s")
+        if uncompiled:
+            tell(status="not_compiled", reason=uncompiled)
+            return
         tell(stage="compare")
         wrong, reason = _wrong(stream, eager, served, cell)
         if wrong and stream.tokens:  # which rounding may have changed
             wrong, reason = _wrong_in_float64(stream, cell)
             torch.compiler.reset()
-            served = _compiled(stream, cell, how, lambda **_: None, "")
+            served, _ = _compiled(stream, cell, how, lambda **_: None, "")
         tell(wrong=wrong)
         if wrong:
             text = f"{wrong} of {len(stream.requests)} answers are wrong: {reason}"
@@ -68,7 +77,7 @@ def warm(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
     stream, _ = _begun(case, cell, how, tell)
     with _gradients(stream):
         tell(stage="compile")
-        served = _compiled(stream, cell, how, tell, "compile_warm_s")
+        served, _ = _compiled(stream, cell, how, tell, "compile_warm_s")
         tell(stage="calls", peak_backend=peak(how.device))
         if cell.backend != EAGER:
             first = stream.requests[0]
@@ -110,8 +119,12 @@ def _gradients(stream: Stream) -> AbstractContextManager[Any]:
     return torch.set_grad_enabled(stream.trains)
 
 
-def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> Serve:
-    """What answers, after it has answered all requests twice; tells what was compiled for that."""
+def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Serve, str]:
+    """What answers, after it has answered all requests twice; tells what was compiled for that.
+
+    Returns:
+        That; and why nothing was compiled, if so.
+    """
     graphs = private.dynamo_counters()["stats"]
     served = _waiting(stream.serve(copy.deepcopy(stream.model), _by(cell.backend)), how)
     with record() as reports:
@@ -125,7 +138,7 @@ def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> Se
         background.wait()
     tell(**{name: took[0]}, stream_cold_s=sum(took))
     if cell.backend == EAGER:
-        return served
+        return served, ""
     breaks = sum(private.dynamo_counters()["graph_break"].values())
     captured = graphs["unique_graphs"]
     tell(graphs=captured, recompilations=captured - after_first, breaks=breaks)
@@ -136,7 +149,7 @@ def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> Se
             ops_fallback=sum(r.ops_in_eager for r in reports),
             note="; ".join([reason for r in reports for reason in r.runtime_fallbacks][:1]),
         )
-    return served
+    return served, why_uncompiled(reports, captured)
 
 
 def _wrong_in_float64(stream: Stream, cell: Cell) -> tuple[int, str]:

@@ -24,6 +24,7 @@ from dynamo_backends.capture.guards import summarize
 from dynamo_backends.capture.observer import CapturedGraph, Observer
 from dynamo_backends.capture.source import function_name, start_of
 from dynamo_backends.capture.switched import Switched
+from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.verify.bisection import bisecting
 
 BackendLike = str | Callable[..., Any]
@@ -177,6 +178,9 @@ class Explainer:
         notes = list(self._notes)
         if not graphs and not seen.breaks:
             notes.append("Dynamo captured nothing: no operation on tensors was found.")
+        reports = [report for graph in graphs for report in graph.reports]
+        if not graphs or (reports and not any(map(_runs_on_backend, reports))):
+            notes.append(f"Nothing was compiled: no operator runs on {self._name}.")
         return Explanation(
             getattr(self._fn, "__qualname__", type(self._fn).__name__),
             self._name,
@@ -213,6 +217,11 @@ class Explainer:
             ),
             captured.lines,
         )
+
+
+def _runs_on_backend(report: GraphReport) -> bool:
+    """Whether anything of a graph does, or autotune has chosen for it."""
+    return bool(report.ops_on_backend or report.ops_on_inductor or report.chosen)
 
 
 def _unwrap(fn: Callable[..., Any]) -> Callable[..., Any]:

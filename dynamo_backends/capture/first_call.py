@@ -77,7 +77,7 @@ class FirstCallCheck:
         self._name = name
         self._codes: list[CodeType] = []
         self._threads = threading.local()
-        self._warned = False
+        self._cause = ""  # why nothing was captured in an earlier call
         private.watch_conversions(context, self._noting)
         context.enter_exit_hooks.append(self._enter)
 
@@ -91,7 +91,9 @@ class FirstCallCheck:
     def _noting(self, code: CodeType) -> Iterator[None]:
         call = getattr(self._threads, "call", None) or _Call()
         call.frames.append(code)
-        with noted_breaks(code, call.breaks, self._backend if self._refuses else ""):
+        # A block captures whatever generator its lines go through.
+        refuses = self._refuses and (self._codes or not code.co_flags & inspect.CO_GENERATOR)
+        with noted_breaks(code, call.breaks, self._backend if refuses else ""):
             yield
 
     def _enter(self) -> Callable[[], None]:
@@ -110,10 +112,12 @@ class FirstCallCheck:
         self._threads.call = None
         if sys.exc_info()[1] is not call.error:
             return  # the call raised
-        if call.graphs > call.without_operators or self._reuses_graphs(call):
+        reuses = not self._cause and self._reuses_graphs(call)
+        if call.graphs > call.without_operators or reuses:
             self._end()
         elif self._codes or call.breaks:  # and not a `with` block that calls nothing
-            self._say(call)
+            is_first, self._cause = not self._cause, self._cause or call.cause()
+            self._say(is_first)
 
     def _reuses_graphs(self, call: _Call) -> bool:
         """Whether graphs ran that were captured before; code without a graph is reused, too."""
@@ -125,20 +129,19 @@ class FirstCallCheck:
         with contextlib.suppress(ValueError):  # another thread was faster
             self._context.enter_exit_hooks.remove(self._enter)
 
-    def _say(self, call: _Call) -> None:
+    def _say(self, is_first: bool) -> None:
         text = f"nothing of {self._name} was compiled"
         if self._refuses:
             raise FallbackRefusedError(
-                f"{self._backend}: {text}. {call.cause()} "
+                f"{self._backend}: {text}. {self._cause} "
                 'With fallback="eager" all of it would run in eager.'
             )
         self._end()
-        if self._warned or is_apart():
+        if not is_first or is_apart():
             return
-        self._warned = True
         total.add(uncaptured=1)
         report = GraphReport(self._backend, "inference")
-        report.reverted = f"{text}; all of it runs in eager. {call.cause()}"
+        report.reverted = f"{text}; all of it runs in eager. {self._cause}"
         log.warning("%s: %s", self._backend, report.reverted)
         publish(report)
 

@@ -24,8 +24,8 @@ class Options:
     `LIMITS` has the valid values of numbers; those of a subclass are checked as well.
 
     Attributes:
-        fallback: "eager" runs what the backend cannot do in eager and reports it; "error" raises
-            `FallbackRefusedError` instead.
+        fallback: "eager" runs in eager, and reports, what the backend cannot do and what Dynamo
+            does not capture; "error" raises `FallbackRefusedError` instead.
         verify: Which calls of compiled code are compared with eager by `torch._dynamo.utils.same`,
             against a float64 reference where they are not close: "first": the first call of each
             program and shape; "always": every call; "off": none. What is wrong is replaced by

@@ -76,7 +76,7 @@ def compiling(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    with _current_folder(), contextlib.suppress(ImportError):
+    with _current_folder(), contextlib.suppress(ImportError, ValueError):
         return importlib.util.find_spec(name) is not None
     return False
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dynamo_backends.bench.python_files import load_file
-from dynamo_backends.interface.errors import ModelError, did_you_mean
+from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def named_in(path: Path, name: str) -> Any:
     """
     if not path.is_file():
         raise ModelError(f"there is no file {str(path)!r}.")
-    module = load_file(path)
+    with as_model_error(f"{path} cannot be imported", str(path)):
+        module = load_file(path)
     public = {n: v for n, v in vars(module).items() if not n.startswith("_")}
     known = [n for n, v in public.items() if callable(v) or isinstance(v, Mapping)]
     require(name, known, str(path), "function")
@@ -69,8 +70,13 @@ def made_by(factory: Callable[..., Any], batch: int | None, name: str) -> Loaded
     Raises:
         ModelError: It returns something else.
     """
-    takes = batch is not None and "batch" in inspect.signature(factory).parameters
-    return _checked(factory(**({"batch": batch} if takes else {})), name)
+    with as_model_error(f"{name} cannot make a model"):
+        takes = batch is not None and "batch" in inspect.signature(factory).parameters
+        made = factory(**({"batch": batch} if takes else {}))
+        if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
+            inputs = made.example_inputs
+            made = (made, inputs() if callable(inputs) else inputs)
+    return _checked(made, name)
 
 
 def require(name: str, known: Iterable[str], package: str, what: str) -> None:
@@ -86,9 +92,6 @@ def require(name: str, known: Iterable[str], package: str, what: str) -> None:
 
 
 def _checked(made: Any, name: str) -> Loaded:
-    if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
-        inputs = made.example_inputs
-        made = (made, inputs() if callable(inputs) else inputs)
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
         model, args, *kwargs = made
         args = (args,) if isinstance(args, torch.Tensor) else args

@@ -42,7 +42,7 @@ def read(path: Path, kind: str) -> dict[str, Any]:
             raise ValueError(f"it holds {found!r}")
     except OSError as error:
         raise ResultError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, kind, error) from error
     return content
 

@@ -1,9 +1,9 @@
 """Whether the first call of a compiled function runs any operator on the backend.
 
-Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator
-(`torch.compile`, `optimize`, `module.compile()`; see `_autoload.check_first_calls`) is watched until
-the first call has returned; afterwards no call costs more. If nothing was captured, one warning
-says why, a report says so to `record()`, and `counters()` counts it. With `fallback="error"` it
+Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator,
+in `torch.compile`, `optimize` and `module.compile()` (see `_autoload.check_first_calls`), is
+watched until the first call has returned; afterwards no call costs more. If nothing was captured,
+one warning says why, a report says so to `record()`, and `counters()` counts it. With `fallback="error"` it
 raises, and so does each graph break, at every compilation.
 
 A call is not judged that raises, or in which nothing is to be compiled: under `run()`, `disable()`,

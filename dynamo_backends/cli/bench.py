@@ -1,6 +1,7 @@
 """`dynamo-backends bench SUITE`: models on backends, whether right and how fast."""
 
 import argparse
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     add = parser.add_argument
     add("suite", metavar="SUITE", help='see below; or "compare", "page"')
-    add("files", nargs="*", metavar="FILE.json", help="of compare and page")
+    add("files", nargs="*", type=path, metavar="FILE.json", help="of compare and page")
     add("--backends", nargs="+", metavar="BACKEND", help="default: openxla")
     add("--models", nargs="+", metavar="NAME", help="only these models")
     add("--mode", nargs="+", choices=["inference", "training", "step"],
@@ -63,20 +64,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive, metavar="N", help="of torch")
     add("--accuracy", action="store_true", help="only whether results are right: nothing is timed")
     add("--rounds", type=positive, default=20, metavar="N", help="samples of each (default: 20)")
-    add("--patience", type=float, default=60.0, metavar="S",
+    add("--patience", type=positive_number, default=60.0, metavar="S",
         help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
-    add("--timeout", type=float, default=900.0, metavar="S",
+    add("--timeout", type=positive_number, default=900.0, metavar="S",
         help="seconds that a process may take (default: 900)")  # fmt: skip
-    add("--memory", type=float, metavar="GB", help="resident memory that a process may have")
+    add(
+        "--memory",
+        type=positive_number,
+        metavar="GB",
+        help="resident memory that a process may have",
+    )
     add("--scale", default="bench", choices=["bench", "test"], help="sizes of the models")
-    add("--path", default="", metavar="CHECKOUT", help="of torchbench")
-    add("--output", default="bench.json", metavar="FILE.json", help="default: bench.json")
+    add("--path", type=path, metavar="CHECKOUT", help="of torchbench")
+    add(
+        "--output",
+        type=path,
+        default=Path("bench.json"),
+        metavar="FILE.json",
+        help="default: bench.json",
+    )
     add("--resume", action="store_true",
         help="go on with what OUTPUT has: with the --models, --backends, --mode, --dtype and "
         "--batch that are given, and all that it has of those that are not")  # fmt: skip
-    add("--threshold", type=float, default=0.05, metavar="SHARE",
+    add("--threshold", type=share, default=0.05, metavar="SHARE",
         help="compare: smaller changes are none (default: 0.05)")  # fmt: skip
-    add("--html", metavar="FILE.html", help="the page; default: OUTPUT.html, none of compare")
+    add(
+        "--html",
+        type=path,
+        metavar="FILE.html",
+        help="the page; default: OUTPUT.html, none of compare",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     if args.suite == "page":
         return _page(args, console)
     if args.files:
-        raise OptionError(f"{args.files[0]!r} is no argument of a suite; --models names models.")
+        raise OptionError(
+            f"{str(args.files[0])!r} is no argument of a suite; --models names models."
+        )
     return _measure(args, console)
 
 
@@ -96,17 +115,17 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
 
     for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
-    how, path = _how(args), Path(args.output)
-    run = ledger.begin(runs.context(how), path, args.resume)
+    how, output = _how(args), args.output
+    run = ledger.begin(runs.context(how), output, args.resume)
     cells = _asked(args, how, run)
     run.command = shlex.join(["dynamo-backends", *args.given])
     try:
-        runs.measure_all(run, cells, how, path, console)
+        runs.measure_all(run, cells, how, output, console)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {path} has {len(run.outcomes)} of {len(run.cells)} results; "
+        console.print(f"Interrupted. {output} has {len(run.outcomes)} of {len(run.cells)} results; "
                       "the same command with --resume goes on.", highlight=False)  # fmt: skip
         return 130
-    _report(run, path, args.html, console)
+    _report(run, output, args.html, console)
     failed = [o for o in run.outcomes.values() if not o.passed and not o.eager_failed]
     return int(bool(failed))
 
@@ -115,10 +134,10 @@ def _how(args: argparse.Namespace) -> "How":
     from dynamo_backends.bench import device
     from dynamo_backends.bench.cells import How
 
-    path = str(Path(args.path).resolve()) if args.path else ""
+    checkout = str(args.path.resolve()) if args.path else ""
     device.require(args.device)
     return How(
-        absolute(args.suite), path, args.scale, args.rounds, args.patience, args.threads,
+        absolute(args.suite), checkout, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory, args.device, args.accuracy,
     )  # fmt: skip
 
@@ -133,7 +152,7 @@ def _asked(args: argparse.Namespace, how: "How", begun: "Run") -> "list[Cell]":
         args.mode or (), args.dtype or (), args.batch or (),
     )  # fmt: skip
     cells = named.of(known, begun.cells)
-    for name in args.backends or dict.fromkeys(c.backend for c in begun.left_of(cells)):
+    for name in named.backends or dict.fromkeys(c.backend for c in begun.left_of(cells)):
         backends.require(name)
     _require_exportable([c for c in cells if exports.is_export(c.backend)], known, how)
     if not cells:
@@ -151,14 +170,14 @@ def _require_exportable(cells: "Sequence[Cell]", known: "Sequence[Case]", how: "
         raise OptionError("export:... is for inference of models of one size on the CPU.")
 
 
-def _report(run: "Run", path: Path, html: str | None, console: Console) -> None:
+def _report(run: "Run", results: Path, html: Path | None, console: Console) -> None:
     from dynamo_backends.bench import pages, summary, tables
 
-    page = Path(html) if html else path.with_suffix(".html")
+    page = html or results.with_suffix(".html")
     page.write_text(pages.run_page(run), encoding="utf-8")
     console.print(tables.print_summary(run))
     console.print(summary.headline(run), highlight=False)
-    console.print(f"saved {path} and {page}", highlight=False, soft_wrap=True)
+    console.print(f"saved {results} and {page}", highlight=False, soft_wrap=True)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
@@ -166,7 +185,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
     if len(args.files) != 2:
         raise OptionError("compare takes two files: bench compare BEFORE.json AFTER.json.")
-    before, after = (ledger.read(Path(file)) for file in args.files)
+    before, after = map(ledger.read, args.files)
     found = comparison.compare_runs(before, after, args.threshold)
     for text in found.contexts:
         console.print(f"[yellow]the runs differ:[/] {text}", highlight=False)
@@ -176,7 +195,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             console.print(f"{len(cells)} cells only the {name} run has", highlight=False)
     console.print(found.headline, highlight=False)
     if args.html:
-        Path(args.html).write_text(pages.comparison_page(found), encoding="utf-8")
+        args.html.write_text(pages.comparison_page(found), encoding="utf-8")
     return int(bool(found.of("regression")))
 
 
@@ -185,15 +204,15 @@ def _page(args: argparse.Namespace, console: Console) -> int:
 
     if len(args.files) != 1:
         raise OptionError("page takes one file: bench page RESULT.json.")
-    path = Path(args.files[0])
-    _report(ledger.read(path), path, args.html, console)
+    (results,) = args.files
+    _report(ledger.read(results), results, args.html, console)
     return 0
 
 
 def absolute(name: str) -> str:
     """FILE.py:NAME by the whole path of the file, wherever a later run is begun."""
     file, _, rest = name.rpartition(":")
-    return f"{Path(file).resolve()}:{rest}" if file.endswith(".py") else name
+    return f"{Path(file).expanduser().resolve()}:{rest}" if file.endswith(".py") else name
 
 
 def output_console(stderr: bool = False) -> Console:
@@ -209,8 +228,36 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def path(text: str) -> Path:
+    """A file or folder, for argparse; "~" is the user's home."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"must be the name of a file or folder, not {text!r}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
 def positive(text: str) -> int:
     """A number from 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or not 1 <= (number := int(text)) < 2**31:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)
+    return number
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    if (number := share(text)) == 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+    return number
+
+
+def share(text: str) -> float:
+    """A finite number from 0, for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number from 0, not {text!r}")
+    return number

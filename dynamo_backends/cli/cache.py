@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_backends.cli.bench import path
 from dynamo_backends.interface.errors import DecisionError
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("ls", help="one line per decision")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    listing.add_argument("--html", metavar="FILE.html", help="write a page of them as well")
+    listing.add_argument(
+        "--html", type=path, metavar="FILE.html", help="write a page of them as well"
+    )
     show = actions.add_parser("show", help="the candidates of one decision")
     show.add_argument("key", metavar="KEY", help="the first characters of its key, as ls shows it")
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    show.add_argument("--html", metavar="FILE.html", help="write a page as well: rounds and errors")
+    show.add_argument(
+        "--html", type=path, metavar="FILE.html", help="write a page as well: rounds and errors"
+    )
     clear = actions.add_parser(
         "clear", help="forget decisions, and tvm's schedules, so that graphs are tuned anew"
     )
@@ -52,9 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="remove compiled code and traced graphs from the disk, too",
     )
     export = actions.add_parser("export", help="write all decisions into one file")
-    export.add_argument("file", metavar="FILE", help="JSON file to write; - is standard output")
+    export.add_argument(
+        "file", type=path, metavar="FILE", help="JSON file to write; - is standard output"
+    )
     importing = actions.add_parser("import", help="take over the decisions of another machine")
-    importing.add_argument("file", metavar="FILE", help="JSON file to read; - is standard input")
+    importing.add_argument(
+        "file", type=path, metavar="FILE", help="JSON file to read; - is standard input"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,7 +128,7 @@ def _write_page(args: argparse.Namespace, found: "list[Decision]") -> None:
         from dynamo_backends.bench.decisions_page import decisions_page
 
         page = decisions_page(found, shlex.join(["dynamo-backends", *args.given]))
-        Path(args.html).write_text(page, encoding="utf-8")
+        args.html.write_text(page, encoding="utf-8")
 
 
 def _find(key: str, decisions: "Decisions") -> "Decision":
@@ -151,8 +160,8 @@ def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
 
 def _remove(files: Iterable[Path]) -> int:
     paths = list(files)
-    for path in paths:
-        path.unlink(missing_ok=True)
+    for each in paths:
+        each.unlink(missing_ok=True)
     return len(paths)
 
 
@@ -161,10 +170,10 @@ def _export(args: argparse.Namespace, decisions: "Decisions") -> int:
 
     found = decisions.all()
     text = json.dumps({"format": FORMAT, "decisions": [d.to_dict() for d in found]}, indent=1)
-    if args.file == "-":
+    if str(args.file) == "-":
         print(text)
     else:
-        Path(args.file).write_text(text + "\n", encoding="utf-8")
+        args.file.write_text(text + "\n", encoding="utf-8")
         print(f"wrote {len(found)} decisions to {args.file}")
     return 0
 
@@ -177,16 +186,16 @@ def _import(args: argparse.Namespace, decisions: "Decisions") -> int:
     return 0
 
 
-def _read(name: str) -> "list[Decision]":
+def _read(name: Path) -> "list[Decision]":
     from dynamo_backends.autotune.decisions import Decision
 
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(name) == "-" else name.read_text(encoding="utf-8")
         content: Any = json.loads(text)
         if not isinstance(content, dict) or not isinstance(content.get("decisions"), list):
             raise ValueError("it holds no list of decisions")
         return [Decision.from_dict(given) for given in content["decisions"]]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DecisionError(
             f"{name} cannot be imported: {error}. Valid is what `dynamo-backends cache export` "
             "has written."

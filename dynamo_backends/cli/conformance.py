@@ -7,7 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_backends.cli.bench import absolute, natural, output_console, positive
+from dynamo_backends.cli.bench import (
+    absolute,
+    natural,
+    output_console,
+    path,
+    positive,
+    positive_number,
+)
 from dynamo_backends.interface.errors import OptionError
 
 if TYPE_CHECKING:
@@ -52,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", nargs="+", metavar="NAME", help="of operators (default: float32)")
     add("--share", type=positive, default=1, metavar="N", help="one in N operators (default: all)")
     add("--full", action="store_true", help="all samples, all dtypes, large models")
-    add("--time-limit", type=float, default=180.0, metavar="S",
+    add("--time-limit", type=positive_number, default=180.0, metavar="S",
         help="seconds that a check may take (default: 180)")  # fmt: skip
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default: 1)")
     add("--processes", type=positive, default=1, metavar="N", help="at a time (default: 1)")
-    add("--output", metavar="DIR", help="default: conformance; none with --rewrites")
+    add("--output", type=path, metavar="DIR", help="default: conformance; none with --rewrites")
     add("--rewrites", type=positive, metavar="N", help="so many random graphs, and nothing else "
         "unless --groups names it (default: 100)")  # fmt: skip
     add("--seed", type=natural, default=0, metavar="S", help="of the first graph (default: 0)")
@@ -79,7 +86,7 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     from dynamo_backends.runtime.cache import write_whole
 
     console = output_console(stderr=args.json)
-    require(args.backend)
+    require(absolute(args.backend))
     settings = _settings(args)
     files = runs.Files.of(settings.backend, folder)
     if files.journal.exists() and not args.resume:

@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from dynamo_backends.cli.bench import positive
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.cli.bench import path, positive
+from dynamo_backends.interface.errors import OptionError, as_model_error
+from dynamo_backends.interface.logs import silenced
 
 if TYPE_CHECKING:
     from dynamo_backends.bench.explained import Times
@@ -53,7 +53,9 @@ _ROUNDS = 20  # for a page
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="see below")
-    parser.add_argument("--traffic", metavar="FILE.json", help="calls of several sizes, see below")
+    parser.add_argument(
+        "--traffic", type=path, metavar="FILE.json", help="calls of several sizes, see below"
+    )
     parser.add_argument("--backend", default="openxla", help="a name that torch.compile takes")
     parser.add_argument(
         "--option",
@@ -70,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bisect", action="store_true", help="where a graph is wrong, find the operators that are"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
-    parser.add_argument("--html", metavar="FILE.html", help="write a page as well, with times")
+    parser.add_argument(
+        "--html", type=path, metavar="FILE.html", help="write a page as well, with times"
+    )
     parser.add_argument("--rounds", type=positive, metavar="N",
         help="time the last call so often, in eager and compiled (--html: 20)")  # fmt: skip
 
@@ -111,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
         command = shlex.join(["dynamo-backends", *args.given])
         page = explained_page(explanation, times, command)
-        Path(args.html).write_text(page, encoding="utf-8")
+        args.html.write_text(page, encoding="utf-8")
     return 0
 
 
@@ -150,7 +154,9 @@ def _explained(
     with explainer:
         with waiting(f"compiling with {args.backend}"):
             for positional, named in calls:
-                explainer.differentiate(explainer(*positional, **named))
+                called = as_model_error(f"{args.model or 'the model'} cannot be called")
+                with called, silenced("torch._subclasses"):  # which logs what models raise
+                    explainer.differentiate(explainer(*positional, **named))
         explanation = explainer.explanation()
         if not rounds:
             return explanation, None

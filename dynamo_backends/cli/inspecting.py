@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dynamo_backends.cli.bench import path
+
 SUMMARY = "what is in a package: model or step, backend, versions, parts"
 
 EXAMPLES = """\
@@ -21,7 +23,9 @@ _WIDTH = 80
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("file", metavar="FILE", help="what dynamo_backends.save has written")
+    parser.add_argument(
+        "file", type=path, metavar="FILE", help="what dynamo_backends.save has written"
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest as it is")
 
 

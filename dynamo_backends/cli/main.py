@@ -1,6 +1,7 @@
 """Reads the command line and runs a command."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -44,10 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.given = list(sys.argv[1:] if argv is None else argv)
     try:
         status: int = _COMMANDS[args.command].run(args)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - flushed at the end
+        return 141
     except Exception as error:
         # Dynamo wraps what a backend raises.
-        own = getattr(error, "inner_exception", error)
-        if not isinstance(own, DynamoBackendsError):
+        own = getattr(error, "inner_exception", None) or error
+        if not isinstance(own, DynamoBackendsError | OSError):
             raise
         print(f"dynamo-backends {args.command}: {own}", file=sys.stderr)
         return 2

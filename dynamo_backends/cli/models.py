@@ -10,7 +10,7 @@ import torch
 from dynamo_backends.bench.factories import Loaded, from_file, require
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.cli.transformers import build as build_transformers
-from dynamo_backends.interface.errors import ModelError
+from dynamo_backends.interface.errors import ModelError, as_model_error
 
 FORMS = "hf:NAME, torchvision:NAME, timm:NAME or path/to/file.py:FACTORY"
 
@@ -31,16 +31,18 @@ def load(name: str, batch: int, small: bool = False) -> Loaded:
     if not colon or not rest or not kind:
         raise ModelError(f"MODEL is {FORMS}, not {name!r}.")
     if kind in _SOURCES:
-        try:
-            return _SOURCES[kind](rest, batch, small)
-        except ModuleNotFoundError as error:
-            if error.name not in _PACKAGES:
-                raise
-            raise ModelError(
-                f"{name} needs {error.name}, which is not installed; run: {_PACKAGES[error.name]}"
-            ) from error
+        with as_model_error(f"{name} cannot be built"):
+            try:
+                return _SOURCES[kind](rest, batch, small)
+            except ModuleNotFoundError as error:
+                if error.name not in _PACKAGES:
+                    raise
+                raise ModelError(
+                    f"{name} needs {error.name}, which is not installed; run: "
+                    f"{_PACKAGES[error.name]}"
+                ) from error
     if kind.endswith(".py"):
-        return from_file(Path(kind), rest, batch)
+        return from_file(Path(kind).expanduser(), rest, batch)
     near = difflib.get_close_matches(kind, _SOURCES, 1)
     hint = f" Did you mean {near[0]}:{rest}?" if near else ""
     raise ModelError(f"MODEL is {FORMS}, not {name!r}.{hint}")

@@ -28,15 +28,15 @@ class Traffic:
     calls: tuple[Any, ...]
 
 
-def read(path: str) -> Traffic:
+def read(path: Path) -> Traffic:
     """Reads a file.
 
     Raises:
         ModelError: It cannot be read, or has another form; the message says which.
     """
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     calls = given.get("calls") if isinstance(given, dict) else None
     if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):

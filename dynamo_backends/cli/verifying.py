@@ -2,6 +2,8 @@
 
 import argparse
 
+from dynamo_backends.cli.bench import path
+
 SUMMARY = "checksums of a package, and a run of it compared with its portable form"
 
 EXAMPLES = """\
@@ -17,11 +19,15 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("file", metavar="FILE", help="what dynamo_backends.save has written")
+    parser.add_argument(
+        "file", type=path, metavar="FILE", help="what dynamo_backends.save has written"
+    )
     parser.add_argument(
         "--strict", action="store_true", help="refuse where it would be compiled, or run in eager"
     )
-    parser.add_argument("--checkpoint", metavar="FILE", help="the checkpoint with its weights")
+    parser.add_argument(
+        "--checkpoint", type=path, metavar="FILE", help="the checkpoint with its weights"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What Dynamo captured during the calls of this thread that are watched (see `capture.first_call`)."""
+"""What Dynamo captured during the watched calls of this thread (see `capture.first_call`)."""
 
 import threading
 from dataclasses import dataclass

@@ -5,7 +5,9 @@ Every message says what was given, what is valid, and what to do about it.
 
 import contextlib
 import difflib
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 
 class DynamoBackendsError(Exception):
@@ -136,6 +138,34 @@ def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> 
         raise
     except Exception as error:
         raise CompileError(f"{said}: {plain(error)}") from error
+
+
+@contextlib.contextmanager
+def as_model_error(said: str, file: str = "") -> Iterator[None]:
+    """Inside: what code of the user's raises is a `ModelError`, with the line.
+
+    Args:
+        said: What cannot be done, the beginning of its text.
+        file: Whose line is meant; empty: the innermost that is in no package.
+    """
+    try:
+        yield
+    except Exception as error:
+        inner = getattr(error, "inner_exception", None) or error
+        if isinstance(inner, DynamoBackendsError):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [f for f in frames if (f.filename == file if file else _is_of_user(f.filename))]
+        where = f" ({theirs[-1].filename}:{theirs[-1].lineno}, {theirs[-1].line})" if theirs else ""
+        raise ModelError(f"{said}: {brief_error(error)}{where}") from error
+
+
+def _is_of_user(file: str) -> bool:
+    return "site-packages" not in file and not file.startswith(("<", _PACKAGE, _STANDARD_LIBRARY))
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = str(Path(contextlib.__file__).parent)
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:

@@ -1,6 +1,7 @@
 """The options of backends: typed, documented and checked."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -183,6 +184,11 @@ class Options:
         Raises:
             OptionError: A value is out of range.
         """
+        for field in dataclasses.fields(self):
+            if not _is_finite(value := getattr(self, field.name)):
+                raise OptionError(
+                    f"option {field.name!r} of {backend} must be a finite number, not {value!r}."
+                )
         for cls in type(self).__mro__:
             for name, (least, most) in vars(cls).get("LIMITS", {}).items():
                 value = getattr(self, name)
@@ -207,9 +213,18 @@ def _matches(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and _elements_match(value, hint.__args__)
     if hint is type(None):
         return value is None
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is int or hint is float:  # which an int may stand for
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, origin or hint)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a value is infinite or NaN."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _elements_match(value: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:

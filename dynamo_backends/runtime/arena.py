@@ -292,9 +292,9 @@ class Reserve:
             _glibc().free(pointer)
         return any(pointer in room.region for room in self._rooms[1:])
 
-    def __del__(self) -> None:
-        """Gives the block back."""
-        if self._last is not None and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Gives the block back; at the end of the interpreter, which clears modules, nothing."""
+        if not is_finalizing() and self._last is not None:
             self.release()
 
 

@@ -38,7 +38,8 @@ _room: dict[tuple[Path, int], int] = {}
 def cache_folder() -> Path:
     """`DYNAMO_BACKENDS_CACHE`, or the user's cache folder of the platform."""
     given = os.environ.get("DYNAMO_BACKENDS_CACHE")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("dynamo-backends"))
+    folder = given or platformdirs.user_cache_dir("dynamo-backends")
+    return Path(folder).expanduser()
 
 
 def vendor_folder(name: str) -> Path | None:

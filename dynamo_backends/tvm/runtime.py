@@ -174,12 +174,14 @@ class Prepared:
         self.tensors = tensors
         self._pid = os.getpid()
 
-    def __del__(self) -> None:
-        """Gives the memory back."""
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Gives the memory back; at the end of the interpreter, which clears modules, nothing."""
+        if is_finalizing():
+            return
         some = bool(self.tensors)
         self.tensors.clear()
         # Another thread of the parent may have held the pool's lock when this process was forked.
-        if some and os.getpid() == self._pid and not sys.is_finalizing():
+        if some and os.getpid() == self._pid:
             return_pooled_memory()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_backends.bench.factories import Loaded, made_by, named_in
 from dynamo_backends.bench.suites.case import Inputs, ModelCase
-from dynamo_backends.interface.errors import ModelError
+from dynamo_backends.interface.errors import ModelError, as_model_error
 
 
 def from_file(path: Path, name: str, batch: int | None) -> list[ModelCase]:
@@ -22,7 +22,8 @@ def from_file(path: Path, name: str, batch: int | None) -> list[ModelCase]:
         ModelError: There is no such file or name, or it is something else.
     """
     found = named_in(path, name)
-    models = found if isinstance(found, Mapping) else found()
+    with as_model_error(f"{path}:{name} cannot make models", str(path)):
+        models = found if isinstance(found, Mapping) else found()
     if not isinstance(models, Mapping) or not all(map(callable, models.values())):
         raise ModelError(
             f"{path}:{name} must be a dict from names to functions that make models, or a function "

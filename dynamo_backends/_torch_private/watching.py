@@ -204,15 +204,16 @@ def reused_code(told: Callable[[], None]) -> Callable[[], None]:
     def change() -> Callable[[], None]:
         from torch._C._dynamo import eval_frame
 
-        def hook(admitted: bool) -> bool:
+        def hook(admitted: bool) -> Any:
             if admitted:
                 told()
             return admitted if prior is None else prior(admitted)
 
-        prior: Any = eval_frame.set_guard_complete_hook(hook)
+        set_hook: Any = eval_frame.set_guard_complete_hook
+        prior = set_hook(hook)
 
         def undo() -> None:
-            eval_frame.set_guard_complete_hook(prior)
+            set_hook(prior)
 
         return undo
 

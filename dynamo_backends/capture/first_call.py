@@ -3,8 +3,8 @@
 Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator,
 in `torch.compile`, `optimize` and `module.compile()` (see `_autoload.check_first_calls`), is
 watched until the first call has returned; afterwards no call costs more. If nothing was captured,
-one warning says why, a report says so to `record()`, and `counters()` counts it. With `fallback="error"` it
-raises, and so does each graph break, at every compilation.
+one warning says why, a report says so to `record()`, and `counters()` counts it. With
+`fallback="error"` it raises, and so does each graph break, at every compilation.
 
 A call is not judged that raises, or in which nothing is to be compiled: under `run()`, `disable()`,
 a stance, or a dispatch mode. Functions with `fullgraph=True` have torch's own errors.
@@ -130,10 +130,9 @@ class FirstCallCheck:
             self._context.enter_exit_hooks.remove(self._enter)
 
     def _say(self, is_first: bool) -> None:
-        text = f"nothing of {self._name} was compiled"
         if self._refuses:
             raise FallbackRefusedError(
-                f"{self._backend}: {text}. {self._cause} "
+                f"{self._backend}: nothing of {self._name} was compiled. {self._cause} "
                 'With fallback="eager" all of it would run in eager.'
             )
         self._end()
@@ -141,7 +140,9 @@ class FirstCallCheck:
             return
         total.add(uncaptured=1)
         report = GraphReport(self._backend, "inference")
-        report.reverted = f"{text}; all of it runs in eager. {self._cause}"
+        report.reverted = (
+            f"nothing of {self._name} was compiled; all of it runs in eager. {self._cause}"
+        )
         log.warning("%s: %s", self._backend, report.reverted)
         publish(report)
 

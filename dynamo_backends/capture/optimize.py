@@ -60,13 +60,15 @@ class Optimize(Scope):
 
     def __init__(self, backend: str | CompilerFunction, dynamic: bool | None, fullgraph: bool):
         self.backend = backend
-        self._settings = {"dynamic": dynamic, "fullgraph": fullgraph}
+        self._dynamic = dynamic
+        self._fullgraph = fullgraph
         self._context = self._new_context()
         check_block(self._context)
 
     def __repr__(self) -> str:
         """As a call that makes it, less what it is called without."""
-        settings = "".join(f", {k}={v!r}" for k, v in self._settings.items() if v)
+        given = {"dynamic": self._dynamic, "fullgraph": self._fullgraph}
+        settings = "".join(f", {k}={v!r}" for k, v in given.items() if v)
         return f"optimize({self.backend!r}{settings})"
 
     def __call__(self, fn: Any) -> Any:
@@ -77,7 +79,7 @@ class Optimize(Scope):
 
     def _new_context(self) -> Any:
         """Dynamo's decorator; each function has its own, whose first call is checked."""
-        return control.dynamo_context(self.backend, **self._settings)
+        return control.dynamo_context(self.backend, self._dynamic, self._fullgraph)
 
     def _callback(self) -> Callback:
         callback: Callable[..., Any] | None = getattr(self._context, "callback", None)

@@ -224,6 +224,6 @@ def test_home_is_expanded(folder: Path, capsys: pytest.CaptureFixture[str]):
     line = "explain ~/m.py:good --backend eager --html ~/page.html"
     assert main(line.split()) == 0
     assert (folder / "page.html").is_file()
-    assert main("cache export ~/out.json".split()) == 0
+    assert main(["cache", "export", "~/out.json"]) == 0
     assert json.loads((folder / "out.json").read_text())["decisions"] == []
-    assert main("cache import ~/out.json".split()) == 0
+    assert main(["cache", "import", "~/out.json"]) == 0

@@ -183,6 +183,7 @@ OTHERS = (
         "conformance eager --groups nope",
     ),
     *("conformance eager --dtype nope", "conformance eager --only nope --share 0"),
+    *("conformance eager --rewrites 0", "conformance eager --rewrites 1 --seed -1"),
     *("conformance eager --time-limit nan", "conformance eager --processes 0"),
     *("conformance eager --groups operators --only nope --output list.json",),
 )

@@ -17,7 +17,7 @@ Rewrite = Callable[[Any], Any]
 """Takes an operation and gives what is right, as a node; None: it is right as it is."""
 
 _FLOATS = (Type.f16, Type.bf16, Type.f32, Type.f64)
-_NARROW = {Type.u8: 8, Type.i8: 8}
+_NARROW = {Type.u8: 8, Type.i8: 8, Type.i16: 16}
 _WHOLE = (Type.i32, Type.i64)
 
 
@@ -141,13 +141,66 @@ def _compared_integers(name: str, x: Output, y: Output) -> Any:
 
 
 def _wrapped(node: Any) -> Any:
-    """Arithmetic on 8 bits, in 32: the kernels do not wrap around."""
+    """Arithmetic on 8 and 16 bits, in 32: kernels do not wrap around, or not between two calls."""
     inputs = _inputs(node)
     kind = _kind(inputs[0])
     if kind not in _NARROW:
         return None
-    make: Any = getattr(ops, node.get_type_name().lower())
-    return ops.convert(make(*(ops.convert(x, Type.i32) for x in inputs)), kind)
+    make: Any = getattr(ops, _NAMES.get(node.get_type_name(), node.get_type_name().lower()))
+    return _narrowed(make(*(ops.convert(x, Type.i32) for x in inputs)), kind)
+
+
+_NAMES = {"Abs": "absolute"}
+
+
+def _narrowed(wide: Any, kind: Type) -> Any:
+    """The lower bits of integers of 32, as a narrower type."""
+    bits = _NARROW[kind]
+    low = ops.bitwise_and(wide, ops.constant((1 << bits) - 1, Type.i32))
+    if kind != Type.u8:
+        sign = ops.constant(1 << (bits - 1), Type.i32)
+        low = ops.subtract(ops.bitwise_xor(low, sign), sign)
+    return ops.convert(low, kind)
+
+
+def _converted(node: Any) -> Any:
+    """Casts to narrower types, which OpenVINO removes before one to a wider type."""
+    (x,) = _inputs(node)
+    kind = _kind(node.output(0))
+    if kind in _MANTISSA and _kind(x) == Type.f32 and not _is_constant(x):
+        return ops.convert(_rounded(x, kind), kind)
+    if kind not in _NARROW or _kind(x) not in (*_WHOLE, *_NARROW) or _kind(x) == kind:
+        return None
+    return _narrowed(ops.convert(x, Type.i32), kind)
+
+
+_MANTISSA = {Type.f16: 10, Type.bf16: 7}
+
+
+def _rounded(x: Output, kind: Type) -> Any:
+    """Numbers of float32 with the bits of a narrower type, rounded to the nearest, ties to even.
+
+    A number's power of two comes from rounding it to one bit (Dekker, 1971). A sum with a number
+    that is so much larger that its last bit is the one to round to does the rest.
+    """
+    size = ops.absolute(x)
+    is_large = ops.less(_number(2.0**60, x), size)  # where what follows would overflow
+    down = ops.select(is_large, _number(2.0**-80, x), _number(1.0, x))
+    up = ops.select(is_large, _number(2.0**80, x), _number(1.0, x))
+    given = ops.multiply(x, down)
+    size = ops.absolute(given)
+    product = ops.multiply(size, _number(2.0**23 + 1, x))
+    power = ops.subtract(product, ops.subtract(product, size))
+    power = ops.select(ops.less(size, power), ops.multiply(power, _number(0.5, x)), power)
+    if kind == Type.f16:
+        power = ops.maximum(_number(2.0**-14, x), power)
+    last = ops.multiply(power, _number(1.5 * 2.0 ** (23 - _MANTISSA[kind]), x))
+    result = ops.multiply(ops.subtract(ops.add(given, last), last), up)
+    if kind == Type.f16:
+        infinity = ops.multiply(x, _number(math.inf, x))
+        result = ops.select(ops.less(_number(65504, x), ops.absolute(result)), infinity, result)
+    is_finite = ops.less(ops.absolute(x), _number(math.inf, x))
+    return ops.select(is_finite, result, x)
 
 
 def _sign(node: Any) -> Any:
@@ -192,6 +245,22 @@ def _mish(node: Any) -> Any:
     n = ops.multiply(e, ops.add(e, _number(2, x)))
     bounded = ops.divide(n, ops.add(n, _number(2, x)))
     return ops.select(ops.not_equal(x, x), x, ops.multiply(x, bounded))
+
+
+def _selected(node: Any) -> Any:
+    """A choice between integers, by arithmetic, which is exact; the kernel chooses in float32."""
+    condition, x, y = _inputs(node)
+    if _kind(x) not in _WHOLE:
+        return None
+    return ops.add(y, ops.multiply(ops.subtract(x, y), ops.convert(condition, _kind(x))))
+
+
+def _swish(node: Any) -> Any:
+    """As a quotient; the kernel multiplies by what may be too small a number."""
+    x, *scales = _inputs(node)
+    if _kind(x) not in _FLOATS or scales:
+        return None
+    return ops.divide(x, ops.add(_number(1, x), ops.exp(ops.negative(x))))
 
 
 def _softmax(node: Any) -> Any:
@@ -256,6 +325,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "Abs": _wrapped,
     "Add": _linear,
     "Clamp": _activation(_keeping_nan),
+    "Convert": _converted,
     "Divide": _linear,
     "Elu": _activation(_elu),
     "Equal": _compared,
@@ -277,8 +347,10 @@ _REWRITES: Mapping[str, Rewrite] = {
     "ReduceMin": _reduced_extreme,
     "Reshape": _reshape,
     "Relu": _activation(_relu),
+    "Select": _selected,
     "Sign": _sign,
     "Softmax": _softmax,
     "Subtract": _linear,
+    "Swish": _activation(_swish),
 }
 """By the type of the operation."""

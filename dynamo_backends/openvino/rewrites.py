@@ -29,11 +29,9 @@ def rewrite_calls(module: fx.GraphModule) -> None:
 
 def _applies(node: fx.Node) -> bool:
     if node.target is aten._to_copy.default:
-        source: Any = node.args[0]
-        to_bool = node.meta["val"].dtype == torch.bool
-        return to_bool and source.meta["val"].dtype.is_floating_point
-    if node.target in (aten.fmod.Tensor, aten.remainder.Tensor):
-        return bool(node.meta["val"].dtype.is_floating_point)
+        return bool(node.meta["val"].dtype == torch.bool)
+    if node.target is aten.linalg_vector_norm.default:
+        return node.meta["val"].numel() == node.args[0].meta["val"].numel()  # type: ignore
     if node.target is aten.index.Tensor:
         return sum(x is not None for x in node.args[1]) > 1  # type: ignore[union-attr,misc,arg-type]
     return True
@@ -60,11 +58,9 @@ _ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.2788680
 def _erfc(x: Tensor) -> Tensor:
     z = x.abs()
     t = 1 / (1 + 0.5 * z)
-    series = torch.full_like(t, _ERFC[-1])
-    for coefficient in _ERFC[-2::-1]:
-        series = series * t + coefficient
-    result = t * (series - z * z).exp()
-    return torch.where(x < 0, 2 - result, result)
+    tail = t * (_polynomial(_ERFC[::-1], t) - z * z).exp()
+    result = torch.where(x < 0, 2 - tail, tail)
+    return torch.where(z < 0.5, 1 - x.erf(), result)
 
 
 def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,15 +126,32 @@ def _std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = 
     return result if keepdim else result.squeeze(dim if dim else list(range(x.ndim)))
 
 
-def _fmod(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where((y.abs() == math.inf) & (x.abs() != math.inf), x, aten.fmod.Tensor(x, y))
+def _norm_of_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of single numbers, whose squares may have no place in their type."""
+    result = torch.linalg.vector_norm(x, *args, **kwargs)
+    return x.abs().view(result.shape)
 
 
-def _remainder(x: Tensor, y: Tensor) -> Tensor:
-    same_sign = ((x <= 0) & (y < 0)) | ((x >= 0) & (y > 0))
-    by_infinity = torch.where(same_sign, x, y)
-    is_it = (y.abs() == math.inf) & (x.abs() < math.inf)
-    return torch.where(is_it, by_infinity, aten.remainder.Tensor(x, y))
+def _erfinv(x: Tensor) -> Tensor:
+    """Giles, Approximating the erfinv function (2010), in single precision."""
+    w = -((1 - x) * (1 + x)).log()
+    near, far = w - 2.5, w.sqrt() - 3
+    result = torch.where(w < 5, _polynomial(_ERFINV_NEAR, near), _polynomial(_ERFINV_FAR, far)) * x
+    return torch.where(x.abs() == 1, x * math.inf, result)
+
+
+_ERFINV_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+                -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_ERFINV_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+               -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """By Horner's rule, the highest power first."""
+    result = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        result = result * x + coefficient
+    return result
 
 
 def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
@@ -196,17 +209,17 @@ REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.bitwise_left_shift.Tensor: _left,
     aten.bitwise_right_shift.Tensor: _right,
     aten.erfc.default: _erfc,
+    aten.erfinv.default: _erfinv,
     aten.exp2.default: lambda x: (x * math.log(2)).exp(),
     aten.expm1.default: _expm1,
     aten.fmax.default: lambda x, y: torch.where((x >= y) | _is_nan(y), x, y),
     aten.fmin.default: lambda x, y: torch.where((x <= y) | _is_nan(y), x, y),
-    aten.fmod.Tensor: _fmod,
     aten.index.Tensor: _index,
+    aten.linalg_vector_norm.default: _norm_of_one,
     aten.log1p.default: _log1p,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.max.dim: _with_position(torch.amax),
     aten.min.dim: _with_position(torch.amin),
-    aten.remainder.Tensor: _remainder,
     aten.sort.default: _sort,
     aten.std.correction: _std,
     aten.topk.default: _topk,

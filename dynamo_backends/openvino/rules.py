@@ -12,6 +12,13 @@ from dynamo_backends.graph.decompositions import inner_decompositions
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import without_lost_means
 
+WRONG: dict[str, str] = {
+    "fmod.Tensor": "it becomes x - y * trunc(x / y), which has no correct digit for large x / y",
+    "remainder.Tensor": "it becomes x - y * floor(x / y), which has no correct digit for large x/y",
+}
+"""Conversions of floating-point calls that are wrong on inputs that a trial does not show, by the
+overload's name."""
+
 LOSE_NAN = frozenset(
     {
         "max_pool2d_with_indices.default",
@@ -69,6 +76,16 @@ _MOST_CONVERTED = 2.0**30
 """OpenVINO makes 32-bit integers of floating-point numbers, and of those 64-bit ones."""
 
 
+def why_not(node: fx.Node) -> str | None:
+    """Why a call is not given to OpenVINO; None if its conversion may be tried."""
+    reason = WRONG.get(str(node.target).removeprefix("aten."))
+    return reason if reason and node.meta["val"].dtype.is_floating_point else None
+
+
+def _is_integer(value: Tensor) -> bool:
+    return not value.is_floating_point() and value.dtype != torch.bool
+
+
 def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
     """How operators are decomposed that come up where a call is decomposed."""
     return inner_decompositions(whole_operators(), ())
@@ -78,8 +95,10 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
     tensor = without_lost_means(node, tensor)
-    if name == "_to_copy.default" and tensor.is_floating_point():
-        tensor = tensor.clamp(-_MOST_CONVERTED, _MOST_CONVERTED)  # indices are, beyond are none
+    made = node.meta["val"]
+    if name == "_to_copy.default" and _is_integer(made) and tensor.is_floating_point():
+        most = min(_MOST_CONVERTED, torch.finfo(tensor.dtype).max)
+        tensor = tensor.clamp(-most, most)  # indices are, beyond are none
     return without_nan(tensor) if name in LOSE_NAN else tensor
 
 

@@ -98,7 +98,7 @@ def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdic
 
 def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = not_plain(node, _VENDOR)
+    reason = rules.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
     for value in _used_tensors(node):

@@ -10,6 +10,8 @@ are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side fi
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +21,7 @@ from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.value_ranges import ValueRanges
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.openvino import rules
@@ -78,12 +81,26 @@ def try_together(nodes: Iterable[fx.Node], settings: Settings, keep: bool) -> No
     _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, settings), keep)
 
 
-_Call = tuple[fx.Node, list[Tensor]]
-"""A call, and the values of its inputs if they are known (see `_known_inputs`)."""
+@dataclass(frozen=True)
+class _Integers:
+    """What is known about a call on 64-bit integers that all fit into 32 bits.
+
+    Attributes:
+        values: Of all inputs, if they are known.
+        ranges: Else the least and the largest number of each input; None for other types.
+    """
+
+    values: tuple[Tensor, ...] = ()
+    ranges: tuple[tuple[int, int] | None, ...] = ()
 
 
-def _kind(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> str:
-    return f"{settings} {kind_of(node)} {_described(node, known)}"
+_UNKNOWN = _Integers()
+_Call = tuple[fx.Node, _Integers]
+
+
+def _kind(node: fx.Node, settings: Settings, known: _Integers) -> str:
+    bits = [r and tuple(n.bit_length() * (1 if n > 0 else -1) for n in r) for r in known.ranges]
+    return f"{settings} {kind_of(node)} {_described(node, known.values)}{bits or ''}"
 
 
 def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
@@ -96,7 +113,7 @@ def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdic
     return dict.fromkeys(right_together(trials, make), Verdict())
 
 
-def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
+def _untriable(node: fx.Node, known: _Integers) -> str | None:
     """Why a call cannot even be tried; None if it can."""
     reason = rules.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
@@ -109,7 +126,7 @@ def _untriable(node: fx.Node, known: Sequence[Tensor]) -> str | None:
             return reason
         if 0 in value.shape:
             return "OpenVINO's kernels are not made for tensors without elements"
-    if not known and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
+    if known == _UNKNOWN and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
         return "OpenVINO computes 64-bit integers in 32 bits"
     return None
 
@@ -125,12 +142,23 @@ def _is_long(node: fx.Node) -> bool:
     return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
 
 
-def _known_inputs(node: fx.Node) -> list[Tensor]:
-    """The inputs of a call on 64-bit integers, if they are known to fit into 32 bits; else none."""
+def _known_inputs(node: fx.Node) -> _Integers:
     if not any(map(_is_long, node.all_input_nodes)):
-        return []
+        return _UNKNOWN
     values = [known_value(n) for n in (*node.all_input_nodes, node)]
-    return [v for v in values[:-1] if v is not None] if all(map(_is_small, values)) else []
+    if all(map(_is_small, values)):
+        return _Integers(values=tuple(v for v in values[:-1] if v is not None))
+    ranges = ValueRanges()
+    inputs = [ranges.of(n) if _is_long(n) else None for n in node.all_input_nodes]
+    longs = [*node.all_input_nodes, *([node] if _is_long(node) else ())]
+    if all(_is_within(ranges.of(n)) for n in longs if _is_long(n)):
+        return _Integers(ranges=tuple(inputs))
+    return _UNKNOWN
+
+
+def _is_within(found: Any) -> bool:
+    """Whether a range is known, and within 32 bits."""
+    return found is not None and all(isinstance(n, int) and abs(n) < 1 << 31 for n in found)
 
 
 def _is_small(value: Tensor | None) -> bool:
@@ -155,7 +183,7 @@ def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
     return digest.hexdigest()[:16] if values else ""
 
 
-def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> Verdict:
+def _try(node: fx.Node, settings: Settings, known: _Integers) -> Verdict:
     make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
     reason = _run(node, make, known)
     if reason is None:
@@ -167,7 +195,7 @@ def _try(node: fx.Node, settings: Settings, known: Sequence[Tensor]) -> Verdict:
     return Verdict(reason)
 
 
-def _run(node: fx.Node, compile_graph: Compile, known: Sequence[Tensor]) -> str | None:
+def _run(node: fx.Node, compile_graph: Compile, known: _Integers) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is.
 
     It is run on the values that its inputs are known to have, or on a sample.
@@ -177,14 +205,23 @@ def _run(node: fx.Node, compile_graph: Compile, known: Sequence[Tensor]) -> str 
     return attempt(node, make, _VENDOR, plain, rules.spared, given and given())
 
 
-def _tried_on(node: fx.Node, known: Sequence[Tensor]) -> tuple[fx.Node, Given | None]:
+def _tried_on(node: fx.Node, known: _Integers) -> tuple[fx.Node, Given | None]:
     """The call that is tried in the place of another one, and on what; None: on samples."""
-    if known:
-        return node, lambda: [list(known)]
+    if known.values:
+        return node, lambda: [list(known.values)]
+    if known.ranges:
+        return node, lambda: _within(spared_samples(node, rules.spared), known.ranges)
     if _has_only_floats(alone(node)):
         return smaller(node), None
     # Whatever their size: large integers are computed otherwise.
     return node, lambda: spared_samples(node, rules.spared)
+
+
+def _within(given: Iterable[list[Any]], ranges: Sequence[Any]) -> Iterable[list[Any]]:
+    """Samples with integers of these ranges."""
+    for args in given:
+        pairs = zip(args, ranges, strict=True)
+        yield [x if bounds is None else x.clamp(*bounds) for x, bounds in pairs]
 
 
 def _checked(graph: Graph) -> Graph:
@@ -196,7 +233,7 @@ def _checked(graph: Graph) -> Graph:
     for inner in graph.calls:
         if inner.target is operator.getitem:
             continue
-        reason = _untriable(inner, ())
+        reason = _untriable(inner, _UNKNOWN)
         if reason is not None:
             raise LoweringError(inner.name, str(inner.target), reason)
     return graph

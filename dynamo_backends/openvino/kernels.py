@@ -45,6 +45,8 @@ def _inputs(node: Any) -> list[Any]:
 
 
 def _number(value: float, like: Output) -> Any:
+    if math.isinf(value) and _kind(like) == Type.bf16:  # whose constants OpenVINO checks
+        return ops.convert(ops.constant(value, Type.f32), Type.bf16)
     return ops.constant(value, _kind(like))
 
 

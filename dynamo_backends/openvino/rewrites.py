@@ -50,6 +50,10 @@ def _expm1(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 0.5, 2 * t / (1 - t), x.exp() - 1)
 
 
+def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.where(x > 0, x, alpha * _expm1(x / alpha))
+
+
 _ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
          1.48851587, -0.82215223, 0.17087277)  # fmt: skip
 """Coefficients of the function `erfcc` of Numerical Recipes, 6.2: relative error below 1.2e-7."""
@@ -208,6 +212,7 @@ REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.argmin.default: _arg_extreme(torch.amin),
     aten.bitwise_left_shift.Tensor: _left,
     aten.bitwise_right_shift.Tensor: _right,
+    aten.celu.default: _celu,
     aten.erfc.default: _erfc,
     aten.erfinv.default: _erfinv,
     aten.exp2.default: lambda x: (x * math.log(2)).exp(),

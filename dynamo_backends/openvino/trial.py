@@ -50,7 +50,7 @@ from dynamo_backends.trials.trials import (
 )
 
 _VENDOR = "OpenVINO"
-_verdicts = Verdicts("ov", sources=("openvino",))
+_verdicts = Verdicts("ov", sources=("openvino", "graph/value_ranges.py"))
 
 
 def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:

@@ -49,7 +49,8 @@ def without_trials() -> Iterator[None]:
 # What decides a verdict besides the vendor's own folders: trials, and what lowers and decomposes.
 _DECIDES = (
     "trials",
-    "verify",
+    "verify/precise.py",
+    "verify/rule.py",
     "graph/attention.py",
     "graph/call_tracing.py",
     "graph/calls.py",
@@ -63,8 +64,17 @@ _DECIDES = (
     "graph/transformer_layers.py",
 )
 
-_DO_NOT = ("quantized.py", "saving.py")
-"""Files in the vendors' folders on which no verdict depends: int8, and files that users ask for."""
+_DO_NOT = (
+    "backend.py",
+    "cuda.py",
+    "quantized.py",
+    "ranged.py",
+    "runtime.py",
+    "saving.py",
+    "vendor.py",
+)
+"""Files in the vendors' folders on which no verdict depends: options, other devices, int8, files
+that users ask for, and what carries tensors to a compiled call and back."""
 
 
 class Verdicts:

@@ -81,5 +81,5 @@ def test_keeping_a_verdict_does_not_look_through_those_that_are_kept(
     known = Verdicts("onnxrt", ())
     for i in range(20):
         known.put(f"add {i}", Verdict(), keep=True)
-    assert seen == [verdicts.cache_folder() / verdicts.FOLDER]
+    assert len(seen) == 1  # when the folder is opened
     assert Verdicts("onnxrt", ()).get("add 19", keep=True) == Verdict()

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo_backends.openvino.vendor import Model, Type, openvino, ops
+from dynamo_backends.openvino.vendor import Model, Type, ops
 
-Output = openvino.Output
+Output = Any
 Rewrite = Callable[[Any], Any]
 """Takes an operation and gives what is right, as a node; None: it is right as it is."""
 
@@ -108,13 +108,22 @@ def _reduced_extreme(node: Any) -> Any:
     """
     x, axes = _inputs(node)
     if _kind(x) not in _FLOATS:
-        return None
+        return _apart(node)
     none = -math.inf if node.get_type_name() == "ReduceMax" else math.inf
     one = ops.select(ops.not_equal(x, x), x, _number(1, x))
     each = ops.select(ops.equal(x, _number(none, x)), _number(0, x), one)
     count = ops.reduce_sum(each, axes, keep_dims=node.get_attributes()["keep_dims"])
     known = ops.add(node, ops.subtract(count, count))
     return ops.select(ops.equal(count, _number(0, x)), _number(none, x), known)
+
+
+def _apart(node: Any) -> Any:
+    """Keeps a reduction of integers from what follows: merged, it computes the first rows alone."""
+    kind = _kind(node.output(0))
+    if kind not in (*_WHOLE, *_NARROW):
+        return None
+    every = 255 if kind == Type.u8 else -1
+    return ops.bitwise_and(node, ops.constant(every, kind))
 
 
 def _compared(node: Any) -> Any:
@@ -347,6 +356,8 @@ _REWRITES: Mapping[str, Rewrite] = {
     "NotEqual": _compared,
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
+    "ReduceProd": _apart,
+    "ReduceSum": _apart,
     "Reshape": _reshape,
     "Relu": _activation(_relu),
     "Select": _selected,

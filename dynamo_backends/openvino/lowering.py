@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.graph.decompose import origin
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage, row_major, storage_of
 from dynamo_backends.graph.legalize import promoted, store
@@ -70,7 +71,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
     try:
         model = _with_results(convert(module, shapes), places)
     except ConversionError as error:
-        _blame(graph, error)
+        _blame(graph, module, error)
     _check_inputs(model, graph, shapes)
     settle_kernels(model)
     _settle_outputs(model, graph, ranged)
@@ -132,11 +133,12 @@ def _plain(value: Any) -> Any:
 _CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction)
 
 
-def _blame(graph: Graph, error: ConversionError) -> None:
+def _blame(graph: Graph, module: fx.GraphModule, error: ConversionError) -> None:
     """Raises what the pipeline understands in the place of a frontend's error."""
     reason = f"OpenVINO's frontend cannot convert it: {error.reason}"
+    at_fault = {origin(n) for n in module.graph.nodes if n.name == error.node_name}
     for node in graph.calls:
-        if node.name == error.node_name or len(graph.calls) == 1:
+        if node.name in at_fault or len(graph.calls) == 1:
             raise LoweringError(node.name, str(node.target), reason) from error
     raise CompileError(f"OpenVINO's frontend cannot convert the graph: {error.reason}") from error
 

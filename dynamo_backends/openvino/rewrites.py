@@ -22,18 +22,20 @@ def rewrite_calls(module: fx.GraphModule) -> None:
     """Rewrites the calls that there are rows for, in place."""
     traces = CallTraces()
     for node in list(module.graph.nodes):
-        rewrite = REWRITES.get(node.target)
+        target: Any = node.target
+        rewrite = REWRITES.get(target)
         if rewrite is not None and _applies(node):
             replace(node, rewrite, traces=traces)
 
 
 def _applies(node: fx.Node) -> bool:
+    args: Any = node.args
     if node.target is aten._to_copy.default:
         return bool(node.meta["val"].dtype == torch.bool)
     if node.target is aten.linalg_vector_norm.default:
-        return node.meta["val"].numel() == node.args[0].meta["val"].numel()  # type: ignore
+        return bool(node.meta["val"].numel() == args[0].meta["val"].numel())
     if node.target is aten.index.Tensor:
-        return sum(x is not None for x in node.args[1]) > 1  # type: ignore[union-attr,misc,arg-type]
+        return sum(x is not None for x in args[1]) > 1
     return True
 
 

@@ -133,7 +133,7 @@ def _untriable(node: fx.Node, known: _Integers) -> str | None:
 
 def _used_tensors(node: fx.Node) -> Iterable[Tensor]:
     """The tensors that a call reads, and those of its results that are read."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     results = value if isinstance(value, Tensor) else [value[i] for i in used_results(node)]
     return (*(n.meta["val"] for n in node.all_input_nodes), *tensors(results))
 

@@ -144,6 +144,12 @@ def test_positions_from_the_end(dynamic: bool):
             torch.testing.assert_close(compiled(x, near, places), x[near, places])
 
 
+def test_reductions_of_integers_in_all_rows():
+    """OpenVINO merges a factor into them, and computes the first row."""
+    x = torch.arange(12, dtype=torch.uint8).view(2, 2, 3)
+    compared([lambda x: -x.sum(1), lambda x: -(x[:, :1].sum(1)), lambda x: x.sum(1) * 3 - 1], x)
+
+
 def test_batch_norm_is_taken():
     norm = torch.nn.BatchNorm2d(3).eval()
     compared([lambda x: norm(x)], torch.randn(2, 3, 4, 4))

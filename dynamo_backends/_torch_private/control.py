@@ -20,7 +20,6 @@
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any, ClassVar
@@ -29,6 +28,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _contextlib
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_backends._torch_private.forks import fork_safe_lock
 
 run_within = _contextlib.context_decorator
 set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
@@ -158,7 +159,7 @@ class Shared:
     """A change of Dynamo that lasts as long as anybody, in any thread, is using it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._users = 0
         self._undo: Callable[[], None] = lambda: None
 

@@ -14,7 +14,6 @@ Imported apart: it loads torch.export.
 import dataclasses
 import inspect
 import json
-import threading
 import types
 import typing
 import warnings
@@ -28,6 +27,7 @@ from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.symbolic_shapes import ValueRanges
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends._torch_private.operators import is_composite
 
 _LEFT_OUT: dict[str, Any] = {
@@ -37,7 +37,7 @@ _LEFT_OUT: dict[str, Any] = {
 }
 """What is not to be written; torch 2.11 writes it nevertheless, and it is thrown away here."""
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 """torch reads one graph at a time, in the whole process."""
 
 

@@ -12,11 +12,12 @@ import functools
 import os
 import shlex
 import subprocess
-import threading
 from typing import Any
 from unittest import mock
 
 import torch
+
+from dynamo_backends._torch_private.forks import fork_safe_lock
 
 
 def load_cpp(source: str) -> Any:
@@ -46,7 +47,7 @@ def _kernel_cache() -> Any:
     return type("KernelCache", (CppCodeCache,), own)
 
 
-_vectors = threading.Lock()
+_vectors = fork_safe_lock()
 
 
 def find_vectors() -> None:

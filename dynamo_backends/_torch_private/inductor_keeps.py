@@ -8,7 +8,6 @@
 """
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,7 +15,9 @@ from unittest import mock
 
 from torch import Tensor, fx
 
-_patching = threading.RLock()
+from dynamo_backends._torch_private.forks import fork_safe_rlock
+
+_patching = fork_safe_rlock()
 
 
 @contextmanager

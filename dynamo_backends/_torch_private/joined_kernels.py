@@ -14,12 +14,13 @@ import functools
 import logging
 import re
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from dynamo_backends._torch_private.forks import fork_safe_lock
 
 log = logging.getLogger("dynamo_backends")
 
@@ -130,7 +131,7 @@ class Kernel:
         return cls(argtypes, source, includes, _ENTRY.sub("void kernel(", body))
 
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _inside = 0  # compilations; all threads see the same class
 
 

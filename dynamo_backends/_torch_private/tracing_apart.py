@@ -21,8 +21,10 @@ from typing import Any
 from torch import fx
 from torch.fx import _symbolic_trace
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
+
 _here = threading.local()
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 class _NoPatches(_symbolic_trace._Patcher):

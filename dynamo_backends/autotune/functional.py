@@ -7,7 +7,6 @@ there.
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
@@ -73,7 +73,7 @@ class GraphEnsemble(Executable):
         results, module = Results(graph), graph.module
         self._eager: Callable[[Sequence[Any]], list[Any]] = lambda v: results(module(*v))
         self._switch: EagerSwitch | None = None
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
         self._report: GraphReport | None = None
         self._reports: dict[str, GraphReport] = {}
         self._programs: dict[str, Run] = {}

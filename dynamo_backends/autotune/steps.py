@@ -9,7 +9,6 @@ eager's, and by the user's function in eager, until it is known who is fastest.
 
 import logging
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.aot.step.backends import compile_whole, step_backend
 from dynamo_backends.aot.step.online_comparison import OnlineComparison, counting, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
@@ -67,7 +67,7 @@ class StepEnsemble(StepProgram):
         self._choice: Choice | None = None
         self._program: StepProgram | None = None
         self._rivals: dict[str, StepProgram] = {}  # while real steps are compared
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self.prefers_eager = False
         self.comparison = None
 

@@ -1,7 +1,6 @@
 """The sizes with which a graph with symbols is called before it is tuned, and how often."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.autotune.arguments import copies
 
 log = logging.getLogger("dynamo_backends")
@@ -43,7 +43,7 @@ class Traffic:
         self._static = static
         self._inputs = {self.key(values): list(values)}
         self._counts: dict[Key, int] = dict.fromkeys(self._inputs, 0)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._begun = time.monotonic()
         self._is_closed = False
 

@@ -1,11 +1,11 @@
 """From what a user names as a backend to the one object that Dynamo compares."""
 
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dynamo_backends._torch_private.control import torch_backends, with_options
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.compiler import Compiler, compiler
 from dynamo_backends.interface.errors import OptionError, UnknownBackendError, did_you_mean
 from dynamo_backends.interface.registry import list_backends
@@ -14,7 +14,7 @@ CompilerFunction = Callable[..., Any]
 """Takes a graph module and its example inputs; returns what runs the graph."""
 
 _with_options: list[CompilerFunction] = []
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def resolve(

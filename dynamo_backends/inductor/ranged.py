@@ -5,7 +5,6 @@ into 32 bits, that two sizes differ) is looked at in each call; sizes of which i
 programs of their own.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, SizeReader, sizes_of, strides_of
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.lru import LRU
@@ -45,7 +45,7 @@ class RangedRun:
         guards = sympy.And(*fresh.guards)
         self._holds = sympy.lambdify(list(symbols), guards, modules=[dict(SIZE_FUNCTIONS)])
         self._is_always = guards is sympy.true
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._exact: LRU[tuple[int, ...], Run] = LRU(_MOST)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
     mode_for_inductor,
 )
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
@@ -38,7 +38,7 @@ from dynamo_backends.runtime.ranged import RangedCalls
 
 log = logging.getLogger("dynamo_backends")
 
-_lock = threading.RLock()  # Inductor is compiled with by one thread at a time
+_lock = fork_safe_rlock()  # Inductor is compiled with by one thread at a time
 
 
 class InductorExecutable(PreparedExecutable):

@@ -1,7 +1,6 @@
 """Blocks that are quantized when their weights, and activations of batches, are known."""
 
 import math
-import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.state import STATE, Proof, Recording
 from dynamo_backends.interface.backend import Bound, Executable
@@ -44,7 +44,7 @@ class QuantizedExecutable(Executable):
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
         self._recording: Recording | None = None
         self._seen: list[list[Tensor]] = []
         self._merge = in_order(graph)

@@ -6,7 +6,6 @@ those of eager in float32, by what the user admits; so is the call itself. What 
 in eager from then on.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.int8.calibration import split
 from dynamo_backends.int8.options import CALIBRATED, Int8Options
 from dynamo_backends.int8.state import STATE, proving, recording
@@ -70,7 +70,7 @@ class ProvenGraph:
             report.tolerance = str(options.tolerance)
         allowed = options.fallback == "eager"
         self._switch = EagerSwitch(self._eager, reports, "graph", allowed)
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
         self._served = False  # a call, since the last proof
         self._is_sure = False  # of the last proof
         self._changes, self._wasted = 0, 0

@@ -1,16 +1,16 @@
 """Compiler objects: a backend with options set, as `torch.compile(backend=...)` takes it."""
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dynamo_backends._autoload import check_first_calls
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface import captures
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend, is_backend, load
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 IDLE_MODES = (None, "default", "reduce-overhead")
 """Modes that ask for what every backend does. The last is what transformers' `CompileConfig` says

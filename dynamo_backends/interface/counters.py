@@ -1,11 +1,12 @@
 """What this process has compiled and run, counted."""
 
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
 
-_lock = threading.Lock()
+from dynamo_backends._torch_private.forks import fork_safe_lock
+
+_lock = fork_safe_lock()
 
 
 class Counted:

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 
 
 @contextlib.contextmanager
@@ -33,7 +34,7 @@ def silenced(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-_stderr = threading.RLock()
+_stderr = fork_safe_rlock()
 _STDERR = 2
 
 

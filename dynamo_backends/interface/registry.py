@@ -3,10 +3,10 @@
 import functools
 import importlib
 import importlib.metadata
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import UnknownBackendError, did_you_mean
 from dynamo_backends.interface.legacy_names import resolve
@@ -38,7 +38,7 @@ _OURS: dict[str, str] = {
     "ov": "dynamo_backends.openvino.backend:OpenVINO",
 }
 _registered: dict[str, Callable[[], Backend]] = {}
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def list_backends() -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from dynamo_backends._torch_private import compile_id
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.mesh_report import MeshReport
 from dynamo_backends.interface.stages import VERIFICATION, StageClock
@@ -415,7 +416,7 @@ def plain(value: Any) -> Any:
 
 
 _recorders: list[list[GraphReport]] = []
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 @contextlib.contextmanager

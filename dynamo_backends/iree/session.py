@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,14 @@ from iree import runtime
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.iree.compiler import STACK_BYTES
 from dynamo_backends.iree.importer import SCOPE
 from dynamo_backends.iree.vendor import expect_immortal_objects, make_driver
 
 _CPU = 1  # DLPack's number of the device type
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 class Device:
@@ -124,7 +124,7 @@ class Started:
         self._context = context
         self._function = function
         self._kept = kept  # parameters may be read where they are
-        self._lock = threading.Lock()  # contexts run one call at a time
+        self._lock = fork_safe_lock()  # contexts run one call at a time
 
     def __call__(self, views: Sequence[Any], results: int) -> list[Tensor]:
         """Runs the function.

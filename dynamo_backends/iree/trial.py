@@ -10,7 +10,6 @@ about, all calls of that graph are tried beside it, many functions in one progra
 """
 
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.calls import call_tensors, tensors
 from dynamo_backends.graph.decompositions import has_decomposition, inner_decompositions
 from dynamo_backends.graph.graph import Graph
@@ -47,7 +47,7 @@ TOGETHER = 24
 
 _VENDOR = "IREE"
 _verdicts = Verdicts("iree", sources=("iree",))
-_lock = threading.RLock()
+_lock = fork_safe_rlock()
 
 
 @dataclass(frozen=True)

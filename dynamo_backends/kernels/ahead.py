@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.kernels import skinny_gemm, small_channels, winograd
 
 Library = tuple[Callable[..., Any], tuple[Any, ...]]
 """What compiles a library, and its arguments."""
 
 _started: dict[Library, threading.Thread] = {}
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def start(inputs: Iterable[Any]) -> None:

@@ -9,13 +9,13 @@ Inductor decomposes these operators, so a graph calls them by other names: each 
 the library `dynamo_backends` with the schema of ATen's, which runs ATen's.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.library import NAMESPACE, declare
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def _convolution_backward(*args: Any) -> tuple[Any, ...]:
 
 
 _in_order: dict[str, Any] = {}
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def in_order(operator: Any) -> Any:

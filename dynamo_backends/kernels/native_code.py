@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.interface.errors import brief_error
 
 log = logging.getLogger("dynamo_backends")
@@ -25,7 +26,7 @@ _workspaces = threading.local()
 
 def once(function: Callable[..., Any]) -> Any:
     """`functools.cache` of a function that runs once, whichever threads call it."""
-    lock = threading.RLock()
+    lock = fork_safe_rlock()
     cached = functools.cache(function)
 
     @functools.wraps(function)

@@ -5,7 +5,6 @@ kernel, and cut the program in two. A trial of each kind of call finds them.
 """
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.decompositions import every_rule
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, first_line
 
 DEVICE = torch.device("lazy")
-_lock = threading.RLock()  # recording changes state that all lazy tensors share
+_lock = fork_safe_rlock()  # recording changes state that all lazy tensors share
 
 
 @functools.cache

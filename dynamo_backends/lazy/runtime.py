@@ -1,7 +1,6 @@
 """Runs graphs on Lazy Tensor Core: compiled once, or recorded at every call."""
 
 import logging
-import threading
 from collections.abc import Collection, Sequence
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
@@ -28,7 +28,7 @@ class Recorded:
 
     def __init__(self, graph: Graph):
         self._graph, self._views = with_views_first(graph)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._recorded = record(self._graph)
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
@@ -59,7 +59,7 @@ class RecordedAtEveryCall(Executable):
         self._module = on_lazy(graph)
         self._merge = in_order(graph)
         self._results = Results(graph)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`: lazy tensors are copies of the weights."""

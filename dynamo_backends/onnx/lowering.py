@@ -6,7 +6,6 @@ another order than row-major are transposed inside the model; onnxscript folds c
 rewrites; weights become initializers whose data is not in the model.
 """
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from onnxscript import version_converter
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.decompose import ORIGIN, origin
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
@@ -37,7 +37,7 @@ WEIGHTS_FILE = "weights"  # a name that models need; no file is read
 # Loggers that speak to authors of exporters; what they say is checked here afterwards.
 _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
-_lock = threading.RLock()  # the exporter records through a process-wide evaluator
+_lock = fork_safe_rlock()  # the exporter records through a process-wide evaluator
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@
 
 import contextlib
 import io
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import WEIGHTS
@@ -27,7 +27,7 @@ from dynamo_backends.openvino.vendor import ConstantFolding, Manager, Model, Typ
 
 _PRODUCTS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
 _NORMALIZATIONS = frozenset({"MVN", "Softmax", "ScaledDotProductAttention"})
-_lock = threading.Lock()  # what NNCF prints is held back for the process
+_lock = fork_safe_lock()  # what NNCF prints is held back for the process
 
 
 class OpenVinoInt8Executable(QuantizedExecutable):

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends._torch_private.forks import immortal_in_children
+from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.dtypes import DTYPES
 from dynamo_backends.openvino.vendor import CompiledModel, Core, Model, native, op, openvino
 
@@ -51,9 +54,21 @@ class Settings:
 
 
 @functools.cache
+def _started() -> tuple[Core, int]:
+    started = Core(), os.getpid()
+    immortal_in_children(started[0])
+    return started
+
+
 def core() -> Core:
-    """OpenVINO's registry of devices, started on first use."""
-    return Core()
+    """OpenVINO's registry of devices, started on first use.
+
+    Raises:
+        ForkedProcessError: It was started before this process was forked off.
+    """
+    made, pid = _started()
+    check_process(pid, "OpenVINO")
+    return made
 
 
 def devices() -> Sequence[str]:
@@ -78,7 +93,12 @@ def writable_properties(device: str) -> Sequence[str]:
 
 def compile_model(model: Model, settings: Settings) -> CompiledModel:
     """Compiles a model for the device that the settings name."""
-    return core().compile_model(model, settings.device, settings.properties())
+    return _immortal(core().compile_model(model, settings.device, settings.properties()))
+
+
+def _immortal(compiled: CompiledModel) -> CompiledModel:
+    immortal_in_children(compiled)
+    return compiled
 
 
 def with_weights(model: Model, weights: Mapping[int, Tensor]) -> Model:
@@ -130,7 +150,9 @@ def passed_through(compiled: CompiledModel) -> dict[int, int]:
 
 def make_request(compiled: CompiledModel) -> Any:
     """A request of OpenVINO's own class, without the costs of the Python class around it."""
-    return native.CompiledModel.create_infer_request(compiled)
+    request = native.CompiledModel.create_infer_request(compiled)
+    immortal_in_children(request)
+    return request
 
 
 def wrap(tensor: Tensor) -> openvino.Tensor:
@@ -155,7 +177,7 @@ def export(compiled: CompiledModel) -> bytes:
 
 def import_model(blob: bytes, settings: Settings) -> CompiledModel:
     """Loads what `export` made; raises on damaged or foreign bytes."""
-    return core().import_model(blob, settings.device, settings.properties())
+    return _immortal(core().import_model(blob, settings.device, settings.properties()))
 
 
 def serialize(model: Model) -> tuple[bytes, bytes]:

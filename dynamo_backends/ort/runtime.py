@@ -4,7 +4,6 @@ import ctypes
 import functools
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.slots import Results, Slots
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
@@ -159,7 +159,7 @@ class OrtExecutable(Executable):
 
     def _run_static(self, binding: Any, launch: Callable[[Any], None]) -> Bound:
         """As `_run`, in memory that stays where it is: CUDA graphs read and write there."""
-        device, lock = ort_device(self.settings.device), threading.Lock()
+        device, lock = ort_device(self.settings.device), fork_safe_lock()
         where = torch.device(*self.settings.device)
         static: list[tuple[Slots, Results]] = []
         inputs, outputs = self._inputs, self._outputs

@@ -12,6 +12,7 @@ from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
+from dynamo_backends._torch_private.forks import immortal_in_children
 from dynamo_backends.interface.errors import first_line
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.memory import return_free_memory
@@ -112,6 +113,7 @@ def make_session(
         disabled_optimizers=_SLOW_ON_CPUS if settings.device[0] == "cpu" else None,
     )
     session.disable_fallback()
+    immortal_in_children(session._sess)
     if much:
         return_free_memory()  # that weights took between two of the session's optimisations
     return session._sess

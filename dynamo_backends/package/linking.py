@@ -5,13 +5,13 @@ executable reads and writes which values, and the calls that run between them. A
 the executables needs no more, and builds no graph.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.backend import Bound, Executable
@@ -137,7 +137,7 @@ class _Block:
     def __init__(self, graph: Graph, executable: Executable):
         self._executable = executable
         self._weights, self._activations = pick(graph.weights), pick(graph.activations)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._bound: Bound | None = None
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:

@@ -10,12 +10,12 @@ ones for the sizes that calls have are compiled beside them, and then take over.
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
@@ -181,7 +181,7 @@ class PaddedPrograms:
         self._demand = Demand(self._rounding, rule.growth)
         self._most = most
         self._build = build
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._programs: tuple[Padded, ...] = ()
         self._refused: set[tuple[int, ...]] = set()
         self._finds = self._replaced = 0

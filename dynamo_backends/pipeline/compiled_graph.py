@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import control, disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.position_checks import PositionChecks
@@ -147,7 +147,7 @@ class CompiledGraph:
         self._constants = normalized.constants
         self._options = options
         self._eager = InEager(normalized.graph.module, normalized.constants)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
         self.ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
         self._padded = self._padded_programs(symbols)

@@ -8,7 +8,6 @@ row, the graph gets no more of them.
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.graph.specialize import shape_key
@@ -162,7 +162,7 @@ class Rival:
         self._seconds: tuple[list[float], list[float]] = ([], [])
         self._decided = decided
         self._winner: Compiled | None = None
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def served(self) -> Served:

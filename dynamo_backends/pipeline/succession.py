@@ -13,7 +13,6 @@ convolution below a batch of 16. If the passes make the same graph of it, the pr
 """
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sequence import PASSES
@@ -165,7 +165,7 @@ class OfFirstSizes:
 
 _known: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
 _ranged: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def after_compiling(owner: Owner, capture: Capture, graph: Graph, serves_range: bool) -> None:

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.runtime.memory import return_free_memory
 
 LEAST = 4 << 20  # bytes: less than that malloc mostly keeps itself
@@ -146,7 +147,7 @@ class Reserve:
         self._runs = 0
         self._patience = _RUNS
         self._resting: tuple[int, int] | None = None  # size and piece of the block given back
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
 
     def grow(self, size: int, piece: int | None = None) -> None:
         """Makes the block so large that a run can allocate `size` bytes, if malloc permits.

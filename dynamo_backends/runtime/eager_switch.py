@@ -5,10 +5,10 @@ stays replaced. One log line says so; what happens at run time is noted as an `E
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.containment import is_for_others
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import (
@@ -53,7 +53,7 @@ class EagerSwitch:
         self._failure = failure
         self._then = then or f"the {region} runs in eager from now on"
         self._on_switch = on_switch
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._is_switched = False
 
     def also_reports_to(self, report: GraphReport) -> None:

@@ -6,7 +6,6 @@ compilation any more.
 """
 
 import functools
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes, is_lazy
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import computed
 from dynamo_backends.interface.backend import Bound, Executable
@@ -84,7 +84,7 @@ class PreparedExecutable(Executable):
         self.serves_range = calls is not None
         self._calls = calls
         self._results = Results(graph)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._live: LiveExecutable | None = None
         self._fixed: Bound | None = None
         if not graph.weights:

@@ -6,7 +6,6 @@ look-up, the check of its frozen weights, and the backend's own call.
 
 import logging
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends._torch_private import is_profiled
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
@@ -87,7 +87,7 @@ class Block:
         self._verify = verify
         self._reduced = reduced
         self._compile_part = compile_part
-        self._verifying = threading.Lock()
+        self._verifying = fork_safe_lock()
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         # What takes calls in place of compiled code; after the first call nothing, as a rule.
         self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.stages import TRIALS, stage
@@ -94,7 +94,7 @@ class Verdicts:
         self.sources = tuple(sources)
         self._shipped = shipped
         self._known: dict[str, Verdict] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
 
     def __call__(self, kind: str, find: Callable[[], Verdict], keep: bool) -> Verdict:
         """The verdict on a kind of call, which `find` gives the first time.

@@ -4,7 +4,6 @@ This is the one owner of that policy; docs/freezing.md has it in words. An execu
 two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads them where they are.
 """
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.report import GraphReport
@@ -41,7 +41,7 @@ class WeightBinding:
         self._executable = executable
         self._policy = policy
         self._report = report
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._models: OrderedDict[tuple[int, ...], _Model] = OrderedDict()
         self._recent: _Model | None = None
 

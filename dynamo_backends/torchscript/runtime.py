@@ -1,6 +1,5 @@
 """Runs TorchScript graphs: weights as inputs, or frozen into the graph."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.runtime.preparation import (
     LiveExecutable,
@@ -126,7 +126,7 @@ class _StaticModule:
 
     def __init__(self, run: Run):
         self._run = run
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __call__(self, *args: Tensor) -> Sequence[Any]:
         with self._lock:

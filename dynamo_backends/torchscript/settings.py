@@ -5,15 +5,15 @@ that another thread runs meanwhile, outside this package, sees them.
 """
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Literal
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 
 Fuser = Literal["nnc", "onednn"]
-_lock = threading.RLock()
+_lock = fork_safe_rlock()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
 """How long this process may tune."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 
 
 class Budget:
@@ -35,7 +36,7 @@ class Budget:
         self._since: float | None = None
         self._depth = 0
         self._told = False
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
 
     @property
     def left_s(self) -> float:

@@ -9,12 +9,12 @@ compilation is forgotten, and the next one races again.
 import hashlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.tuning.race import Measured
 
 log = logging.getLogger("dynamo_backends")
@@ -84,7 +84,7 @@ class Choices:
         self._holds_for = holds_for
         self._clock = clock
         self._known: dict[str, Choice] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_rlock()
 
     def __call__(
         self, kind: str, safe: str, preferred: str, race: Callable[[], Measured]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.tuning.contention import processors
 from dynamo_backends.tuning.stopped_time import StoppedTime
 
@@ -47,7 +48,7 @@ class Turns:
         """In a forked child: all processes are the parent's, and calls of other threads, too."""
         self._others: dict[int, StoppedTime] = {}
         self._stopped: dict[int, StoppedTime] = {}  # those of them that are stopped now
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._processors = processors()
         self._callers: set[int] = set()
         self._over = threading.Event()  # set while no call is under way

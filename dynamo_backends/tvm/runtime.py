@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, aligned, dense_strides, in_row_major
 from dynamo_backends.interface.backend import Bound, Executable
@@ -46,7 +46,7 @@ class TvmExecutable(Executable):
         self._threads = settings.threads
         self._pid = os.getpid()
         self._machines: list[Machine] = []  # those that no thread is using
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         values = [p.meta["val"] for p in graph.placeholders]
         activations, weights = graph.activations, graph.weights
         self._inputs = [_Input(activations.index(i), values[i]) for i in program.activations]

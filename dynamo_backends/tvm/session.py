@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tvm.vendor import relax, tvm
 
@@ -67,7 +68,7 @@ def vector_lanes() -> int:
 # whose threads are bound to processors puts the calling thread, too, on all of them.
 _POOL = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "0"}
 
-_environment = threading.Lock()
+_environment = fork_safe_lock()
 _pool = threading.local()
 
 

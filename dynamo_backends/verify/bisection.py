@@ -2,12 +2,12 @@
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
 from dynamo_backends.interface.backend import Executable
@@ -18,7 +18,7 @@ log = logging.getLogger("dynamo_backends")
 
 Compile = Callable[[Graph], Executable]
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _requests: list[object] = []
 
 

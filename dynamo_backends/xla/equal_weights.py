@@ -5,7 +5,6 @@ What it has prepared is compared with what others have, bit by bit, so it does n
 weights changed, or whether anybody noticed. Nobody writes to prepared weights.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.xla import _jaxlib
 
@@ -31,7 +31,7 @@ class EqualWeights:
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def buffers(
         self,

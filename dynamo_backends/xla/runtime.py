@@ -4,7 +4,6 @@ import contextlib
 import functools
 import json
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
@@ -120,7 +120,7 @@ class Device:
         return from_numpy(np.array(buffer)).to(device)
 
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """One compiled step: for one kind of batch, as long as its guards hold."""
 
 import operator
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import BatchSpec
 from dynamo_backends.aot.step.capture import record
@@ -40,7 +40,7 @@ from dynamo_backends.runtime.profiled import graph_name, profiled_as
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 
 
-TRACING = threading.RLock()
+TRACING = fork_safe_rlock()
 """Held while a step is captured and compiled: torch's tracing is for one thread at a time, a trace
 moves torch's generator, and what stands in for numbers in Python stands there for all threads."""
 

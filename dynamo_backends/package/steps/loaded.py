@@ -1,6 +1,5 @@
 """What `load_step` returns."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import is_autocast_on, without_autocast
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.sent_numbers import SentNumbers
 from dynamo_backends.aot.step.variant import TRACING
@@ -59,7 +59,7 @@ class LoadedStep:
         self._numbers = list(described.numbers)
         self._sent = SentNumbers(torch.device(described.values[0].device))
         self._holding: list[float] | None = None
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Takes one step.

@@ -14,6 +14,7 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 from torch import Tensor
 
+from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.mesh import Mesh, Placement
@@ -162,7 +163,7 @@ _FEW = 2
 _PATIENCE = 300.0
 """Seconds that who reads a tensor waits for other processes to read it, too."""
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def fork_safe_lock() -> threading.Lock:
     return lock
 
 
-def fork_safe_rlock() -> "threading._RLock":
+def fork_safe_rlock() -> Any:
     """As `fork_safe_lock`, reentrant; in the child the thread that forked still holds its own."""
     lock = threading.RLock()
     _locks.add(lock)
@@ -50,7 +50,7 @@ def _after_fork() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
     _natives.clear()
     async_compile = sys.modules.get("torch._inductor.async_compile")
-    pool = getattr(getattr(async_compile, "AsyncCompile", None), "pool", None)
+    pool: Any = getattr(getattr(async_compile, "AsyncCompile", None), "pool", None)
     if hasattr(pool, "cache_clear"):  # torch forgets its processes alone, not its threads
         pool.cache_clear()
 

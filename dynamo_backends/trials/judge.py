@@ -163,7 +163,7 @@ class Expectation:
         near |= (e.abs() <= smallest) & (r.abs() <= smallest)
         if is_pointwise(target) and not e.is_complex():
             absolute = min(8 * torch.finfo(real).eps, 0.1 * tolerance)
-            near |= (error <= absolute) & (e.sign() * r.sign() > 0)
+            near |= (error <= absolute) & (error <= 0.25 * e.abs())
         return near
 
     def _is_explained(self, place: int, e: Tensor, r: Tensor) -> Tensor:

@@ -76,4 +76,4 @@ def _name(node: fx.Node) -> str:
         return name if namespace in ("aten", "prims") else ""
     if node.op == "call_method":
         return str(target)
-    return _OF_PYTHON.get(target, "")  # type: ignore[call-overload,arg-type]
+    return _OF_PYTHON.get(target, "")  # type: ignore[arg-type]

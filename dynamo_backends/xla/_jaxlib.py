@@ -132,6 +132,7 @@ _PRODUCTS_ALONE: _Flag = (
 # XLA's algebraic simplifier computes (x + c) - c as x, log(exp(x)) as x and x * 1e30 * 1e30 as
 # x * inf: what it takes for equal is not in floating point.
 _SIMPLIFIER = "algsimp"
+
 # XLA may leave out the rounding of float32 to a shorter type and back.
 _CASTS_ROUND: _Flag = ("xla_allow_excess_precision", False)
 
@@ -143,6 +144,11 @@ protects what the simplifier would rewrite (`lowering.barriers`)."""
 def _cpu_flags(sparing: bool, fuses_products: bool) -> list[_Flag]:
     order = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
     return [order] * sparing + [_PRODUCTS_ALONE] * (not fuses_products)
+
+
+def simplifies(platform: str) -> bool:
+    """Whether programs for a platform are compiled with the algebraic simplifier."""
+    return platform != "cpu" or _SIMPLIFIER not in CPU_DISABLED_PASSES
 
 
 def _disabled_passes(platform: str, more: Sequence[str] = ()) -> list[_Flag]:

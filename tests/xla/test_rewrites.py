@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.lowering import interpreter
 
 inf, nan = float("inf"), float("nan")
 
@@ -73,18 +74,32 @@ def test_pairs_are_computed_as_written() -> None:
     assert wrong_pairs(torch.compile(every_pair, backend=compiler)(VALUES), VALUES) == []
 
 
-@pytest.mark.plants_errors
-def test_the_simplifier_rewrites_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And verification reports the call, whatever rounding does to it."""
+@pytest.fixture
+def simplifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs for CPUs are compiled with the pass, as those for other platforms are."""
     monkeypatch.setattr(_jaxlib, "CPU_DISABLED_PASSES", ())
-    options = {"fallback": "error", "cache": False}
-    compiler = dynamo_backends.compiler("openxla", verify="off", **options)
+
+
+@pytest.fixture
+def no_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "barred", lambda graph: frozenset())
+
+
+@pytest.mark.usefixtures("simplifier")
+def test_barriers_protect_pairs_from_the_simplifier() -> None:
+    compiler = dynamo_backends.compiler("openxla", fallback="error", verify="off", cache=False)
+    assert wrong_pairs(torch.compile(every_pair, backend=compiler)(VALUES), VALUES) == []
+
+
+@pytest.mark.usefixtures("simplifier", "no_barriers")
+def test_without_barriers_the_simplifier_rewrites_some_of_them() -> None:
+    """And verification reports the call, whatever rounding does to it."""
+    compiler = dynamo_backends.compiler("openxla", fallback="error", verify="off", cache=False)
     wrong = wrong_pairs(torch.compile(every_pair, backend=compiler)(VALUES), VALUES)
     assert {"add, sub", "exp, log", "mul, sqrt", "mul, mul"} <= set(wrong)
     torch.compiler.reset()
-    compiled = torch.compile(
-        PAIRS["add, sub"], backend=dynamo_backends.compiler("openxla", **options)
-    )
+    compiler = dynamo_backends.compiler("openxla", fallback="error", cache=False)
+    compiled = torch.compile(PAIRS["add, sub"], backend=compiler)
     with pytest.raises(dynamo_backends.VerificationError, match="differs from eager"):
         compiled(VALUES[:8])
 

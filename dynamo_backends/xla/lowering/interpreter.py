@@ -18,7 +18,9 @@ import torch
 from torch import fx
 
 from dynamo_backends.interface.errors import LoweringError
+from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
+from dynamo_backends.xla.lowering.barriers import barred, hide
 from dynamo_backends.xla.lowering.context import Context, LoweringOptions
 from dynamo_backends.xla.lowering.registry import (
     Layout,
@@ -46,6 +48,7 @@ class GraphLowering:
         self._values: dict[fx.Node, Any] = {}
         self._logical: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, Any] = {}
+        self._barred = barred(graph) if _jaxlib.simplifies(options.platform) else frozenset()
 
     def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:
         """Traces the graph.
@@ -81,7 +84,8 @@ class GraphLowering:
         context = Context(node, self._options, self._kept)
         try:
             result = self._apply(lowering, context)
-            return conform(result, node.meta["val"])
+            result = conform(result, node.meta["val"])
+            return hide(result) if node in self._barred else result
         except LoweringError:
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ strides and the storage offset of what the graph returned, so that torch makes t
 import operator
 from collections import Counter
 
+import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
@@ -21,6 +22,21 @@ REPLAYED = "replayed_view"
 def is_view(node: fx.Node) -> bool:
     """Whether a call is of an operator that returns views of its first argument."""
     return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def is_same_view(view: fx.Node) -> bool:
+    """Whether a view has all elements of its source in the same order."""
+    source = view.args[0] if is_view(view) else None
+    if not isinstance(source, fx.Node):
+        return False
+    a, b = source.meta["val"], view.meta["val"]
+    if not isinstance(a, torch.Tensor) or a.dtype != b.dtype or a.ndim != b.ndim:
+        return False
+    sizes = (*a.shape, *a.stride(), *b.shape, *b.stride())
+    return all(isinstance(s, int) for s in sizes) and (a.shape, a.stride()) == (
+        b.shape,
+        b.stride(),
+    )
 
 
 def is_replayed(node: fx.Node) -> bool:
@@ -69,6 +85,8 @@ def separate_output_views(graph: Graph) -> bool:
     with fx_graph.inserting_before(output):
         for i, base in shared.items():
             results[i] = _replay(fx_graph, results[i], base)
+            if graph.kind == "forward" and base.op == "call_function":
+                results[i] = _detached(fx_graph, results[i])
     output.args = (tuple(results),)
     drop_dead(fx_graph)
     return True
@@ -94,6 +112,19 @@ def root(node: fx.Node) -> fx.Node:
         node = base
         base = _base(node)
     return node
+
+
+def _detached(graph: fx.Graph, view: fx.Node) -> fx.Node:
+    """A view that autograd takes for no view: it needs a gradient if AOT Autograd says so.
+
+    A view needs one whenever its base does: `y[:3], y.detach()`.
+    """
+    source = view
+    while source.target is not torch.ops.aten.as_strided.default and is_same_view(source):
+        source = source.args[0]  # type: ignore[assignment]
+    detached = graph.call_function(torch.ops.aten.detach.default, (source,))
+    detached.meta = {**view.meta, REPLAYED: True}
+    return detached
 
 
 def _replay(graph: fx.Graph, node: fx.Node, end: fx.Node) -> fx.Node:

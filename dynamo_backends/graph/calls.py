@@ -41,3 +41,30 @@ def argument(node: fx.Node, name: str) -> Any:
         return given[name]
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     return next((a.default_value for a in schema if a.name == name), None)
+
+
+_FILLING = frozenset(
+    """clamp clamp_max clamp_min constant_pad_nd fill full full_like hardtanh masked_fill new_full
+    scalar_tensor threshold""".split()  # noqa: SIM905
+)
+
+
+def number_out_of_range(node: fx.Node) -> str | None:
+    """Why eager raises: a number among the arguments is none of the result's integers."""
+    value, target = node.meta.get("val"), node.target
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        return None
+    if value.dtype == torch.bool or not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target._schema.name.removeprefix("aten::") not in _FILLING:
+        return None
+    limits = torch.iinfo(value.dtype)
+    sizes = ("size", "pad")
+    numbers = [v for name, v in arguments(node).items() if name not in sizes]
+    least = limits.min or -limits.max  # unsigned types take negative numbers, which wrap around
+    wrong = [x for x in numbers if _is_number(x) and not least <= x <= limits.max]
+    return f"eager raises, for {wrong[0]} is no {value.dtype}" if wrong else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

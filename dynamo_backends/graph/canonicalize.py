@@ -9,9 +9,10 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.aliasing import is_replayed, is_same_view
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
@@ -49,6 +50,8 @@ def canonicalize(graph: Graph) -> bool:
     for node in graph.calls:
         if not isinstance(node.target, OpOverload):
             continue
+        if node.target is aten.detach.default and is_replayed(node):
+            continue  # which torch computes; autograd takes an alias for a view
         changed |= _respell(node)
         changed |= _shorten(node)
         removed |= node.target in IDENTITIES and _bypass(node)
@@ -123,20 +126,10 @@ def _bypass(node: fx.Node) -> bool:
     An output stays what it is: two outputs that were two tensors must not become one object.
     """
     source = node.args[0]
-    if not isinstance(source, fx.Node) or not _same_view(source, node):
+    if not isinstance(source, fx.Node) or not is_same_view(node):
         return False
     node.replace_all_uses_with(source, lambda user: user.op != "output")
     return not node.users
-
-
-def _same_view(source: fx.Node, view: fx.Node) -> bool:
-    a, b = source.meta["val"], view.meta["val"]
-    if not isinstance(a, Tensor) or a.dtype != b.dtype or a.ndim != b.ndim:
-        return False
-    sizes = (*a.shape, *a.stride(), *b.shape, *b.stride())
-    if not all(isinstance(s, int) for s in sizes):
-        return False
-    return a.shape == b.shape and a.stride() == b.stride()
 
 
 CANONICALIZE = Pass(

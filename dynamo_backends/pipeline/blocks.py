@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.aliasing import is_replayed
+from dynamo_backends.graph.calls import number_out_of_range
 from dynamo_backends.graph.donation import with_donations
 from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
@@ -195,6 +196,8 @@ class ProgramBuilder:
             return NUMBER_OF_CALLER
         if not isinstance(node.target, OpOverload):
             return NOT_ATEN
+        if (reason := number_out_of_range(node)) is not None:
+            return reason
         return KEPT_BY_OPTION if is_named(node, self._options.keep_in_eager) else None
 
     def _is_of_number(self, node: fx.Node) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import control, disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.position_checks import PositionChecks
@@ -87,6 +88,10 @@ class InEager:
     module: fx.GraphModule
     constants: Sequence[Tensor] = ()
     served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
+
+    def __post_init__(self) -> None:
+        """Takes kernels that are called with other strides than were promised."""
+        self.module = for_eager(self.module)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""

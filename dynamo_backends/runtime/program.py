@@ -4,16 +4,18 @@ This is the hot path of every compiled call. A graph that a backend takes whole 
 look-up, the check of its frozen weights, and the backend's own call.
 """
 
+import functools
 import logging
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from dynamo_backends._torch_private import is_profiled
 from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
@@ -74,7 +76,7 @@ class Block:
         compile_part: Callable[[Graph], Executable] | None = None,
     ):
         self.executable = executable
-        module = graph.module
+        module = for_eager(graph.module)
         self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
         binding = WeightBinding(executable, policy, report)
         self._bind, self._prepare = binding.bound, binding.prepare
@@ -222,8 +224,12 @@ class EagerPart:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs it on one value per graph input."""
-        results: Sequence[Any] = self.graph.module(*values)
+        results: Sequence[Any] = self._module(*values)
         return results
+
+    @functools.cached_property
+    def _module(self) -> fx.GraphModule:
+        return for_eager(self.graph.module)
 
 
 @dataclass(frozen=True)

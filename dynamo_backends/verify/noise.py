@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.graph.eager_calls import compute
 from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
 from dynamo_backends.verify.precise import widen
 from dynamo_backends.verify.rounding import CASTS, is_exact, is_rounded_once, is_sum
@@ -96,7 +97,7 @@ class Noise:
             if is_inexact(product):
                 args = args[0], self._disturbed(product, _UNITS_OF_PRODUCTS)
                 kwargs = {k: v for k, v in kwargs.items() if k != "alpha"}
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return compute(node.target, args, kwargs)
 
     def _rounded_once(
         self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

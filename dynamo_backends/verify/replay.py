@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from dynamo_backends.graph.eager_calls import compute
+
 Visit = Callable[[int, Any], None]
 """Gets the position of an output and its value, as soon as that is there."""
 
@@ -14,7 +16,7 @@ Call = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _as_it_is(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+    return compute(node.target, args, kwargs)
 
 
 class Replay:

@@ -149,6 +149,7 @@ from dynamo_backends._torch_private.tensors import (
     is_private,
     is_traceable_wrapper_subclass,
     lazy_as,
+    physical,
     plain_parts,
     size_bounds,
     storage_id,

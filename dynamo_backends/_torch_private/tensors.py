@@ -51,6 +51,11 @@ def lazy_as(value: Tensor, memory: Tensor) -> Tensor:
     return seen._neg_view() if value.is_neg() else seen
 
 
+def physical(tensor: Tensor) -> Tensor:
+    """A view of what memory holds: what is conjugated or negated lazily is not."""
+    return lazy_as(tensor, tensor)
+
+
 def storage_id(tensor: Tensor) -> int | None:
     """What two tensors have in common that share memory, also fake ones, which have no address.
 

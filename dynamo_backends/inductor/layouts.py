@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.layouts import dense_order
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.kernels.image_operators import (
@@ -65,6 +66,25 @@ def make_channels_last(module: fx.GraphModule, kept: Collection[int]) -> None:
         found = [layouts.traced(x) if i in kept else x for i, x in enumerate(results)]
     output.args = (tuple(found),)
     module.recompile()
+
+
+def make_weights_dense(graph: fx.Graph) -> None:
+    """Copies weights and biases of convolutions that have gaps or are expanded.
+
+    Inductor (torch 2.13) packs constants as if they were dense, and reads beyond their memory.
+
+    Args:
+        graph: Changed in place; its nodes have values.
+    """
+    infer = Inference()
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        for place in (1, 2):
+            weight = node.args[place]
+            if weight is not None and dense_order(weight.meta["val"]) is None:
+                with graph.inserting_before(node):
+                    settings = {"memory_format": torch.contiguous_format}
+                    dense = infer.call(graph, aten.clone.default, weight, **settings)
+                node.update_arg(place, dense)
 
 
 def _gains(node: fx.Node) -> bool:

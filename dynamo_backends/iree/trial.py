@@ -248,7 +248,9 @@ def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
     product = rules.right_operand(node)
     if product is not None and args[0].dtype.is_floating_point:
         operand, count = product
-        args[node.all_input_nodes.index(operand)] *= max(count, 1) ** -0.5
+        factors = args[node.all_input_nodes.index(operand)]
+        once = tuple(slice(None if stride else 1) for stride in factors.stride())
+        factors[once] *= max(count, 1) ** -0.5  # torch refuses to write to expanded tensors
     return args
 
 

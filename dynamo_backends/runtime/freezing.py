@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import has_storage, plain_parts
+from dynamo_backends._torch_private import has_storage, physical, plain_parts
 from dynamo_backends.runtime.device_tensor import contents_of, handle_of
 
 Policy = Literal["probe", "strict", "off"]
@@ -69,9 +69,14 @@ def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
 
 def bits_of(tensor: Tensor) -> Tensor:
     """The tensor's bits as integers, so that NaN equals itself; strides are kept."""
-    tensor = tensor.detach()
+    return memory_bits(tensor.resolve_conj().resolve_neg())
+
+
+def memory_bits(tensor: Tensor) -> Tensor:
+    """A view of the bits in the tensor's memory, before it is conjugated or negated lazily."""
+    tensor = physical(tensor.detach())
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor)
     if tensor.dtype in _INTEGER.values():
         return tensor
     return tensor.view(_INTEGER[tensor.element_size()])
@@ -93,7 +98,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
     Scaling a weight does not change its zeros, and pruned weights have many.
     """
-    line = _line(bits_of(tensor))
+    line = _line(memory_bits(tensor))
     if line.numel() <= _RUN * _RUNS:
         return [line]
     last, size = line.numel() - _RUN, line.element_size()
@@ -151,7 +156,7 @@ class Snapshot:
             if contents_of(weight) is not None:
                 continue  # each write to it is counted
             if self._strict:
-                views.append(bits_of(weight))
+                views.append(memory_bits(weight))
                 continue
             for run in _samples(weight):
                 if run.device.type == "cpu" and run.is_contiguous() and run.numel():

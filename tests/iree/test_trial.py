@@ -79,6 +79,11 @@ def test_what_networks_are_made_of_is_taken():
     assert refusals(fn, torch.randn(2, 4, 8, 8)) == ""
 
 
+def test_products_with_expanded_matrices_are_taken(nothing_known: None):
+    expanded = torch.randn(1, 8).expand(8, 8)
+    assert refusals(lambda x, y: (x @ y).relu() + 1, torch.randn(4, 8), expanded) == ""
+
+
 def test_calls_are_tried_together_and_one_that_fails_spoils_no_other(
     monkeypatch: pytest.MonkeyPatch, nothing_known: None
 ):

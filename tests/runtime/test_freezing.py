@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.runtime.freezing import Snapshot, _samples
+from dynamo_backends.runtime.freezing import Snapshot, _samples, bits_of
 
 
 def net() -> nn.Module:
@@ -73,6 +73,24 @@ def test_snapshots_of_unusual_weights(weight: Tensor, policy: Any):
     if weight.numel():
         weight.data.copy_(torch.ones_like(weight) * 3 if weight.dtype != torch.bool else ~weight)
         assert not snapshot.is_current([weight])
+
+
+@pytest.mark.parametrize("policy", ["probe", "strict"])
+def test_writes_to_the_memory_of_lazy_weights_are_seen(policy: Any):
+    memory = torch.randn(100, dtype=torch.complex64)
+    for weight in (memory.conj(), memory.conj().imag, memory.conj()._neg_view()):
+        snapshot = Snapshot([weight], [0], policy)
+        assert snapshot.is_current([weight])
+        memory.data.add_(1 + 1j)
+        assert not snapshot.is_current([weight])
+
+
+def test_bits_are_those_of_the_values():
+    number = torch.complex(torch.ones(3), torch.ones(3))
+    assert torch.equal(bits_of(number.conj().imag), bits_of(-torch.ones(3)))
+    assert torch.equal(
+        bits_of(number.conj()), bits_of(torch.complex(torch.ones(3), -torch.ones(3)))
+    )
 
 
 def test_inference_tensors_have_no_version_and_are_watched_by_contents():

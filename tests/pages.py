@@ -13,7 +13,7 @@ import io
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -107,13 +107,20 @@ def _given(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def executed(name: str) -> Iterator[tuple[list[Example], dict[str, Any]]]:
-    """Runs a page, such as "docs/capture.md"; its examples and the names that they define."""
+def executed(
+    name: str, change: Callable[[str], str] = str
+) -> Iterator[tuple[list[Example], dict[str, Any]]]:
+    """Runs a page, such as "docs/capture.md"; its examples and the names that they define.
+
+    Args:
+        name: Of the page.
+        change: Is applied to its text.
+    """
     path = ROOT / name
     torch._dynamo.reset()
     module = ModuleType("page_" + path.stem)
     sys.modules[module.__name__] = module  # Dynamo imports the modules of what it captures
-    ran = list(examples(path.read_text(encoding="utf-8")))
+    ran = list(examples(change(path.read_text(encoding="utf-8"))))
     known = given() if any(e.given for e in ran) else {}
     try:
         for example in ran:

@@ -41,6 +41,10 @@ class Compiler:
         options = "".join(f", {k}={v!r}" for k, v in self._given.items())
         return f"compiler({self.name!r}{options})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what another process gets, are its one object for these options."""
+        return _compiler_of, (self.name, self._given)
+
     def options(self, given: Mapping[str, Any] | None = None) -> Options:
         """The validated options, those given to `torch.compile` taking precedence."""
         backend = get_backend(self.name)
@@ -103,6 +107,10 @@ def compiler(name: str, /, **options: Any) -> Compiler:
         if key not in _compilers:
             _compilers[key] = Compiler(name, options)
         return _compilers[key]
+
+
+def _compiler_of(name: str, options: Mapping[str, Any]) -> Compiler:
+    return compiler(name, **options)
 
 
 def _has_hash(value: Any) -> bool:

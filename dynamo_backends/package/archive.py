@@ -93,6 +93,7 @@ class Archive:
     Attributes:
         path: Of the file.
         manifest: What was written.
+        digest: Of the manifest, which has the checksums of all parts.
 
     Raises:
         PackageError: It is no package, is damaged, or is of a format that is not known here.
@@ -220,7 +221,8 @@ class Archive:
         if self._entries[MANIFEST].file_size > _LONGEST:
             raise PackageError(f"{self.path} is no package: its manifest is too long")
         text = self._zip.read(MANIFEST)
-        if self._zip.read(_DIGEST) != sha256(text).encode():
+        self.digest = sha256(text)
+        if self._zip.read(_DIGEST) != self.digest.encode():
             raise PackageError(f"{self.path} is damaged: the manifest is not what was saved")
         manifest: dict[str, Any] = json.loads(text)
         if manifest["format"] != FORMAT:

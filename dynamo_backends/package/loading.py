@@ -24,7 +24,7 @@ from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
 from dynamo_backends.package.machine import described, differences
-from dynamo_backends.package.module import PackagedModule
+from dynamo_backends.package.module import PackagedModule, Source
 from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.portable import Portable, from_dict
 from dynamo_backends.package.spec import Spec
@@ -68,9 +68,27 @@ def load(
     """
     with Archive(path) as archive:
         try:
-            return _loaded(archive, strict, checkpoint)
+            module = _loaded(archive, strict, checkpoint)
+            place = None if checkpoint is None else os.path.abspath(checkpoint)
+            module.source = Source(os.path.abspath(path), archive.digest, strict, place)
+            return module
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise PackageError(f"{path} has an unusable manifest: {brief_error(error)}") from error
+
+
+def load_again(source: Source) -> PackagedModule:
+    """Loads the package that a pickled module names.
+
+    Raises:
+        PackageError: There is none any more, or another one.
+    """
+    with Archive(source.path) as archive:
+        if archive.digest != source.digest:
+            raise PackageError(
+                f"{source.path} is not the package that the pickled module was loaded from; "
+                "load the new one with dynamo_backends.load."
+            )
+    return load(source.path, strict=source.strict, checkpoint=source.checkpoint)
 
 
 def _loaded(

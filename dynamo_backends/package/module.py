@@ -1,9 +1,11 @@
 """What `load` returns."""
 
+import copy
 import functools
+import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import hidden_from_dynamo, is_autocast_on, without_autocast
 from dynamo_backends.graph.sizes import Size
+from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.portable import Portable
@@ -20,11 +23,28 @@ if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation
 
 
+class Source(NamedTuple):
+    """Where a module was loaded from, and how (see `load`).
+
+    Attributes:
+        path: Absolute path of the file.
+        digest: Of the package.
+        strict: See `load`.
+        checkpoint: Absolute path of it, if it was given.
+    """
+
+    path: str
+    digest: str
+    strict: bool
+    checkpoint: str | None
+
+
 class PackagedModule(nn.Module):
     """A model from a package. Call it as the model was called; any thread may.
 
     It computes without gradients and outside of autocast. Its weights are fixed: it has no
-    parameters, and `train()` and `to()` change nothing.
+    parameters, and `train()` and `to()` change nothing. So a deep copy shares its program and
+    weights. Its pickle is the path of the package, which is loaded again.
 
     Args:
         name: Of the model's class.
@@ -41,7 +61,10 @@ class PackagedModule(nn.Module):
         backend: The same.
         notes: The same.
         reports: The same.
+        source: Where it was loaded from.
     """
+
+    source: Source | None = None
 
     def __init__(
         self,
@@ -70,6 +93,25 @@ class PackagedModule(nn.Module):
     def portable(self) -> Portable:
         """The graph."""
         return self._portable()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PackagedModule":
+        """A module of its own, with this one's program and weights, which do not change."""
+        copied = self.__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in vars(self).items():
+            is_fixed = name in _FIXED
+            object.__setattr__(copied, name, value if is_fixed else copy.deepcopy(value, memo))
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Loads the package again, from the same file.
+
+        Raises:
+            PicklingError: It was not loaded from a file.
+        """
+        if self.source is None:
+            raise pickle.PicklingError("save the module, and pickle what load() returns")
+        return load("dynamo_backends.package.loading:load_again"), (self.source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model.
@@ -135,6 +177,12 @@ class PackagedModule(nn.Module):
                 results = run(given)
         plain = [int(x) if isinstance(x, Size) else x for x in results]
         return pytree.tree_unflatten(plain, self._results)
+
+
+_FIXED = frozenset(
+    {"_arguments", "_portable", "_results", "_run", "_weights", "notes", "portable", "reports"}
+)
+"""Attributes that a copy shares, since nothing changes them."""
 
 
 @hidden_from_dynamo

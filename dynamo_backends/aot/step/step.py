@@ -96,6 +96,17 @@ class Step:
         self._variants: dict[Any, list[Variant]] = {}
         self._retired_launches = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuses copies and pickles.
+
+        Raises:
+            TypeError: Always; the message says what to do.
+        """
+        raise TypeError(
+            "a compiled step can be neither copied nor pickled: it is bound to its model and "
+            "optimizer. Copy those, and call dynamo_backends.compile_step for the copies."
+        )
+
     @property
     def recompiles(self) -> int:
         """How many graphs were compiled after the first."""

@@ -61,6 +61,18 @@ class LoadedStep:
         self._holding: list[float] | None = None
         self._lock = fork_safe_lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuses copies and pickles.
+
+        Raises:
+            TypeError: Always; the message says what to do.
+        """
+        raise TypeError(
+            "a loaded training step can be neither copied nor pickled: its state is in the "
+            "runtime's memory. Load the package again with dynamo_backends.load_step, and give it "
+            "this one's state: load_state_dict(step.state_dict())."
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Takes one step.
 

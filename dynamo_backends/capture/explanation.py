@@ -1,6 +1,7 @@
 """What became of a program under a compiler: the result of `explain`, as data."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -97,7 +98,8 @@ class Explanation:
         Args:
             path: Of the file; it is replaced if it exists.
         """
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        Path(os.path.expanduser(path)).write_text(text, encoding="utf-8")
 
     def __rich__(self) -> "RenderableType":
         """The report, for rich's `print`."""

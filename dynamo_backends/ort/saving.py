@@ -57,6 +57,7 @@ def save(
         _present_input(model, spots[names[i]], values[i], name)
     for at, name in enumerate(wanted):
         _present_output(model, at, graph.outputs[at].meta["val"], name)
+    path = os.path.expanduser(path)
     data = None if size <= _ONE_FILE else f"{Path(path).name}.data"
     ir.save(model, path, external_data=data)
 

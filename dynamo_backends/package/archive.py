@@ -100,7 +100,7 @@ class Archive:
     """
 
     def __init__(self, path: Path_):
-        self.path = Path(path)
+        self.path = Path(os.path.expanduser(path))
         with self._explained(), contextlib.ExitStack() as opened:
             self._file = opened.enter_context(os.fdopen(open_file(self.path), "rb"))
             self._reading = threading.Lock()

@@ -56,6 +56,7 @@ def export(
         FallbackRefusedError: There is no form for a call.
         BackendUnavailableError: What lowers the model is not installed.
     """
+    path = os.path.expanduser(path)
     name = _BACKENDS.get(Path(path).suffix)
     if name is None:
         raise SaveError(f"export writes {' and '.join(_BACKENDS)} files, and not {Path(path).name}")

@@ -197,7 +197,8 @@ def read_weights(
         taken = stored.Checkpoint(**known["checkpoint"])
         if Path(taken.name).name != taken.name:
             raise PackageError(f"{archive.path} names a checkpoint elsewhere: {taken.name!r}")
-        path = archive.path.parent / taken.name if checkpoint is None else Path(checkpoint)
+        given = archive.path.parent / taken.name if checkpoint is None else checkpoint
+        path = Path(os.path.expanduser(given))
         found |= stored.from_checkpoint(path, taken)
     pairs = [(known["names"][name], like) for name, like in wanted]
     tensors = stored.in_order([name for name, _ in pairs], found)

@@ -67,6 +67,7 @@ def save(
         OptionError: An option is unknown or wrong.
         BackendUnavailableError: The backend cannot run here.
     """
+    path = os.path.expanduser(path)
     if not Path(path).parent.is_dir():
         raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
     call = (tuple(args), dict(kwargs or {}))
@@ -150,7 +151,11 @@ def _executables(backend: PackageBackend | None) -> tuple[dict[str, bytes], list
 def _weights(
     known: Mapping[str, Tensor], checkpoint: str | os.PathLike[str] | None
 ) -> tuple[bytes, dict[str, Any]]:
-    shared = None if checkpoint is None else stored.shared_with(Path(checkpoint), known)
+    shared = (
+        None
+        if checkpoint is None
+        else stored.shared_with(Path(os.path.expanduser(checkpoint)), known)
+    )
     there = set() if shared is None else set(shared.tensors)
     own = {name: tensor for name, tensor in known.items() if name not in there}
     content, names = stored.dumped(own)

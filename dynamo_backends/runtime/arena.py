@@ -295,7 +295,7 @@ class Reserve:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Gives the block back; at the end of the interpreter, which clears modules, nothing."""
-        if not is_finalizing() and self._last is not None:
+        if not is_finalizing() and getattr(self, "_last", None) is not None:
             self.release()
 
 

@@ -39,7 +39,7 @@ def cache_folder() -> Path:
     """`DYNAMO_BACKENDS_CACHE`, or the user's cache folder of the platform."""
     given = os.environ.get("DYNAMO_BACKENDS_CACHE")
     folder = given or platformdirs.user_cache_dir("dynamo-backends")
-    return Path(folder).expanduser()
+    return Path(os.path.expanduser(folder))
 
 
 def vendor_folder(name: str) -> Path | None:

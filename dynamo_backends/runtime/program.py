@@ -19,7 +19,7 @@ from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.backend import Bound, Executable
-from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.interface.stages import VENDOR, stage
 from dynamo_backends.runtime import arena
@@ -126,7 +126,7 @@ class Block:
         """Runs the block and compares it with eager.
 
         Raises:
-            VerificationError: It is wrong, and must not fall back.
+            VerificationError: It is wrong, and must not fall back, or an input is lost.
             FallbackRefusedError: It failed, and must not fall back.
         """
         with self._verifying:
@@ -159,6 +159,10 @@ class Block:
                 self._instead = None
                 return_free_memory()  # what the compiler left
             return outcome.results
+        if outcome.is_lost:
+            raise VerificationError(
+                f"{self._report.backend}: {outcome.wrong}, and what that held is lost."
+            )
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
         eager = self._instead = self._switch.eager

@@ -51,6 +51,7 @@ def save(report: GraphReport, path: str | os.PathLike[str]) -> None:
         "inputs": [_describe(n, v) for n, v in executable.described_inputs()],
         "outputs": [_describe(n, v) for n, v in executable.described_outputs()],
     }
+    path = os.path.expanduser(path)
     Path(path).write_bytes(plan)
     Path(f"{os.fspath(path)}.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
@@ -69,6 +70,7 @@ def load(path: str | os.PathLike[str], device: int = 0) -> "SavedEngine":
     reason = vendor.why_not() or driver().why_not()
     if reason is not None:
         raise DeviceError(f"a TensorRT engine cannot be loaded here: {reason}")
+    path = os.path.expanduser(path)
     try:
         facts = json.loads(Path(f"{os.fspath(path)}.json").read_text(encoding="utf-8"))
         options = TensorRTOptions(version_compatible=facts["version_compatible"])

@@ -6,6 +6,7 @@ dropped as soon as it was compared.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -58,6 +59,7 @@ class Outcome:
         unverified: Why it could not be compared; empty: it was.
         expected: Eager's results, where they were kept.
         seconds: What the comparison took, without the compiled block.
+        is_lost: Whether it wrote to an input and what that held is not known any more.
     """
 
     results: Sequence[Any]
@@ -65,6 +67,7 @@ class Outcome:
     unverified: str = ""
     expected: Sequence[Any] | None = None
     seconds: float = 0.0
+    is_lost: bool = False
 
 
 class Comparison:
@@ -100,21 +103,45 @@ class Comparison:
         Raises:
             Exception: What the compiled block raises, and nothing else.
         """
-        why_not = self._unusable or self._acts or _is_recorded()
-        if why_not:
-            return Outcome(run(), unverified=why_not)
+        unverified = self._unusable or self._acts or _is_recorded()
         outputs = _Outputs(inputs, self._promised, self._reduced)
         stopwatch = _Stopwatch()
-        early = self._is_early
+        early = self._is_early and not unverified
         with stopwatch:
-            unverified = self._replay(inputs, outputs.keep) if early else ""
+            contents = [] if _is_recorded() else _contents(inputs)
+            if early:
+                unverified = self._replay(inputs, outputs.keep)
+        early = early and not unverified
         results = run()
-        if not unverified:
-            with stopwatch:
+        with stopwatch:
+            written, is_lost = self._written(contents, inputs)
+            wrong = written or self._malformed(results)
+            if wrong:
+                unverified = ""
+            elif not unverified:
                 unverified = guarded(lambda: self._judge(outputs, inputs, results))
+                wrong = "" if unverified else outputs.wrong
         expected = [outputs.expected[i] for i in sorted(outputs.expected)] if early else None
-        wrong = "" if unverified else outputs.wrong
-        return Outcome(results, wrong, unverified, expected, stopwatch.seconds)
+        return Outcome(results, wrong, unverified, expected, stopwatch.seconds, is_lost)
+
+    def _malformed(self, results: Any) -> str:
+        """What is wrong with what was returned, whatever the values are; empty: nothing."""
+        count = len(self._graph.outputs)
+        if isinstance(results, Tensor) or not hasattr(results, "__len__"):
+            return f"it returned {type(results).__name__} instead of a list of {count} outputs"
+        return "" if len(results) == count else f"{len(results)} outputs instead of {count}"
+
+    def _written(self, contents: Sequence[Any], inputs: Sequence[Any]) -> tuple[str, bool]:
+        """Which input was written to, in words, and whether what it held is lost."""
+        names, is_lost = [], False
+        for before, value, place in zip(contents, inputs, self._graph.placeholders, strict=False):
+            if before is None or _is_same(before, value):
+                continue
+            names.append(place.name)
+            is_copy = isinstance(before, Tensor)
+            is_lost |= not is_copy or bool(guarded(lambda v=value, b=before: v.copy_(b)))
+        text = f"it wrote to its input {', '.join(names)}, which eager only reads" if names else ""
+        return text, is_lost
 
     def _is_small_beside_what_lies_between(self) -> bool:
         graph = self._graph
@@ -123,13 +150,9 @@ class Comparison:
         return kept <= peak_bytes(graph.module.graph) / 2
 
     def _judge(self, outputs: "_Outputs", inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        count = len(self._promised)
-        if len(results) != count:
-            outputs.wrong = f"{len(results)} outputs instead of {count}"
-            return
         outputs.results = results
         if self._is_early:
-            for place in range(count):
+            for place in range(len(results)):
                 outputs.compare(place, outputs.expected[place])
         else:
             Replay(self._module)(inputs, outputs.compare)
@@ -223,6 +246,64 @@ class _Outputs:
         return (
             isinstance(value, Tensor) and value.numel() > 0 and memory_of(value) in self._memories
         )
+
+
+_Contents = Tensor | list[Tensor] | None
+
+
+def _contents(inputs: Sequence[Any]) -> list[_Contents]:
+    """What inputs hold: copies of small ones, and of large ones sums that show any write.
+
+    None stands for what has no memory that can be read.
+    """
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    is_small = sum(x.numel() * x.element_size() for x in tensors) <= _SMALL
+    return [(_copy if is_small else _sums)(x) for x in inputs]
+
+
+def _copy(value: Any) -> Tensor | None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
+        return None
+    copies: list[Tensor] = []
+    failed = guarded(lambda: copies.append(value.detach().clone()))
+    return None if failed else copies[0]
+
+
+def _sums(value: Any) -> list[Tensor] | None:
+    """Sums of the rows and columns of a tensor's memory, arranged as matrices."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
+        return None
+    found: list[Tensor] = []
+
+    def add_up() -> None:
+        dense = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        memory = dense.view(torch.uint8)
+        unit = math.gcd(memory.numel(), memory.storage_offset(), dense.element_size())
+        for part in memory.view(_INTEGERS[unit]).split(_PART):
+            width = math.isqrt(part.numel())
+            whole = part.numel() // width * width
+            table = part[:whole].view(-1, width)
+            found.extend(table.sum(dim, dtype=torch.int64) for dim in (0, 1))
+            found.append(part[whole:].clone())
+
+    return None if guarded(add_up) else found
+
+
+_SMALL = 1 << 24  # bytes of inputs of which there may be copies
+_PART = 1 << 22  # elements, so that sums in another dtype need little memory
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
+    """Whether a tensor holds what it held before; also if that cannot be told."""
+    if isinstance(before, Tensor):
+        return _is_same(_sums(before) or [], value)  # NaN is not equal to itself, its bits are
+    after = _sums(value)
+    return after is None or _are_equal(before, after)
+
+
+def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, before, after))
 
 
 class _Stopwatch:

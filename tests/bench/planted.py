@@ -35,6 +35,20 @@ def unbuildable() -> tuple[nn.Module, tuple[Tensor]]:
     raise ValueError("no such checkpoint")
 
 
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+def recurrent() -> tuple[nn.Module, tuple[Tensor]]:
+    return _Recurrent(), (torch.ones(3, 2, 8),)
+
+
+skipped = {"recurrent": recurrent}
 models = {"dense": dense, "conv": conv}
 unfit = {"counting": counting, "unbuildable": unbuildable}
 

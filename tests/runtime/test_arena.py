@@ -389,3 +389,14 @@ with torch.no_grad():
     assert found["right"]
     assert min(found["without"]) > 20_000, "else this test shows nothing"
     assert faulting(found["within"]) <= 3
+
+
+def test_it_goes_without_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = Reserve()
+    reserve.grow(40 << 20)
+    begun = Reserve.__new__(Reserve)  # whose __init__ was interrupted
+    monkeypatch.setattr(reserve_module, "sys", None)  # as at the end of the interpreter
+    errors: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", errors.append)
+    del reserve, begun
+    assert errors == []

@@ -44,6 +44,7 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
     Raises:
         SaveError: It has something that has no form in a file.
     """
+    path = os.path.expanduser(path)
     if not Path(path).parent.is_dir():
         raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
     name = step.backend.name

@@ -138,8 +138,7 @@ class Comparison:
             if before is None or _is_same(before, value):
                 continue
             names.append(place.name)
-            is_copy = isinstance(before, Tensor)
-            is_lost |= not is_copy or bool(guarded(lambda v=value, b=before: v.copy_(b)))
+            is_lost |= not _is_restored(value, before)
         text = f"it wrote to its input {', '.join(names)}, which eager only reads" if names else ""
         return text, is_lost
 
@@ -278,7 +277,7 @@ def _sums(value: Any) -> list[Tensor] | None:
     def add_up() -> None:
         dense = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         memory = dense.view(torch.uint8)
-        unit = math.gcd(memory.numel(), memory.storage_offset(), dense.element_size())
+        unit = math.gcd(memory.numel(), memory.storage_offset(), 8)
         for part in memory.view(_INTEGERS[unit]).split(_PART):
             width = math.isqrt(part.numel())
             whole = part.numel() // width * width
@@ -290,7 +289,7 @@ def _sums(value: Any) -> list[Tensor] | None:
 
 
 _SMALL = 1 << 24  # bytes of inputs of which there may be copies
-_PART = 1 << 22  # elements, so that sums in another dtype need little memory
+_PART = 1 << 20  # numbers, so that a part stays in the processor's cache
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -300,6 +299,16 @@ def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
         return _is_same(_sums(before) or [], value)  # NaN is not equal to itself, its bits are
     after = _sums(value)
     return after is None or _are_equal(before, after)
+
+
+def _is_restored(value: Tensor, before: Tensor | list[Tensor]) -> bool:
+    """Puts back what a tensor held, if there is a copy of that."""
+
+    def restore() -> None:
+        assert isinstance(before, Tensor)
+        value.copy_(before)
+
+    return not guarded(restore)
 
 
 def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:

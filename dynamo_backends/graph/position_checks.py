@@ -6,7 +6,6 @@ something is out of range, and compiled code reads position 0 instead. Either wa
 repeated in eager.
 """
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -457,7 +456,23 @@ def _is_static(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and all(isinstance(s, int) for s in value.shape)
 
 
-def without_updates(checks: PositionChecks) -> PositionChecks:
-    """The same for a graph none of whose inputs is written to before its flag is read."""
-    inputs = tuple(dataclasses.replace(x, updated_by=None) for x in checks.graph.inputs)
-    return dataclasses.replace(checks, graph=dataclasses.replace(checks.graph, inputs=inputs))
+def with_updates_withheld(checks: PositionChecks) -> PositionChecks:
+    """The same for a graph that writes to its inputs: they keep their contents if its flag is set.
+
+    Args:
+        checks: Of a graph of the kind "step"; its graph is changed.
+    """
+    if checks.flag is None:
+        return checks
+    graph, infer = checks.graph, Inference()
+    output = graph.module.graph.output_node()
+    results = list(graph.outputs)
+    flag = results[checks.flag]
+    with graph.module.graph.inserting_before(output):
+        for place, at in graph.updates.items():
+            old, new = graph.placeholders[place], results[at]
+            if new is not old:
+                results[at] = infer.call(graph.module.graph, aten.where.self, flag, old, new)
+    output.args = (tuple(results),)
+    graph.module.recompile()
+    return checks

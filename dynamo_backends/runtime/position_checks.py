@@ -67,8 +67,8 @@ def _is_outside(tensor: Tensor, least: int | None, most: int | None) -> bool:
     return bool(low.item() < least or high.item() > most)
 
 
-class _OutOfRangeError(Exception):
-    """What compiled code has computed used positions that are out of range."""
+class OutOfRangeError(Exception):
+    """Compiled code was given, or has used, positions that are out of range."""
 
 
 def raising(run: Run, flag: int | None) -> Run:
@@ -84,7 +84,7 @@ def raising(run: Run, flag: int | None) -> Run:
     def call(args: list[Any]) -> Sequence[Any]:
         results = run(args)
         if results[flag]:
-            raise _OutOfRangeError
+            raise OutOfRangeError
         return [*results[:flag], *results[flag + 1 :]]
 
     return call
@@ -120,7 +120,7 @@ def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) 
         given = list(args)
         try:
             return run(args)
-        except _OutOfRangeError:
+        except OutOfRangeError:
             return repeat(given)
 
     return check_first if flag is None else check_both

@@ -9,7 +9,7 @@ import torch
 
 from dynamo_backends.aot.step.cached import program_of_step
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.planned import compile_planned
 from dynamo_backends.graph.random import dropout
@@ -95,7 +95,9 @@ def step_backend(
     parsed.refuse_uncaptured(f"compile_step with {name}")
     if home is not None:
         parsed = backend.placed(parsed, home)
-    table = decompositions(keep=frozenset(backend.keeps(parsed)))
+    stays = backend.home(parsed)
+    rules = checked_decompositions if mesh is None and stays is None else decompositions
+    table = rules(keep=frozenset(backend.keeps(parsed)))
     target = None if mesh is None else backend.on_mesh(parsed, mesh)
     return StepBackend(
         name,
@@ -104,7 +106,7 @@ def step_backend(
         verify="off" if backend.is_verified else str(parsed.verify),
         strict=parsed.fallback == "error",
         reduced=parsed.is_reduced,
-        home=backend.home(parsed) if target is None else target.name,
+        home=stays if target is None else target.name,
         target=target,
         compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
         numbers_with_tensors=parsed.numbers_with_tensors,

@@ -35,6 +35,7 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_moves import move_together
 from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
+from dynamo_backends.runtime.position_checks import OutOfRangeError
 from dynamo_backends.runtime.residency import home_of
 
 log = logging.getLogger("dynamo_backends")
@@ -152,18 +153,31 @@ class Step:
             log.warning('%s The step runs in parts from now on (fallback="split").', error)
             self._split = self._compile_parts()
             return self._split(*args, **kwargs)
-        variant, tensors, numbers = found
-        program = variant.program
+        program = found[0].program
         if program.prefers_eager:
             return self._in_eager(args, kwargs)
         comparison = program.comparison
         if comparison is None:
-            return variant(tensors, numbers, batch)
+            return self._compiled_or_eager(found, batch, args, kwargs)
         turn, start = comparison.turn, time.perf_counter()
-        result = self._in_eager(args, kwargs) if turn is None else variant(tensors, numbers, batch)
+        if turn is None:
+            result = self._in_eager(args, kwargs)
+        else:
+            result = self._compiled_or_eager(found, batch, args, kwargs)
         self._synchronize()
         comparison.note(turn, time.perf_counter() - start)
         return result
+
+    def _compiled_or_eager(
+        self, found: Found, batch: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Takes a step; in eager, which raises the error, if positions are out of range."""
+        variant, tensors, numbers = found
+        try:
+            return variant(tensors, numbers, batch)
+        except OutOfRangeError:
+            pass
+        return self._in_eager(args, kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the step into one file, from which `load_step` makes a callable step.

@@ -29,12 +29,18 @@ from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import count_ops
 from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.position_checks import (
+    PositionChecks,
+    with_position_checks,
+    with_updates_withheld,
+)
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
+from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
 from dynamo_backends.runtime.profiled import graph_name, profiled_as
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
@@ -69,6 +75,7 @@ class Variant:
         draws: Draws its random numbers.
         guards: When it may be used.
         report: Of the graph.
+        checks: What is checked of each step.
         last_used: The highest is that of the last step.
 
     Raises:
@@ -91,6 +98,7 @@ class Variant:
         self._sent = SentNumbers(where)
         self.recording = recording
         self.last_used = 0
+        self._definition = definition
         self._others = OtherTensors(inventory)
         self.slots = tuple(inventory.slots)
         self.guards = Guards(definition, inventory, recording)
@@ -98,7 +106,8 @@ class Variant:
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
-            self.graph, self.draws = hoist(step.graph, backend.draws_seeds)
+            checks = self._checks(step.graph, step.constants, backend)
+            self.graph, self.draws = hoist(checks.graph, backend.draws_seeds)
             self.constants = step.constants
             captured = time.perf_counter()
             self._ranks = ranks_of(definition.parallel)
@@ -118,6 +127,21 @@ class Variant:
         self.capture_seconds = captured - start
         self._name = graph_name(self.report)
         publish(self.report)
+
+    def _checks(
+        self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
+    ) -> PositionChecks:
+        """The graph with what compiled code does not check, on CPUs."""
+        values = (place.meta["val"] for place in graph.placeholders)
+        on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
+        if not on_cpu or backend.home is not None or self._definition.parallel is not None:
+            checks = PositionChecks(graph)
+        else:
+            checks = with_updates_withheld(with_position_checks(graph, constants))
+        self._outside = None if checks.before is None else OutsideInputs(checks.before)
+        self._flag = None if checks.flag is None else checks.flag - len(graph.updates)
+        self.checks = checks
+        return checks
 
     def _verified(self, program: StepProgram, backend: StepBackend) -> StepProgram:
         return VerifiedStep(
@@ -172,6 +196,9 @@ class Variant:
             tensors: One per slot of the inventory.
             numbers: The numbers of this step.
             batch: The leaves of the arguments.
+
+        Raises:
+            OutOfRangeError: Positions are out of range; nothing has changed.
         """
         with profiled_as(self._name):
             return self._run(tensors, numbers, batch)
@@ -185,12 +212,17 @@ class Variant:
         inputs += [x for x in self._given(batch) if isinstance(x, Tensor)]
         inputs += [batch[i].grad for i in recording.batch_with_gradient]
         inputs += recording.aliases.bases
+        if self._outside is not None and self._outside(inputs):
+            raise OutOfRangeError
         with TRACING:  # which moves torch's generator, and puts it back
             draws = self._drawn()
         inputs += [*self.constants, *draws]
         taken: list[Any] = []
         try:
             self.program(inputs, taken)
+            if self._flag is not None and self.program.outputs(taken)[self._flag]:
+                taken.clear()
+                raise OutOfRangeError
             outputs = self._leave_gradients(taken, tensors, batch)
         except BaseException:
             if taken:

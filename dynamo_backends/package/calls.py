@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package.checks import check_target, named_target
 
@@ -61,6 +62,31 @@ def module_of(given: Mapping[str, Any]) -> fx.GraphModule:
     results = [nodes[x] if isinstance(x, str) else decoded(x, nodes) for x in given["results"]]
     graph.output(tuple(results))
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
+    """What is checked of a call; None: it has something that has no form here."""
+    if checks is None or checks.before is None:
+        return {"flag": None if checks is None else checks.flag, "before": None}
+    before = checks.before
+    made = to_dict(before.module.graph)
+    if made is None or before.constants:
+        return None
+    stated = {"reads": before.reads, "calls": made, "stable": before.stable}
+    return {"flag": checks.flag, "before": stated}
+
+
+def checks_from_dict(given: Mapping[str, Any]) -> tuple[InputCheck | None, int | None]:
+    """What `checks_to_dict` was given: the check before a call, and the position of the flag.
+
+    Raises:
+        PackageError: It calls what is no operator, or names no value.
+    """
+    stated = given["before"]
+    if stated is None:
+        return None, given["flag"]
+    module = module_of(stated["calls"])
+    return InputCheck(tuple(stated["reads"]), module, tuple(stated["stable"])), given["flag"]
 
 
 def encoded(value: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
@@ -106,7 +105,7 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
     if program is None or None in leaves or verify == "always" or report.reverted:
         return None
     made = linking.to_dict(program, backend.mark_of)
-    checks = _checks_to_dict(getattr(report.executable, "checks", None))
+    checks = calls.checks_to_dict(getattr(report.executable, "checks", None))
     if made is None or checks is None:
         return None
     places = portable.places[: len(portable.weights)]
@@ -156,7 +155,7 @@ def linked(
         report,
         in_eager,
     )
-    before, flag = _checks_from_dict(record["checks"])
+    before, flag = calls.checks_from_dict(record["checks"])
     run = checking(raising(run, flag), before, flag, in_eager)
     made = len({part["mark"] for part in record["program"]["parts"] if "mark" in part})
     seconds = time.perf_counter() - start
@@ -170,27 +169,6 @@ def linked(
     return PackagedModule(
         contents.name, backend.name, portable, weights, call, contents.results, run, [report], notes
     )
-
-
-def _checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
-    """What is checked of a call; None: it has something that has no form here."""
-    if checks is None or checks.before is None:
-        return {"flag": None if checks is None else checks.flag, "before": None}
-    before = checks.before
-    made = calls.to_dict(before.module.graph)
-    if made is None or before.constants:
-        return None
-    stated = {"reads": before.reads, "calls": made, "stable": before.stable}
-    return {"flag": checks.flag, "before": stated}
-
-
-def _checks_from_dict(given: Mapping[str, Any]) -> tuple[InputCheck | None, int | None]:
-    """What `_checks_to_dict` was given: the check before a call, and the position of the flag."""
-    stated = given["before"]
-    if stated is None:
-        return None, given["flag"]
-    module = calls.module_of(stated["calls"])
-    return InputCheck(tuple(stated["reads"]), module, tuple(stated["stable"])), given["flag"]
 
 
 def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:

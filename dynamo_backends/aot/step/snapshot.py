@@ -13,6 +13,7 @@ from dynamo_backends.aot.step.inventory import Slot
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.recording import Definition, Recording
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import SaveError
@@ -36,6 +37,7 @@ class Snapshot:
         draws: Draws its random numbers.
         batch: How the arguments are put together.
         leaves: What the step was compiled for of each leaf, see `kind_of_leaf`.
+        checks: What is checked of each step.
     """
 
     definition: Definition
@@ -50,6 +52,7 @@ class Snapshot:
     draws: Draws
     batch: BatchSpec
     leaves: Sequence[Any]
+    checks: PositionChecks
 
     def check(self) -> None:
         """Checks that a file can hold all that the step does.

@@ -217,6 +217,7 @@ class Step:
         made = Snapshot(
             self._definition, self._backend, dict(self._options or {}), variant.graph, program,
             variant.recording, variant.slots, found, variant.constants, variant.draws, spec, leaves,
+            variant.checks,
         )  # fmt: skip
         made.check()
         first = tuple(numbers_of(self._definition, ()))

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.aot.step.scalars import CONVERSIONS
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.position_checks import InputCheck
 from dynamo_backends.graph.random import draw
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import PackageError
@@ -41,6 +42,8 @@ class Described:
         batch_count: How many tensors are in it.
         answers: What the step was told of its numbers.
         drawers: Each draws one tensor of random numbers.
+        before: What is checked before a step (see `PositionChecks`).
+        flag: Which of its outputs says that positions are out of range.
     """
 
     name: str
@@ -59,6 +62,8 @@ class Described:
     states: Mapping[str, Sequence[Mapping[str, Any]]]
     answers: Mapping[str, Any] | None
     drawers: Sequence[Callable[[], Tensor]]
+    before: InputCheck | None = None
+    flag: int | None = None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], graph: Mapping[str, Any]) -> "Described":
@@ -78,6 +83,7 @@ class Described:
             step["batch"]["tensors"], step["results"],
             {"model": step["models"], "optimizer": step["optimizers"]}, step["answers"],
             tuple(map(_drawer, step["draws"])),
+            *graphs.checks_from_dict(step["checks"]),
         )  # fmt: skip
         made._check_counts()
         return made

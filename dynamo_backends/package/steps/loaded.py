@@ -17,9 +17,13 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import Described
 from dynamo_backends.package.steps.template import NUMBER, OUTPUT, TENSOR, Found, filled, matched
+from dynamo_backends.runtime.position_checks import OutsideInputs
 
 if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation
+
+
+OUT_OF_RANGE = "a position or a class in the arguments is out of range; nothing has changed"
 
 
 class LoadedStep:
@@ -60,6 +64,10 @@ class LoadedStep:
         self._sent = SentNumbers(torch.device(described.values[0].device))
         self._holding: list[float] | None = None
         self._lock = fork_safe_lock()
+        before, flag = described.before, described.flag
+        updates = sum(x.updated_by is not None for x in described.inputs)
+        self._outside = None if before is None else OutsideInputs(before)
+        self._flag = None if flag is None else flag - updates
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuses copies and pickles.
@@ -82,6 +90,7 @@ class LoadedStep:
         Raises:
             PackageError: The arguments are others than the step was saved for, or a number has a
                 value for which the step would have to be captured anew. Nothing has changed then.
+            IndexError: A position or a class is out of range. Nothing has changed then.
             StepCaptureError: XLA has failed in the middle of a step; load the last state.
         """
         with self._lock:
@@ -98,12 +107,16 @@ class LoadedStep:
             described.check(numbers)
             self._holding = numbers
         inputs = [self._sent(numbers), *self._tensors, *self._unread, *batch]
+        if self._outside is not None and self._outside(inputs):
+            raise IndexError(OUT_OF_RANGE)
         with TRACING:  # which moves torch's generator, and puts it back
             draws = described.draws()
         inputs += [*self._constants, *draws]
         taken: list[Any] = []
         self.program(inputs, taken)
         outputs = self.program.outputs(taken)
+        if self._flag is not None and outputs[self._flag]:
+            raise IndexError(OUT_OF_RANGE)
         sources: dict[str, Callable[[int], Any]] = {
             OUTPUT: lambda i: outputs[i].detach(),
             TENSOR: lambda i: self._tensors[i].clone(),

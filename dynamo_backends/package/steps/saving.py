@@ -114,7 +114,15 @@ def _contents(step: Snapshot) -> dict[str, Any]:
         "models": [_state_of(step, model.state_dict(keep_vars=True), "the state of a model")
                    for model in step.definition.models],
         "optimizers": _optimizers(step),
+        "checks": _checks(step),
     }  # fmt: skip
+
+
+def _checks(step: Snapshot) -> dict[str, Any]:
+    found = calls.checks_to_dict(step.checks)
+    if found is None:
+        raise SaveError("the step cannot be saved: a check of its positions has no form in a file.")
+    return found
 
 
 def _numbers(step: Snapshot) -> tuple[list[float], list[str]]:

@@ -1,7 +1,8 @@
 """Which composite operators are decomposed, and by which of torch's own decompositions."""
 
 import functools
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -42,16 +43,23 @@ def clamp(x: Tensor, least: float | None = None, most: float | None = None) -> T
     return x
 
 
-def _checked(op: OpOverload) -> Callable[..., Any]:
-    """The rule of an operator that takes no negative positions, though `aten.index_put` does."""
+def _checked(op: OpOverload, is_inside: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The rule of an operator that takes fewer positions than what it is decomposed into."""
 
-    def rule(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        inside = (index >= 0).all()
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        inside = is_inside(*args).all()
         torch.ops.aten._assert_async.msg(inside, f"{op}: a position is out of range")
-        result: Tensor = _core()[op](x, dim, index, *args, **kwargs)
-        return result
+        return _core()[op](*args, **kwargs)
 
     return rule
+
+
+def _is_not_negative(x: Tensor, dim: int, index: Tensor, *_: Any) -> Tensor:
+    return index >= 0
+
+
+def _is_in_plane(x: Tensor, index: Tensor, sizes: Sequence[int], *_: Any) -> Tensor:
+    return (index >= 0) & (index < math.prod(sizes))
 
 
 # Rules of our own. They hold whatever a backend keeps.
@@ -96,11 +104,17 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
 
 def checked_decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
     """As `decompositions`, for graphs whose assertions are checked (see `position_checks`)."""
-    own = {op: _checked(op) for op in _WITHOUT_NEGATIVE if op not in keep}
+    own = {op: _checked(op, rule) for op, rule in _INSIDE.items() if op not in keep}
     return decompositions(keep) | own
 
 
-_WITHOUT_NEGATIVE = (torch.ops.aten.index_add.default, torch.ops.aten.index_copy.default)
+_INSIDE: dict[OpOverload, Callable[..., Tensor]] = {
+    torch.ops.aten.index_add.default: _is_not_negative,
+    torch.ops.aten.index_copy.default: _is_not_negative,
+    torch.ops.aten.max_unpool2d.default: _is_in_plane,
+    torch.ops.aten.max_unpool3d.default: _is_in_plane,
+}
+"""What eager requires of positions, and the rules of these operators do not."""
 
 
 def inner_decompositions(

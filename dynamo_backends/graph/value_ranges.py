@@ -69,7 +69,8 @@ class ValueRanges:
             bound = as_bound(value)
             return None if bound is None else (bound, bound)
         if value.dtype == torch.bool:
-            return 0, 1
+            decided = _DECIDED.get(node.target)  # type: ignore[call-overload]
+            return (0, 1) if decided is None else decided(self, node)
         if value.dtype.is_floating_point or value.dtype.is_complex or node.op != "call_function":
             return None
         if node.target is operator.getitem:
@@ -318,6 +319,48 @@ def _drawn(ranges: ValueRanges, node: fx.Node) -> Range | None:
     args = [x for x in node.args if isinstance(x, int)]
     return (0, args[0] - 1) if len(args) == 1 else (args[0], args[1] - 1)
 
+
+def _compared(is_true: Callable[[Range, Range], bool]) -> _Rule:
+    """Of comparisons: (1, 1) where the ranges show that all of them hold."""
+
+    def rule(ranges: ValueRanges, node: fx.Node) -> Range | None:
+        a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+        holds = a is not None and b is not None and is_true(a, b)
+        return int(holds), 1
+
+    return rule
+
+
+def _both(ranges: ValueRanges, node: fx.Node) -> Range | None:
+    a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+    return int(a == b == (1, 1)), 1
+
+
+def _negation(ranges: ValueRanges, node: fx.Node) -> Range | None:
+    found = ranges.of(node.args[0])
+    return {(1, 1): (0, 0), (0, 0): (1, 1)}.get(found or (0, 1), (0, 1))
+
+
+def _reduced(ranges: ValueRanges, node: fx.Node) -> Range | None:
+    """Of `all` and `any` of something: what all of it is."""
+    source: Any = node.args[0]
+    found = ranges.of(source) if source.meta["val"].dtype == torch.bool else None
+    return found or (0, 1)
+
+
+_DECIDED: dict[OpOverload, _Rule] = {
+    aten.ge.Scalar: _compared(lambda a, b: at_most(b[1], a[0])),
+    aten.le.Scalar: _compared(lambda a, b: at_most(a[1], b[0])),
+    aten.gt.Scalar: _compared(lambda a, b: at_most(b[1] + 1, a[0])),
+    aten.lt.Scalar: _compared(lambda a, b: at_most(a[1] + 1, b[0])),
+    aten.bitwise_and.Tensor: _both,
+    aten.logical_and.default: _both,
+    aten.logical_not.default: _negation,
+    aten.bitwise_not.default: _negation,
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), _reduced),
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), _reduced),
+}
+"""What is known of results that are true or false."""
 
 _DIM_OF = {
     aten.topk.default: (2, -1),

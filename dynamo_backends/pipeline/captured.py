@@ -267,6 +267,8 @@ class _GraphCompiler:
             graph = without_updates(graph)
         elif checks.flag is not None or not backend.donates(graph, options):
             graph, rows = separate_row_writes(graph)
+        if checks.flag is not None:  # it is read before anything is written
+            graph = without_updates(graph)
         eager = InEager(normalized.graph.module, normalized.constants)
         normalized = dataclasses.replace(normalized, graph=graph)
         compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)

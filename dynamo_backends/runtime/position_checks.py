@@ -76,7 +76,7 @@ def raising(run: Run, flag: int | None) -> Run:
 
     Args:
         run: The compiled graph: list in, sequence out.
-        flag: Position of the output that is left out; None: there is none.
+        flag: Position of the output that says so; None: there is none.
     """
     if flag is None:
         return run
@@ -85,7 +85,7 @@ def raising(run: Run, flag: int | None) -> Run:
         results = run(args)
         if results[flag]:
             raise OutOfRangeError
-        return [*results[:flag], *results[flag + 1 :]]
+        return results
 
     return call
 
@@ -96,8 +96,8 @@ def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) 
     Args:
         run: The compiled graph (see `raising`), with all that is done of its results.
         before: What is checked before it is called (see `PositionChecks`).
-        flag: What `raising` was given.
-        eager: The graph itself. What it raises is marked (see `is_of_positions`).
+        flag: What `raising` was given; this output is left out.
+        eager: The graph itself. What it raises is marked (see `repeating`).
     """
     if before is None and flag is None:
         return run
@@ -105,29 +105,36 @@ def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) 
     outside = (lambda _: False) if before is None else OutsideInputs(before)
 
     def repeat(args: list[Any]) -> Sequence[Any]:
-        try:
-            return eager(args)
-        except (IndexError, RuntimeError) as error:
-            setattr(error, _MARK, True)
-            raise
+        return marked(eager, args)
 
     def check_first(args: list[Any]) -> Sequence[Any]:
         return repeat(args) if outside(args) else run(args)
 
     def check_both(args: list[Any]) -> Sequence[Any]:
+        assert flag is not None, "or there is nothing to read"
         if outside(args):
             return repeat(args)
         given = list(args)
         try:
-            return run(args)
+            results = run(args)
         except OutOfRangeError:
             return repeat(given)
+        return [*results[:flag], *results[flag + 1 :]]
 
     return check_first if flag is None else check_both
 
 
-def is_of_positions(error: BaseException) -> bool:
-    """Whether eager has raised an error in a call that compiled code could not take."""
+def marked(eager: Callable[..., Any], *args: Any) -> Any:
+    """Calls a part of a graph in eager; what it raises is marked for `repeating`."""
+    try:
+        return eager(*args)
+    except (IndexError, RuntimeError) as error:
+        setattr(error, _MARK, True)
+        raise
+
+
+def _is_of_eager(error: BaseException) -> bool:
+    """Whether eager has raised an error: the inputs are to blame."""
     return getattr(error, _MARK, False)
 
 
@@ -145,7 +152,7 @@ def repeating(compiled: Callable[..., Any], captured: fx.GraphModule) -> Callabl
         try:
             return compiled(*args)
         except (IndexError, RuntimeError) as error:
-            if not is_of_positions(error):
+            if not _is_of_eager(error):
                 raise
         return forward_of(captured)(*args)
 

@@ -26,6 +26,7 @@ from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy
 from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.position_checks import marked
 from dynamo_backends.runtime.profiled import always_named
 from dynamo_backends.runtime.weight_binding import WeightBinding
 from dynamo_backends.verify import bisection
@@ -211,7 +212,7 @@ class Block:
 
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
         """Eager's results in place of those of compiled code that raised."""
-        results: Sequence[Any] = self._switch.instead(error, values)
+        results: Sequence[Any] = marked(self._switch.instead, error, values)
         self._instead = self._switch.eager
         return results
 
@@ -228,7 +229,7 @@ class EagerPart:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs it on one value per graph input."""
-        results: Sequence[Any] = self._module(*values)
+        results: Sequence[Any] = marked(self._module.forward, *values)
         return results
 
     @functools.cached_property

@@ -144,6 +144,7 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
 
 def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
     from dynamo_backends.aot.traces import FOLDER as TRACES
+    from dynamo_backends.runtime.compile_journal import FOLDER as JOURNAL
     from dynamo_backends.tvm.records import FOLDER
 
     folder = decisions.folder.parent
@@ -155,6 +156,9 @@ def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
         print(f"removed {_remove(folder.glob('*.bin'))} compiled graphs from {folder}")
         traces = folder / TRACES
         print(f"removed {_remove(traces.glob('*.bin'))} traced graphs from {traces}")
+    journal = folder / JOURNAL
+    if removed := _remove(journal.glob("*.bin")):
+        print(f"removed {removed} entries of compilations that ended a process from {journal}")
     return 0
 
 

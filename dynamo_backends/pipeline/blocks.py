@@ -264,7 +264,7 @@ class ProgramBuilder:
                 self._options,
                 f"{kept} {ranges_of(graph, self._backend.depends_on_ranges)}",
                 lambda parts: self._load(graph.copy(), parts),
-                lambda: self._made(graph, came),
+                lambda: self._made(graph, kept, came),
                 self._report,
                 keep=lambda made: made.serves_range >= ranged,  # else it is of one size
                 dump=lambda made: came or made.dump(),
@@ -275,13 +275,13 @@ class ProgramBuilder:
             keep_count_of(self._compiled[mark])
         return self._compiled[mark]
 
-    def _made(self, graph: Graph, came: dict[str, bytes]) -> Executable:
+    def _made(self, graph: Graph, mark: str, came: dict[str, bytes]) -> Executable:
         backend, options, plan = self._backend, self._options, self._plan
         make = functools.partial(_compile, backend, options, plan, graph)
         with stage(LOWERING):
             if background.is_beside():
                 return compiler_process.compiled(backend, options, plan, graph, make, came)
-            return make()
+            return compiler_process.journaled(backend, options, plan, graph, mark, make, came)
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
         with stage(LOADING):

@@ -27,6 +27,7 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import is_found_elsewhere
 from dynamo_backends.interface.report import Kind
+from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
 from dynamo_backends.runtime.verdicts import without_trials
 from dynamo_backends.tuning.answering import AnsweringProcess, Lost
 from dynamo_backends.tuning.children import environment
@@ -78,6 +79,10 @@ class _Process(AnsweringProcess):
     niceness: ClassVar[int] = NICE
 
 
+class CompilerLostError(CompileError):
+    """The other process ended while it was compiling."""
+
+
 class CompilerProcess:
     """The other process: started when it is first needed, and again when its compiler crashed."""
 
@@ -111,7 +116,7 @@ class CompilerProcess:
             try:
                 answer = self._process.ask({"job": _text(pickle.dumps(job))}, None)
             except Lost as lost:
-                raise CompileError(f"the compiler was lost: {lost}") from lost
+                raise CompilerLostError(f"the compiler was lost: {lost}") from lost
         if "unable" in answer:
             log.debug("not compiled in another process: %s", answer["unable"])
             return None
@@ -180,6 +185,54 @@ def compiled(
         return make()
     came.update({name: base64.b64decode(text) for name, text in answer["parts"].items()})
     return backend.load(dict(came), graph.copy(), options)
+
+
+def journaled(
+    backend: Backend,
+    options: Options,
+    plan: Plan,
+    graph: Graph,
+    mark: str,
+    make: Callable[[], Executable],
+    came: dict[str, bytes],
+) -> Executable:
+    """An executable of a block, compiled in this process unless that has ended one before.
+
+    What has is compiled in another process, and refused if that ends, too.
+
+    Args:
+        backend: See `compiled`.
+        options: Likewise; without a disk cache nothing is known of other processes.
+        plan: Likewise.
+        graph: Likewise.
+        mark: What the block is called in the disk cache.
+        make: See `compiled`.
+        came: Likewise.
+
+    Raises:
+        DynamoBackendsError: It cannot be compiled, or ends the process.
+    """
+    if not options.cache or not backend.packages:  # there is no vendor
+        return make()
+    journal = CompileJournal(f"{backend.name} {backend.versions()} {mark}")
+    outcome = journal.outcome
+    if outcome is Outcome.UNKNOWN:
+        with journal.running():
+            return make()
+
+    def refuse() -> Executable:
+        raise CompileError(ENDED)
+
+    if outcome is Outcome.CRASHED:
+        refuse()
+    log.info("%s: a block is compiled in another process, since one ended in it", backend.name)
+    try:
+        made = compiled(backend, options, plan, graph, refuse, came)
+    except CompilerLostError as error:
+        journal.note_crash()
+        raise CompileError(ENDED) from error
+    journal.clear()
+    return made
 
 
 def _done(

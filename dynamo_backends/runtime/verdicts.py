@@ -23,6 +23,7 @@ from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.stages import TRIALS, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
+from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
 from dynamo_backends.runtime.processor import processor, processor_class
 from dynamo_backends.runtime.shipped_verdicts import HoldsFor, Verdict, shipped_verdicts
 
@@ -108,9 +109,17 @@ class Verdicts:
             verdict = self.get(kind, keep)
             if verdict is None:
                 with stage(TRIALS), disable_current_modes(), torch.no_grad():
-                    verdict = find()
+                    verdict = self._tried(kind, find) if keep else find()
                 self.put(kind, verdict, keep)
             return verdict
+
+    def _tried(self, kind: str, find: Callable[[], Verdict]) -> Verdict:
+        """A verdict by a trial, unless one has ended a process."""
+        journal = CompileJournal(self._key(kind))
+        if journal.outcome is not Outcome.UNKNOWN:
+            return Verdict(ENDED)
+        with journal.running():
+            return find()
 
     def beforehand(
         self,

@@ -86,6 +86,7 @@ SHARES = {
     "test_freezing.py": 17,
     "test_harmless.py": 2,
     "test_picky.py": 2,
+    "test_positions.py": 18,
     "test_ranges.py": 4,
     "test_ranges_of_vendors.py": 14,
     "test_semantics.py": 10,

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
+from dynamo_backends.onnx.formulas import FORMULAS, has_formula
 from dynamo_backends.onnx.registered import is_registered, registered_overloads
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import used_results, without_lost_means
@@ -61,6 +62,8 @@ def is_lowered(op: Any) -> bool:
 
 def why_not(op: Any) -> str | None:
     """Why an operator has no lowering that is used; None if it has."""
+    if op in FORMULAS:
+        return None
     if not is_registered(op):
         return "onnxscript has no lowering of it"
     return WRONG.get(str(op).removeprefix("aten."))
@@ -70,6 +73,9 @@ def why_not_call(node: fx.Node) -> str | None:
     """Why a call has no lowering that is used; None if it has."""
     reason = why_not(node.target)
     name = str(node.target).removeprefix("aten.")
+    if has_formula(node):
+        return None
+    reason = reason or WRONG.get(name)
     if reason is None and name in _FIRST_RESULT and any(used_results(node)):
         return "onnxscript computes only its first result, and another one is used"
     if reason is None and name == "scatter_reduce.two" and _starts_at_a_bound(node):

@@ -87,16 +87,28 @@ def _neg_of_bytes(x: Tensor) -> Tensor:
 
 def _amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
     if not x.is_floating_point():
-        return ~(~x).amin(dim, keepdim)  # the kernel of the minimum is right
-    return torch.where(_has_nan(x, dim, keepdim), torch.nan, x.amax(dim, keepdim))
+        return _extreme_integer(aten.argmax.default, x, dim, keepdim)
+    return torch.where(_has_nan(x, dim, keepdim), torch.nan, x.amax(list(dim), keepdim))
 
 
 def _amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    return torch.where(_has_nan(x, dim, keepdim), torch.nan, x.amin(dim, keepdim))
+    if not x.is_floating_point():
+        return _extreme_integer(aten.argmin.default, x, dim, keepdim)
+    return torch.where(_has_nan(x, dim, keepdim), torch.nan, x.amin(list(dim), keepdim))
+
+
+def _extreme_integer(where: Any, x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
+    """By its position: kernels of positions compare all 64 bits."""
+    dims = [d % x.dim() for d in dim] or list(range(x.dim()))
+    for d in dims:
+        x = x.gather(d, where(x, d, True))
+    for d in sorted(dims, reverse=True) if not keepdim else ():
+        x = x.squeeze(d)
+    return x
 
 
 def _has_nan(x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    return x.isnan().to(torch.int32).amax(dim, keepdim) > 0
+    return x.isnan().to(torch.int32).amax(list(dim), keepdim) > 0
 
 
 def _max(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -157,9 +169,9 @@ FORMULAS: Mapping[Any, Formula] = {
     aten.frac.default: Formula(_frac, _FLOATS),
     aten.neg.default: Formula(_neg_of_bytes, (torch.uint8,)),
     aten.amax.default: Formula(_amax, (*_FLOATS, torch.int64)),
-    aten.amin.default: Formula(_amin, _FLOATS),
+    aten.amin.default: Formula(_amin, (*_FLOATS, torch.int64)),
     aten.max.dim: Formula(_max, (*_FLOATS, torch.int64)),
-    aten.min.dim: Formula(_min, _FLOATS),
+    aten.min.dim: Formula(_min, (*_FLOATS, torch.int64)),
     aten.argmax.default: Formula(_argmax, _FLOATS),
     aten.argmin.default: Formula(_argmin, _FLOATS),
     aten.linalg_vector_norm.default: Formula(_norm),

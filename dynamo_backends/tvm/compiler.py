@@ -21,6 +21,8 @@ from dynamo_backends.tvm.tuning import tuned
 from dynamo_backends.tvm.vendor import relax, tvm
 
 _OPT_LEVEL = 3
+_DISABLED = ["s_tir.StmtSimplify", "tirx.StmtSimplify"]
+"""They cancel floating-point numbers: `(x + y) - y` and `x - x * 1.0`. LLVM simplifies all else."""
 
 
 def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
@@ -64,7 +66,7 @@ def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgra
 
 @contextlib.contextmanager
 def _compiling(settings: Settings) -> Iterator[None]:
-    context = tvm.transform.PassContext(opt_level=_OPT_LEVEL)
+    context = tvm.transform.PassContext(opt_level=_OPT_LEVEL, disabled_pass=_DISABLED)
     with stderr_without(CHATTER), target(settings.threads), context:
         yield
 

@@ -65,6 +65,9 @@ class Importer(ExportedProgramImporter):
             "baddbmm.default": self._product_and_sum,
             "embedding.default": self._embedding,
             "index_select.default": self._index_select,
+            "linalg_vector_norm.default": functools.partial(
+                self._norm, table["linalg_vector_norm.default"]
+            ),
             "convolution.default": functools.partial(self._convolution_of, table),
             "scalar_tensor.default": functools.partial(
                 self._size_tensor, table["scalar_tensor.default"]
@@ -141,6 +144,20 @@ class Importer(ExportedProgramImporter):
         if bias is None:
             return result
         return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
+
+    def _norm(self, convert: Convert, node: fx.Node) -> Any:
+        """Squares of large float32 numbers are summed in float64, where they do not overflow."""
+        arguments: Any = node.args
+        (source, *rest), result = arguments, node.meta["val"].dtype
+        x = self.env[source]
+        order = rest[0] if rest else 2
+        if (result, str(x.ty.dtype), order) != (torch.float32, "float32", 2) or node.kwargs:
+            return convert(node)
+        dims, keep = (*rest[1:], *(None, False)[len(rest[1:]) :])[:2]
+        wide = self.emit(relax.op.astype(x, "float64"))
+        squares = self.emit(relax.op.multiply(wide, wide))
+        total = self.emit(relax.op.sum(squares, list(dims) if dims else None, keepdims=bool(keep)))
+        return self.emit(relax.op.astype(self.emit(relax.op.sqrt(total)), "float32"))
 
     def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
         """A size that varies, as a tensor."""

@@ -14,21 +14,36 @@ from dynamo_backends.conformance.rewrites.graphs import RandomGraph, random_grap
 from dynamo_backends.conformance.rewrites.operators import OPERATORS
 from dynamo_backends.conformance.rewrites.running import run
 from dynamo_backends.conformance.workers import each
+from dynamo_backends.interface.registry import get_backend
 from tests.conformance import planted
+from tests.rotation import seeds
 
 MODULE = planted.__name__
 SEEDS = 2000
+BACKENDS = {"openxla": 50, "onnxrt": 50, "tvm": 12}
+"""How many graphs of each are tried here, others at each commit."""
 
 
 def first_seed(wanted: Callable[[RandomGraph], object], among: int = SEEDS) -> int:
     return next(seed for seed in range(among) if wanted(random_graph(seed)))
 
 
-def failures(backend: str, seeds: range) -> list[Outcome]:
-    settings = Settings(backend, ("rewrites",), rewrites=len(seeds), seed=seeds.start, limit_s=60.0)
+def failures(backend: str, turn: range) -> list[Outcome]:
+    settings = Settings(backend, ("rewrites",), rewrites=len(turn), seed=turn.start, limit_s=60.0)
     work = Work(settings)
     outcomes = each(work, checks(settings), work.broke_down, processes=1, limit_s=settings.limit_s)
     return [outcome for outcome in outcomes if outcome.failed]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_compute_what_eager_does(backend: str):
+    available = get_backend(backend).availability()
+    if not available.usable:
+        pytest.skip(available.reason)
+    turn = seeds(BACKENDS[backend])
+    print(f"dynamo-backends conformance {backend} --rewrites {len(turn)} --seed {turn.start}")
+    failed = failures(backend, turn)
+    assert not failed, "\n".join(f"{o.name}: {o.reason}\n{o.example}" for o in failed)
 
 
 def test_graphs_depend_on_their_seed_alone():

@@ -39,7 +39,7 @@ class Net(nn.Module):
         y = self.norm(self.conv(nn.functional.pad(x, (1, 1, 1, 1))))
         y = nn.functional.hardswish(y.relu().clamp(0, 4).clamp(1, 3))
         left, right = y[..., :4], y[..., 4:]
-        z = (left * 1 + right + 0).reshape(2, -1).reshape(2, 8, -1).transpose(1, 2).transpose(1, 2)
+        z = (left * 3 + right + 2).reshape(2, -1).reshape(2, 8, -1).transpose(1, 2).transpose(1, 2)
         return z.double().float().unsqueeze(0).unsqueeze(0), z.to(torch.int32).expand(2, 8, -1)
 
 

@@ -34,7 +34,8 @@ def test_an_operator_without_lowering_is_a_reason():
 
 
 def test_lowerings_that_cancel_are_not_used():
-    found = reasons(lambda x: (x.log1p(), x.expm1(), x.erfc()), torch.tensor([1e-9, 6.0]))
+    x = torch.tensor([1e-9, 6.0], dtype=torch.float64)  # there are formulas for float32
+    found = reasons(lambda x: (x.log1p(), x.expm1(), x.erfc()), x)
     assert set(found) == {"aten.log1p.default", "aten.expm1.default", "aten.erfc.default"}
     assert "no correct digit" in found["aten.log1p.default"]
 

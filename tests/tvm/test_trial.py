@@ -85,3 +85,13 @@ def test_a_wrong_conversion_is_noticed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(ELEMENTWISE, "relu.default", squared)
     monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm", (), shipped=False))
     assert "in a trial TVM's output 0" in reasons(torch.relu, torch.randn(30))["aten.relu.default"]
+
+
+def test_sums_and_norms_are_not_cancelled():
+    x = torch.tensor([[3.0, float("nan"), float("inf"), 1e30]])
+    y = torch.tensor([[1e20, 1.0, 2.0, 1e30]])
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (x + y) - y, x - x * 1.0, x[:, 3:].norm(dim=1), x[:, 3:] / x[:, 3:].norm(dim=0)
+
+    assert reasons(fn, x, y) == {}

@@ -77,20 +77,16 @@ class RandomGraph:
         function: Callable[..., list[Tensor]] = namespace["f"]
         return function
 
-    def run(self, values: Mapping[str, Tensor], until: str = "") -> Values:
-        """All values that the graph computes from inputs, in eager.
+    def returning(self, name: str) -> "RandomGraph":
+        """What computes one value."""
+        return dataclasses.replace(self, outputs=(name,)).without_dead_code()
 
-        Args:
-            values: The inputs; or any values, which are not computed again.
-            until: The last call is the one of this result; empty: all.
-        """
-        known = dict(values)
+    def run(self, inputs: Mapping[str, Tensor]) -> Values:
+        """All values that the graph computes from inputs, in eager."""
+        values = dict(inputs)
         for call in self.calls:
-            if call.result not in known:
-                known[call.result] = evaluate(call, known)
-            if call.result == until:
-                break
-        return known
+            values[call.result] = evaluate(call, values)
+        return values
 
     def run_in_float64(self, values: Mapping[str, Tensor]) -> Values:
         """The same in float64; casts to float16 and bfloat16 stay what they are."""

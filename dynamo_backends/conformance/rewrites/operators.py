@@ -53,7 +53,8 @@ OPERATORS: Mapping[str, tuple[Operator, ...]] = {
             "torch.atan2({x}, {y})"),
         *_all("f", "torch.logaddexp({x}, {y})", "torch.xlogy({x}, {y})",
             "torch.copysign({x}, {y})"),
-        *_all("f", "torch.remainder({x}, {y})", "torch.fmod({x}, {y})", "{x} ** {y}"),
+        *_all("f", "torch.remainder({x}, {y}.abs() + 0.5)",
+            "torch.fmod({x}, {y}.abs() + 0.5)", "{x} ** {y}"),
     ),
     "inverse pairs": (
         Operator("{x}.exp()", "f", ("{x}.log()", "{x} * {x}", "{x}.reciprocal()", "{x}.log1p()")),
@@ -199,3 +200,16 @@ FLOATS = ("0.5", "2.0", "3.0", "-1.0", "-0.5", "0.1", "10.0", "1e-05", "100.0", 
           "1e30", "1e-30", "1.0", "0.0")  # fmt: skip
 INTEGERS = ("1", "2", "3", "-3", "7", "100", "128", "255", "-2", "16")
 SHIFTS = ("0", "1", "3", "7", "31", "33")
+
+EXACT = frozenset(
+    (
+        "{x} + {c}", "{x} - {c}", "{c} - {x}", "{x} + {y}", "{x} - {y}", "{y} - {x}", "{x} + {x}",
+        "{x} - {x}", "{x} * 0.0", "{x} * 1.0", "{x} + 0.0", "{x} - 0.0", "0.0 - {x}", "{x} / 1.0",
+        "{x} * -1.0", "-{x}", "{x}.abs()", "{x}.relu()", "{x}.half()", "{x}.bfloat16()",
+        "{x}.double()", "{x}.floor()", "{x}.ceil()", "{x}.round()", "{x}.trunc()",
+        *(row.template for rows in OPERATORS.values() for row in rows if row.moves),
+        *(row.template for row in OPERATORS["integers"]),
+        *(row.template for row in OPERATORS["comparisons"]),
+    )
+)  # fmt: skip
+"""Templates of which IEEE 754, or the arithmetic of integers, leaves a backend one result."""

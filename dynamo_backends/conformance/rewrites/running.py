@@ -21,6 +21,10 @@ from dynamo_backends.interface.report import record
 _OPTIONS: dict[str, Any] = {**PROGRAMS, "fragmented": "keep"}
 _NOISY = ("dynamo_backends", "torch")
 
+_ASSUME_NO_OVERFLOW = ("tvm", "inductor_freezing", "inductor_max_autotune")
+_OVERFLOW = "Integers beyond 2**63 on `tvm`, `inductor_freezing` and `inductor_max_autotune`."
+_LARGE = 2**62
+
 Failure = Mismatch | Exception
 Compiled = Callable[..., Sequence[Tensor]]
 
@@ -124,11 +128,20 @@ class _Runner:
             case = shrink(case, fails, shrink_s)
             failure = self.failure(case) or failure
         outcome.fail("raises" if raises else "wrong", in_words(failure))
+        if not raises and self.backend in _ASSUME_NO_OVERFLOW and _has_large_integers(case):
+            outcome.status, outcome.declared = "declared", [_OVERFLOW]
         outcome.example = example(case, self.backend, in_words(failure))
 
     def _is_torchs(self, case: Case, failure: Failure) -> bool:
         """Whether a backend of torch fails at the same elements."""
         return any(_covers(self.failure(case, name), failure) for name in self._references)
+
+
+def _has_large_integers(case: Case) -> bool:
+    """Whether some int64 of a graph is so large that arithmetic may leave its range."""
+    values = case.graph.run(case.values).values()
+    large = (v for v in values if v.dtype == torch.int64 and v.numel())
+    return any(bool(((v > _LARGE) | (v < -_LARGE)).any()) for v in large)
 
 
 def _covers(other: Failure | None, failure: Failure) -> bool:

@@ -39,7 +39,8 @@ def example(case: Case, backend: str, failure: str) -> str:
         f"compiled = torch.compile(f, {compiler})",
         f"compiled({usual})  # usual values",
         *(f"{x.name} = {_constant(case.values[x.name])}" for x in graph.inputs),
-        f"print(f({names}), compiled({names}))",
+        f"print('eager   ', [y.tolist() for y in f({names})])",
+        f"print('compiled', [y.tolist() for y in compiled({names})])",
         f"# {' '.join(failure.split())}",
     ]
     return "\n".join(lines) + "\n"

@@ -107,6 +107,8 @@ def _reduced_extreme(node: Any) -> Any:
     A second reduction counts the other elements, and is NaN where there is one.
     """
     x, axes = _inputs(node)
+    if _kind(x) == Type.i32:
+        return _reduced_integers(node)
     if _kind(x) not in _FLOATS:
         return _apart(node)
     none = -math.inf if node.get_type_name() == "ReduceMax" else math.inf
@@ -115,6 +117,21 @@ def _reduced_extreme(node: Any) -> Any:
     count = ops.reduce_sum(each, axes, keep_dims=node.get_attributes()["keep_dims"])
     known = ops.add(node, ops.subtract(count, count))
     return ops.select(ops.equal(count, _number(0, x)), _number(none, x), known)
+
+
+def _reduced_integers(node: Any) -> Any:
+    """By the upper half of the bits first, then by the lower one: the kernels reduce in float32."""
+    x, axes = _inputs(node)
+    is_max = node.get_type_name() == "ReduceMax"
+    reduce: Any = ops.reduce_max if is_max else ops.reduce_min
+    low = ops.bitwise_and(x, ops.constant(0xFFFF, Type.i32))
+    high = ops.subtract(x, low)
+    first = _apart(reduce(high, axes, keep_dims=True))
+    is_first = ops.convert(ops.equal(ops.subtract(high, first), _number(0, x)), Type.i32)
+    worst = ops.constant(0 if is_max else 0xFFFF, Type.i32)
+    second = ops.add(worst, ops.multiply(is_first, ops.subtract(low, worst)))
+    result = ops.add(first, _apart(reduce(second, axes, keep_dims=True)))
+    return result if node.get_attributes()["keep_dims"] else ops.squeeze(result, axes)
 
 
 def _apart(node: Any) -> Any:

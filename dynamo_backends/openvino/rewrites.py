@@ -73,6 +73,22 @@ def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clamp_max(0) - _log1p((-x.abs()).exp()), x.new_empty(0)
 
 
+def _sign_bit(x: Tensor) -> Tensor:
+    return (x < 0) | ((x == 0) & (1 / x < 0))
+
+
+def _copysign(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(_sign_bit(y), -x.abs(), x.abs())
+
+
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.abs(), y.abs()
+    larger, smaller = torch.where(x > y, x, y), torch.where(x > y, y, x)
+    quotient = smaller / larger.masked_fill(larger == 0, 1.0)
+    result = larger * (1 + quotient * quotient).sqrt()
+    return torch.where((x == math.inf) | (y == math.inf), math.inf * torch.ones_like(x), result)
+
+
 def _is_nan(x: Tensor) -> Tensor:
     return x != x
 
@@ -215,18 +231,21 @@ REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.bitwise_left_shift.Tensor: _left,
     aten.bitwise_right_shift.Tensor: _right,
     aten.celu.default: _celu,
+    aten.copysign.Tensor: _copysign,
     aten.erfc.default: _erfc,
     aten.erfinv.default: _erfinv,
     aten.exp2.default: lambda x: (x * math.log(2)).exp(),
     aten.expm1.default: _expm1,
     aten.fmax.default: lambda x, y: torch.where((x >= y) | _is_nan(y), x, y),
     aten.fmin.default: lambda x, y: torch.where((x <= y) | _is_nan(y), x, y),
+    aten.hypot.default: _hypot,
     aten.index.Tensor: _index,
     aten.linalg_vector_norm.default: _norm_of_one,
     aten.log1p.default: _log1p,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.max.dim: _with_position(torch.amax),
     aten.min.dim: _with_position(torch.amin),
+    aten.signbit.default: _sign_bit,
     aten.sort.default: _sort,
     aten.std.correction: _std,
     aten.topk.default: _topk,

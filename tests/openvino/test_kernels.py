@@ -52,6 +52,9 @@ def test_elementwise():
         lambda x: torch.where(x > 0, x, 2 * x),
         lambda x: F.prelu(x, torch.tensor([0.25])),
         lambda x: torch.maximum(x, x.flip(0)) + torch.minimum(x.flip(0), x),
+        lambda x: torch.hypot(x, x.flip(0)),
+        lambda x: torch.copysign(x, x.flip(0)),
+        lambda x: torch.signbit(-x.nan_to_num().abs()),
         lambda x: torch.fmax(x, x.flip(0)) + torch.fmin(x.flip(0), x),
     ]  # fmt: skip
     compared(fns, HARD)
@@ -148,6 +151,10 @@ def test_reductions_of_integers_in_all_rows():
     """OpenVINO merges a factor into them, and computes the first row."""
     x = torch.arange(12, dtype=torch.uint8).view(2, 2, 3)
     compared([lambda x: -x.sum(1), lambda x: -(x[:, :1].sum(1)), lambda x: x.sum(1) * 3 - 1], x)
+    least, most = -(2**31), 2**31 - 1
+    large = torch.tensor([[most, most - 1, 3], [least, least + 1, least], [-1, -2, -65537]]).int()
+    fns = [lambda x, d=d: (x.amax(d) - 1, x.amin(d, keepdim=True) + 1, x.max()) for d in (0, 1)]
+    compared(fns, large)
 
 
 def test_batch_norm_is_taken():

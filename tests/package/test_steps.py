@@ -212,3 +212,26 @@ def test_closures_numbers_and_names_are_kept(tmp_path: Path):
     assert "{'x': float32[2, 3]}, float" in repr(loaded)
     assert loaded.explain().graphs[0].reports == loaded.reports
     assert isinstance(loaded, LoadedStep)
+
+
+def test_a_loaded_step_refuses_labels_out_of_range(tmp_path: Path):
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x, y = torch.randn(2, 4), torch.tensor([0, 2])
+    step = compile_step(function, model=model, optimizer=optimizer, backend="openxla")
+    step(x, y)
+    step.save(tmp_path / "step.pt")
+    loaded = load_step(tmp_path / "step.pt")
+    before = loaded.state_dict()["model"]["weight"]
+    with pytest.raises(IndexError, match="out of range"):
+        loaded(x, torch.tensor([0, 3]))
+    assert torch.equal(loaded.state_dict()["model"]["weight"], before)
+    torch.testing.assert_close(loaded(x, y), step(x, y))

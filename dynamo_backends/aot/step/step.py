@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
+from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of, whole_batch
 from dynamo_backends.aot.step.mesh.replicas import (
@@ -176,8 +177,8 @@ class Step:
         try:
             return variant(tensors, numbers, batch)
         except OutOfRangeError:
-            pass
-        return self._in_eager(args, kwargs)
+            with all_or_nothing(tensors):
+                return self._in_eager(args, kwargs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the step into one file, from which `load_step` makes a callable step.

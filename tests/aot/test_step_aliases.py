@@ -137,3 +137,70 @@ def test_memory_with_two_dtypes_is_refused() -> None:
     )
     with pytest.raises(StepCaptureError, match=r"model\.bits, model\.0\.weight share memory"):
         step(*nets.rows(1)[0])
+
+
+def adds_in_place(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1.0)
+    return (x * y).mean()
+
+
+def reads(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).mean()
+
+
+def batch_step(loss: Any, backend: str | None) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        value = (model(x.clone()).mean() + 1) * loss(x, y)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    if backend is None:
+        return model, function
+    return model, dynamo_backends.compile_step(
+        function, model=model, optimizer=optimizer, backend=backend
+    )
+
+
+@pytest.mark.parametrize("backend", ["openxla", "onnxrt", "inductor"])
+@pytest.mark.parametrize("loss", [adds_in_place, reads])
+def test_a_later_batch_may_have_one_tensor_twice(backend: str, loss: Any):
+    (eager, function), (model, step) = batch_step(loss, None), batch_step(loss, backend)
+    for turn in range(4):
+        values = torch.randn(2, 3, 4, generator=torch.manual_seed(turn))
+        theirs, ours = values.clone(), values.clone()
+        pairs = [(t[0], t[0] if turn % 2 else t[1].clone()) for t in (theirs, ours)]
+        twice = [(x, x) if turn % 2 else (x, y) for x, y in pairs]
+        torch.testing.assert_close(step(*twice[1]), function(*twice[0]))
+        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(dict(model.named_parameters()), dict(eager.named_parameters()))
+    assert step.recompiles == 1
+
+
+def test_overlapping_arguments_may_be_read_but_not_written():
+    (_, function), (_, step) = batch_step(reads, None), batch_step(reads, "openxla")
+    memory = torch.randn(16)
+    x, y = memory[:12].view(3, 4), memory[4:].view(3, 4)
+    torch.testing.assert_close(step(x, y), function(x, y))
+    model, step = batch_step(adds_in_place, "openxla")
+    step(x.clone(), y.clone())
+    before = memory.clone(), model.weight.detach().clone()  # type: ignore[operator]
+    with pytest.raises(StepCaptureError, match=r"batch\[0\], batch\[1\] share memory"):
+        step(x, y)
+    torch.testing.assert_close((memory, model.weight.detach()), before)  # type: ignore[operator]
+    step(memory[:8].view(2, 4), memory[8:].view(2, 4))  # parts of one tensor that do not overlap
+
+
+@pytest.mark.parametrize("backend", ["openxla", "onnxrt"])
+def test_gradients_of_an_argument_that_is_there_twice(backend: str):
+    leaves = [torch.ones(3, 4, requires_grad=True) for _ in range(2)]
+    runs = [batch_step(reads, None)[1], batch_step(reads, backend)[1]]
+    for leaf, run in zip(leaves, runs, strict=True):
+        for _ in range(2):
+            run(leaf, leaf)
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

@@ -67,7 +67,7 @@ class Aliases:
         self.bases: list[Tensor] = []
         self.views: dict[Key, View] = {}
         self.names: list[str] = []
-        for group in _overlapping(tensors):
+        for group in overlapping(tensors):
             self._add({key: tensors[key] for key in group}, [names[key] for key in group])
         self._addresses = [(key, _address(tensors[key])) for key in self.views]
 
@@ -110,8 +110,8 @@ def _end(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) + sum(extents) + 1
 
 
-def _overlapping(tensors: Mapping[Key, Tensor]) -> Iterator[list[Key]]:
-    """Groups of tensors whose parts of a storage overlap."""
+def overlapping(tensors: Mapping[Key, Tensor]) -> Iterator[list[Key]]:
+    """Groups of tensors whose parts of a storage overlap; a tensor may be there twice."""
     storages: dict[int, list[Key]] = {}
     for key, tensor in tensors.items():
         storage = storage_id(tensor) if tensor.layout is torch.strided else None

@@ -1,6 +1,6 @@
 """The arguments of a step: their leaves, also those of dataclasses and other objects."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dynamo_backends._torch_private import storage_id
+from dynamo_backends.aot.step.aliases import overlapping
 from dynamo_backends.aot.step.python_state.places import CONTAINERS, is_simple
 
 
@@ -124,6 +126,25 @@ def kind_of_leaf(leaf: Any) -> Any:
     if is_simple(leaf):
         return type(leaf), leaf
     return type(leaf), _Same(leaf)
+
+
+def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Groups of leaves that overlap in memory, or are one tensor: a step is compiled for these.
+
+    Of each leaf the position of the first one that is the same tensor follows.
+    """
+    tensors = {i: x for i, x in enumerate(batch) if isinstance(x, Tensor)}
+    if len({storage_id(x) for x in tensors.values()} - {None}) == len(tensors):
+        return ()
+    groups = overlapping({(i, False): x for i, x in tensors.items()})
+    found = [tuple(i for i, _ in group) for group in groups]
+    return tuple(group + first_of_each(tensors, group) for group in found)
+
+
+def first_of_each(tensors: Mapping[int, Tensor], places: Iterable[int]) -> tuple[int, ...]:
+    """For each place the first one that has the same tensor."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(tensors[i]), i) for i in places)
 
 
 class _Same:

@@ -12,7 +12,13 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.aot.step.aliases import Aliases, Key
-from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, unflatten_batch
+from dynamo_backends.aot.step.batches import (
+    BatchSpec,
+    first_of_each,
+    flatten_batch,
+    shared_memory,
+    unflatten_batch,
+)
 from dynamo_backends.aot.step.bindings import Bindings
 from dynamo_backends.aot.step.gradients import Gradients, SlotGradients, is_leaf
 from dynamo_backends.aot.step.hyperparameters import group_constants
@@ -117,8 +123,12 @@ class _Recorder:
             self._substitution.clearing,
         )
         self._gradients = SlotGradients(inventory, self._call)
-        in_batch = ((i, x) for i, x in enumerate(batch) if isinstance(x, Tensor))
-        self._batch_gradients = Gradients({i: x for i, x in in_batch if is_leaf(x)})
+        in_batch = {i: x for i, x in enumerate(batch) if isinstance(x, Tensor)}
+        self._first = dict(zip(in_batch, first_of_each(in_batch, in_batch), strict=True))
+        self._overlapping = set(itertools.chain.from_iterable(shared_memory(batch)))
+        self._batch_gradients = Gradients(
+            {i: x for i, x in in_batch.items() if is_leaf(x) and self._first[i] == i}
+        )
         self._aliases = _aliases(inventory, self._gradients)
         self._outputs: list[Tensor] = []
 
@@ -193,7 +203,8 @@ class _Recorder:
             yield self._fake_of((i, True), gradient), Role.GRADIENT, f"{slots[i].name}.grad"
         for i, x in enumerate(self._batch):
             if isinstance(x, Tensor):
-                yield self._fake(x), Role.ACTIVATION, f"batch[{i}]"
+                fake = self._fake_apart(x) if i in self._overlapping else self._fake(x)
+                yield fake, Role.ACTIVATION, f"batch[{i}]"
         for i, gradient in self._batch_gradients.entering.items():
             yield self._fake(gradient), Role.ACTIVATION, f"batch[{i}].grad"
         for base, name in zip(self._aliases.bases, self._aliases.names, strict=True):
@@ -219,8 +230,10 @@ class _Recorder:
 
     def _fake_of(self, key: Key, tensor: Tensor) -> Tensor:
         """For what shares memory: a tensor that shares none, which nobody reads."""
-        if key not in self._aliases.views:
-            return self._fake(tensor)
+        return self._fake(tensor) if key not in self._aliases.views else self._fake_apart(tensor)
+
+    def _fake_apart(self, tensor: Tensor) -> Tensor:
+        """For what shares memory: a tensor that shares none."""
         with self._mode:
             fake = empty_as(tensor)
         return fake.requires_grad_(tensor.requires_grad)
@@ -282,6 +295,8 @@ class _Recorder:
             else x
             for x in self._batch
         ]
+        for i, first in self._first.items():
+            batch[i] = batch[first]
         entering = {i: next(remaining) for i in self._batch_gradients.entering}
         self._batch_gradients.attach(batch, entering)
         return batch

@@ -1,7 +1,8 @@
 """What a captured step has that its backend cannot take, said so that a user can mend it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,32 @@ def refuse_sparse(graph: Graph, backend: str) -> None:
                 + (f" at {where}" if where else "")
                 + ". Use nn.Embedding(sparse=False), whose gradients are dense, the backend "
                 '"aot_eager", or fallback="split".'
+            )
+
+
+def refuse_shared_writes(
+    graph: Graph, names: Sequence[str], batch: Sequence[Any], groups: Sequence[Sequence[int]]
+) -> None:
+    """Refuses writes to an argument that overlaps with another one.
+
+    Args:
+        graph: Of the step.
+        names: Of its first inputs.
+        batch: The leaves of the arguments.
+        groups: See `batches.shared_memory`.
+
+    Raises:
+        StepCaptureError: There is one.
+    """
+    inputs = dict(zip(names, graph.inputs, strict=False))
+    for group in groups:
+        places = dict.fromkeys(group)
+        written = [i for i in places if inputs[f"batch[{i}]"].updated_by is not None]
+        if written and len({id(batch[i]) for i in places}) > 1:
+            several = ", ".join(f"batch[{i}]" for i in places)
+            raise StepCaptureError(
+                f"the step writes to batch[{written[0]}], and {several} share memory, which one "
+                "graph cannot hold. Pass a copy (clone()), or write to a copy in the function."
             )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.backends import step_backend
-from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf
+from dynamo_backends.aot.step.batches import BatchSpec, flatten_batch, kind_of_leaf, shared_memory
 from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of, whole_batch
@@ -208,7 +208,7 @@ class Step:
         used = [(key, v) for key, variants in self._variants.items() for v in variants]
         if tensors is None or not used:
             raise SaveError("there is no compiled step; take one, and save it then.")
-        (spec, *leaves), variant = max(used, key=lambda each: each[1].last_used)
+        (spec, _, *leaves), variant = max(used, key=lambda each: each[1].last_used)
         found = variant.tensors(tensors)
         if found is None:
             raise SaveError("a tensor that the step reads in Python is none any more.")
@@ -295,7 +295,7 @@ class Step:
 
     def _find(self, batch: Sequence[Any], spec: BatchSpec) -> Found:
         """A variant for this call, and the tensors and numbers of it; compiles one if need be."""
-        key = (spec, *map(kind_of_leaf, batch))
+        key = (spec, shared_memory(batch), *map(kind_of_leaf, batch))
         found, reason = self._search(key, batch)
         if found is None:
             self._compile(batch, spec, key, reason)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.batches import BatchSpec
+from dynamo_backends.aot.step.batches import BatchSpec, shared_memory
 from dynamo_backends.aot.step.capture import record
 from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import functionalize
@@ -22,7 +22,7 @@ from dynamo_backends.aot.step.mesh_layout import layout_of
 from dynamo_backends.aot.step.programs import StepProgram
 from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recording import Definition, Result
-from dynamo_backends.aot.step.refusals import refuse_sparse, refused_by
+from dynamo_backends.aot.step.refusals import refuse_shared_writes, refuse_sparse, refused_by
 from dynamo_backends.aot.step.sent_numbers import CPU, SentNumbers
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.canonicalize import CANONICALIZE
@@ -106,6 +106,7 @@ class Variant:
             step = functionalize(recording, backend.decompositions)
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
+            refuse_shared_writes(step.graph, recording.names, batch, shared_memory(batch))
             checks = self._checks(step.graph, step.constants, backend)
             self.graph, self.draws = hoist(checks.graph, backend.draws_seeds)
             self.constants = step.constants

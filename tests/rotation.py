@@ -26,6 +26,7 @@ SHARES = {
     "aot/test_step_aliases.py": 3,
     "aot/test_step_averages.py": 4,
     "aot/test_step_crashes.py": 5,
+    "aot/test_step_checks.py": 8,
     "aot/test_step_dtypes.py": 6,
     "aot/test_step_hooks.py": 6,
     "aot/test_step_hyperparameters.py": 16,

@@ -75,6 +75,7 @@ _INSTEAD: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._native_multi_head_attention.default: multi_head_attention,
     torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
     torch.ops.aten.frac.default: frac,
+    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
     torch.ops.aten._softmax_backward_data.default: softmax_backward,
 }
 

@@ -74,3 +74,20 @@ def test_integers_keep_their_dtype():
         (result,) = run(fn, x)
         assert torch.equal(result, fn(x))
         assert result.dtype == torch.int64
+
+
+def test_tanh_is_right_to_the_last_place_near_one():
+    """1 - tanh(x)**2, by which gradients are multiplied, is nothing but rounding there."""
+    small = torch.logspace(-30, 0, 10_000)
+    x = torch.cat([torch.linspace(-12, 12, 200_001), small, -small])
+    compiled = torch.compile(torch.tanh, backend="openxla", options={"verify": "off"})
+    with torch.no_grad():
+        found = compiled(x)
+        special = compiled(torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1e30, -1e30]))
+    exact = x.double().tanh()
+    rounded = exact.float()
+    last_place = (torch.nextafter(rounded.abs(), torch.tensor(2.0)) - rounded.abs()).double()
+    assert ((found.double() - exact).abs() / last_place).max() < 2
+    expected = torch.tensor([1.0, -1.0, torch.nan, 0.0, -0.0, 1.0, -1.0])
+    torch.testing.assert_close(special, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(special.signbit(), expected.signbit())

@@ -4,7 +4,6 @@ Most operators are rows of a table. XLA's own elementwise functions propagate Na
 zeros as torch does; what differs has a function of its own below.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -39,7 +38,10 @@ def _tanh(x: Array) -> Array:
     if x.dtype != jnp.float32:
         return jnp.tanh(x)
     squared = x * x
-    series = x * (1 + squared * functools.reduce(lambda total, c: total * squared + c, _TANH))
+    polynomial = jnp.zeros_like(x)
+    for coefficient in _TANH:
+        polynomial = polynomial * squared + coefficient
+    series = x * (1 + squared * polynomial)
     size = jnp.abs(x)
     return jnp.where(size > 0.625, jnp.sign(x) * (1 - 2 / (jnp.exp(2 * size) + 1)), series)
 

@@ -1,5 +1,6 @@
 """Copies of what a step will write over: in memory, or, if that is much, in a file."""
 
+import ctypes
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -55,8 +56,9 @@ def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
         with open_private(folder, create=True):
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
         for tensor in tensors.values():
-            dense = tensor.detach().cpu().contiguous().reshape(-1)
-            file.write(dense.view(torch.uint8).numpy().data)
+            dense = tensor.detach().cpu().contiguous()
+            # Tensor.numpy() would make the storage one that cannot be resized, nor moved by XLA.
+            file.write((ctypes.c_char * tensor_bytes(dense)).from_address(dense.data_ptr()))
         return file
     except OSError:
         log.debug("what a step writes over is copied in memory", exc_info=True)

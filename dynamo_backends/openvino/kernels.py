@@ -137,10 +137,25 @@ def _reduced_integers(node: Any) -> Any:
 def _apart(node: Any) -> Any:
     """Keeps a reduction of integers from what follows: merged, it computes the first rows alone."""
     kind = _kind(node.output(0))
-    if kind not in (*_WHOLE, *_NARROW):
+    if kind not in (*_WHOLE, *_NARROW) or _is_shape(node.output(0)):
         return None
     every = 255 if kind == Type.u8 else -1
     return ops.bitwise_and(node, ops.constant(every, kind))
+
+
+def _is_shape(source: Output) -> bool:
+    """Whether a value follows from sizes and constants; OpenVINO computes these as it compiles."""
+    waiting, seen = [source.get_node()], set()
+    while waiting:
+        node = waiting.pop()
+        name = node.get_friendly_name()
+        if name in seen or node.get_type_name() in ("Constant", "ShapeOf"):
+            continue
+        seen.add(name)
+        if not node.get_input_size():
+            return False
+        waiting += [x.get_node() for x in _inputs(node)]
+    return True
 
 
 def _compared(node: Any) -> Any:

@@ -17,6 +17,10 @@ _REFUSALS = re.compile(
 )
 
 
+_NEEDS_MEMORY = re.compile(r"backward|mkldnn|cudnn|miopen|_thnn|_nested")
+"""Operators that read what another call has left in memory, which zeros are not."""
+
+
 def is_dtype_error(error: BaseException) -> bool:
     """Whether an operator of torch's has refused the dtypes of its arguments."""
     is_torchs = isinstance(error, RuntimeError | TypeError | NotImplementedError)
@@ -46,6 +50,8 @@ def _may_refuse(node: fx.Node, values: list[Tensor]) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten" or is_pointwise(target):
         return False
     if len(values) != len(node.all_input_nodes) or is_random(node) or target.is_view:
+        return False
+    if _NEEDS_MEMORY.search(target._schema.name):
         return False
     if any(
         isinstance(a, list | tuple) and any(isinstance(x, fx.Node) for x in a) for a in node.args

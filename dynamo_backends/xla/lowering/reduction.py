@@ -199,7 +199,9 @@ def vector_norm(
     if ord == 1:
         return jnp.sum(size, over, keepdims=keepdim)
     if ord == 2:
-        squares = jnp.real(x * jnp.conj(x)) if jnp.iscomplexobj(x) else x * x
-        return jnp.sqrt(jnp.sum(squares, over, keepdims=keepdim))
+        if jnp.iscomplexobj(x):
+            return jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), over, keepdims=keepdim))
+        wide = x.astype(jnp.float64)  # which holds squares of all numbers of float32
+        return jnp.sqrt(jnp.sum(wide * wide, over, keepdims=keepdim)).astype(x.dtype)
     total = jnp.sum(jnp.power(size, ord), over, keepdims=keepdim)
     return jnp.power(total, 1 / ord)

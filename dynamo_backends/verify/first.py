@@ -268,6 +268,12 @@ def _copy(value: Any) -> Tensor | None:
     return None if failed else copies[0]
 
 
+def _bytes(value: Tensor) -> Tensor:
+    """What a tensor holds, as bytes, in the order of its elements."""
+    dense = value.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8)
+
+
 def _sums(value: Any) -> list[Tensor] | None:
     """Sums of the rows and columns of a tensor's memory, arranged as matrices."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
@@ -275,8 +281,7 @@ def _sums(value: Any) -> list[Tensor] | None:
     found: list[Tensor] = []
 
     def add_up() -> None:
-        dense = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        memory = dense.view(torch.uint8)
+        memory = _bytes(value)
         unit = math.gcd(memory.numel(), memory.storage_offset(), 8)
         for part in memory.view(_INTEGERS[unit]).split(_PART):
             width = math.isqrt(part.numel())
@@ -295,8 +300,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
     """Whether a tensor holds what it held before; also if that cannot be told."""
-    if isinstance(before, Tensor):
-        return _is_same(_sums(before) or [], value)  # NaN is not equal to itself, its bits are
+    if isinstance(before, Tensor):  # NaN is not equal to itself, its bytes are
+        same = [True]
+        guarded(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
+        return same[-1]
     after = _sums(value)
     return after is None or _are_equal(before, after)
 

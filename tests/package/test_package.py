@@ -319,13 +319,15 @@ def test_what_is_compiled_wrong_is_not_saved(
 
     def wrong(self: Any, weights: Any) -> Any:
         bound, copied = right(self, weights)
+        if len(weights) < 4:  # of a trial
+            return bound, copied
         return lambda activations: [x + 1 for x in bound(activations)], copied
 
     monkeypatch.setattr(OrtExecutable, "bind", wrong)
     options = {"verify": verify}
     with pytest.raises(SaveError, match=r"not right, and not saved: .*output 0 differs"):
         dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.iterdir() if path.name != "cache"] == []
 
 
 @pytest.mark.parametrize("verify", ["first", "always"])

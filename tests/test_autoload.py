@@ -128,7 +128,7 @@ def test_torch_logs_shows_the_log(autoload: str, tmp_path: Path):
 @pytest.mark.long
 def test_torch_logs_loads_nothing_of_ours_and_is_found_before_it_is_read():
     loaded, state = run(LOGS, TORCH_LOGS="+dynamo_backends").splitlines()
-    assert loaded == "['dynamo_backends', 'dynamo_backends._autoload']"
+    assert loaded == "['dynamo_backends', 'dynamo_backends._autoload', 'dynamo_backends._lazy']"
     assert state == f"{logging.DEBUG} 1 False"
 
 

@@ -20,6 +20,11 @@ _REFUSALS = re.compile(
 _NEEDS_MEMORY = re.compile(r"backward|mkldnn|cudnn|miopen|_thnn|_nested")
 """Operators that read what another call has left in memory, which zeros are not."""
 
+_ALL_ALIKE = re.compile(
+    r"::_?(linear|addmm|mm|bmm|baddbmm|addbmm|mv|addmv|dot|vdot|addr|convolution)"
+)
+"""Operators without positions, so that integers of 64 bits beside floats are refused."""
+
 
 def is_dtype_error(error: BaseException) -> bool:
     """Whether an operator of torch's has refused the dtypes of its arguments."""
@@ -59,6 +64,8 @@ def _may_refuse(node: fx.Node, values: list[Tensor]) -> bool:
         return False  # of optimizers, which take them all
     floats = {v.dtype for v in values if v.is_floating_point()}
     small = {torch.int32, torch.int16, torch.int8, torch.uint8} & {v.dtype for v in values}
+    if floats and _ALL_ALIKE.search(target._schema.name):
+        small |= {torch.int64} & {v.dtype for v in values}
     return len(values) > 1 and (len(floats) > 1 or bool(small))
 
 

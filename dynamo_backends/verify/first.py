@@ -119,7 +119,7 @@ class Comparison:
             if wrong:
                 unverified = ""
             elif not unverified:
-                unverified = guarded(lambda: self._judge(outputs, inputs, results))
+                unverified = self._guarded(lambda: self._judge(outputs, inputs, results))
                 wrong = "" if unverified else outputs.wrong
         expected = [outputs.expected[i] for i in sorted(outputs.expected)] if early else None
         return Outcome(results, wrong, unverified, expected, stopwatch.seconds, is_lost)
@@ -159,17 +159,24 @@ class Comparison:
             outputs.settle(self._module)
 
     def _replay(self, inputs: Sequence[Any], visit: Callable[[int, Any], None]) -> str:
-        return guarded(lambda: Replay(self._module)(inputs, visit))
+        return self._guarded(lambda: Replay(self._module)(inputs, visit))
+
+    def _guarded(self, action: Callable[[], None]) -> str:
+        return guarded(action, raises=self._graph.kind != "backward")
 
 
 def guarded(
-    action: Callable[[], None], grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+    action: Callable[[], None],
+    grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    raises: bool = True,
 ) -> str:
     """Runs a part of a comparison.
 
     Args:
         action: The part.
         grad_mode: In which it runs.
+        raises: Whether eager's error for the dtypes of arguments is raised. A backward graph that
+            was traced under autocast calls kernels with dtypes that autograd's own calls have not.
 
     Returns:
         Why it failed, in words; empty: it did not.
@@ -181,7 +188,7 @@ def guarded(
         with private.disable_current_modes(), grad_mode(), computing_reference():
             action()
     except Exception as error:
-        if is_dtype_error(error):
+        if raises and is_dtype_error(error):
             raise
         log.debug("compiled code cannot be compared with eager", exc_info=True)
         return f"eager, or the comparison with it, failed ({brief_error(error)})"

@@ -95,7 +95,7 @@ def step_backend(
     parsed.refuse_uncaptured(f"compile_step with {name}")
     if home is not None:
         parsed = backend.placed(parsed, home)
-    stays = backend.home(parsed)
+    stays = backend.home(parsed) if mesh is None else None  # opens the device of the options
     rules = checked_decompositions if mesh is None and stays is None else decompositions
     table = rules(keep=frozenset(backend.keeps(parsed)))
     target = None if mesh is None else backend.on_mesh(parsed, mesh)

@@ -190,10 +190,10 @@ class Expectation:
         generator = torch.Generator().manual_seed(0)
         far = [torch.zeros(p.shape, dtype=p.dtype.to_real(), device=p.device) if is_inexact(p)
                else torch.zeros(p.shape, device=p.device) for p in self._precise]  # fmt: skip
-        signs = [_random_signs(x, generator) for x in self._args]
-        for direction in (1.0, -1.0, signs, [-s for s in signs]):
+        random = [_random_direction(x, generator) for x in self._args]
+        for direction in (1.0, -1.0, random, [-r for r in random]):
             each = direction if isinstance(direction, list) else [direction] * len(self._args)
-            args = [_moved(x, sign) for x, sign in zip(self._args, each, strict=True)]
+            args = [_moved(x, along) for x, along in zip(self._args, each, strict=True)]
             for i, (p, q) in enumerate(zip(self._precise, self._reference(args), strict=True)):
                 if is_inexact(p):
                     far[i] = torch.maximum(far[i], (p - q).abs().nan_to_num(0, 0, 0))
@@ -234,15 +234,17 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
 
 
-def _random_signs(tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _random_direction(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Where elements move: up or down, and no two as far, so that no sum stays the same."""
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-    return signs.to(tensor.device)
+    far = 0.5 + 0.5 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+    return (signs * far).to(tensor.device)
 
 
-def _moved(tensor: Tensor, sign: Any) -> Tensor:
+def _moved(tensor: Tensor, direction: Any) -> Tensor:
     """An input that is off by what rounding may do to it; in the precision of the reference."""
     if not is_inexact(tensor) or tensor.dtype.itemsize < 2:
         return tensor
     eps = torch.finfo(tensor.dtype.to_real()).eps
     wide: Tensor = widen(tensor)
-    return wide * (1 + sign * eps * (8 if eps < 1e-4 else 2))
+    return wide * (1 + direction * eps * (8 if eps < 1e-4 else 2))

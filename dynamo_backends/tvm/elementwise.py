@@ -121,10 +121,23 @@ def _negated(importer: Any, node: fx.Node) -> Any:
 
 
 def _tanh(importer: Any, node: fx.Node) -> Any:
-    """With the sign of a zero, which TVM's own drops."""
+    """By a series near zero, where the quotient of exponentials of TVM's own loses digits."""
     (x,) = importer.retrieve_args(node)
-    is_zero = importer.emit(op.equal(x, relax.const(0, str(x.ty.dtype))))
-    return importer.emit(op.where(is_zero, x, importer.emit(op.tanh(x))))
+    dtype, emit = str(x.ty.dtype), importer.emit
+    if dtype == "float64":
+        return _from_c("tanh")(importer, node)
+    square = emit(op.multiply(x, x))
+    series = relax.const(_TANH_SERIES[-1], dtype)
+    for factor in reversed(_TANH_SERIES[:-1]):
+        series = emit(op.add(emit(op.multiply(series, square)), relax.const(factor, dtype)))
+    correction = emit(op.multiply(emit(op.multiply(x, square)), series))  # keeps the sign of a zero
+    is_small = emit(op.less(emit(op.abs(x)), relax.const(_SMALL_TANH, dtype)))
+    return emit(op.where(is_small, emit(op.add(x, correction)), emit(op.tanh(x))))
+
+
+_SMALL_TANH = 0.35
+_TANH_SERIES = (-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075)
+"""Of tanh(x) / x - 1, divided by x ** 2, by powers of x ** 2."""
 
 
 def _divided(importer: Any, node: fx.Node) -> Any:

@@ -52,6 +52,19 @@ def test_what_is_not_near_is_measured_by_the_reference(references: list[Any]) ->
     assert len(references) == 1
 
 
+@pytest.mark.parametrize("distance", [1, 100, 8191])
+def test_sums_in_which_large_numbers_cancel_may_lose_the_others(distance: int) -> None:
+    """Whether they do is a matter of the order."""
+    x = torch.randn(8193, 2).abs()
+    x[0, 0], x[distance, 0] = 1e20, -1e20
+    graph = call_of(aten.sum.default, x)
+    in_order = lambda args: [args[0].flatten().cumsum(0)[-1]]  # noqa: E731
+    shuffled = torch.cat([x[1:], x[:1]]).flatten()
+    assert Judge(graph)(in_order, [x]) is None
+    assert Judge(graph)(lambda args: [shuffled.sum()], [x]) is None
+    assert Judge(graph)(lambda args: [args[0].abs().sum()], [x]) is not None
+
+
 @pytest.mark.parametrize("off", [2e-4, 1e-3, 0.1])
 def test_what_is_wrong_is_wrong(off: float) -> None:
     def spoiled(args: list[Tensor]) -> list[Tensor]:

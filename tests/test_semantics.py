@@ -14,7 +14,6 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.conformance.comparing import copy_inputs
-from dynamo_backends.conformance.operators.differences import DECLARED_CHECKS
 from dynamo_backends.conformance.semantics import CHECKS
 from dynamo_backends.conformance.subject import Subject
 
@@ -51,12 +50,7 @@ def reports_of(name: str, check: str) -> list[GraphReport]:
 
 @pytest.mark.parametrize(
     ("name", "check"),
-    [
-        (name, check)
-        for name in NAMES
-        for check in CHECKS
-        if check not in BATCHES and (name, f"semantics/{check}") not in DECLARED_CHECKS
-    ],
+    [(name, check) for name in NAMES for check in CHECKS if check not in BATCHES],
 )
 def test_semantics(name: str, check: str):
     reports = reports_of(name, check)

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private.testing import op_db
-from dynamo_backends.conformance import catalogue
-from dynamo_backends.conformance.catalogue import Settings
 from dynamo_backends.conformance.operators import database, differences, running
 from dynamo_backends.conformance.operators.differences import (
     DECLARED,
@@ -58,15 +56,6 @@ def test_only_elements_of_the_kind_are_excused(
     (found,) = differences.excused([row], [torch.tensor(eager)], [torch.tensor(result)])
     torch.testing.assert_close(found, torch.tensor(excused), rtol=0, atol=0, equal_nan=True)
     assert found.signbit().tolist() == torch.tensor(excused).signbit().tolist()
-
-
-@pytest.mark.parametrize(("backend", "name"), differences.DECLARED_CHECKS)
-def test_declared_checks_are_documented_and_differ(backend: str, name: str):
-    (check,) = (c for c in catalogue.checks(Settings(backend, ("semantics",))) if str(c) == name)
-    bullet = differences.DECLARED_CHECKS[backend, name]
-    assert bullet in _bullets()
-    found = catalogue.run(check, Settings(backend))
-    assert (found.status, found.declared) == ("declared", [bullet])
 
 
 def test_positions_may_be_others_where_values_may_or_are_nan():

@@ -162,12 +162,6 @@ DECLARED: tuple[Difference, ...] = (
 )
 
 
-DECLARED_CHECKS: dict[tuple[str, str], str] = {
-    ("ov", "semantics/not a number and infinities: activations"): _ACTIVATIONS,
-}
-"""The bullet by backend and check, for checks other than those of operators."""
-
-
 def declared(backend: str, operator: str, inputs: Sequence[Any]) -> list[Difference]:
     """What is declared of an operator on these inputs."""
     floats = [

@@ -85,6 +85,17 @@ def test_a_cast_there_and_back_is_computed(backend: str, dtype: torch.dtype) -> 
     assert wrong_chains(backend, [larger]) == []
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("before", ["nothing", "neg", "cat"])
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16], ids=str)
+def test_a_cast_between_types_of_16_bits_is_computed(
+    backend: str, source: torch.dtype, before: str
+) -> None:
+    other = torch.bfloat16 if source == torch.float16 else torch.float16
+    chains = [Chain(source, (other, torch.float32), before, after) for after in AFTER]
+    assert wrong_chains(usable(backend), chains) == []
+
+
 @pytest.mark.parametrize("backend", ["openxla", "ov", "inductor_freezing"])
 def test_casts_of_weights_round(backend: str) -> None:
     """They are folded into the program."""

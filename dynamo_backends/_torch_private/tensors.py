@@ -74,15 +74,13 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 
 
 def is_private(tensor: Tensor) -> bool:
-    """Whether torch's allocator has made a tensor's memory and nothing but the tensor refers to it.
+    """Whether nothing but a tensor refers to its storage.
 
     Views and numpy's arrays refer to the storage, DLPack capsules to the tensor.
     """
     if _storage_references(tensor) > _storage_references(torch.empty(0)):
         return False
     storage = tensor.untyped_storage()
-    if not storage.resizable() or storage.is_shared():
-        return False
     return storage_users(storage) == 1 and tensor._use_count() == 1  # type: ignore[attr-defined]
 
 

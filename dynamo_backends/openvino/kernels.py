@@ -210,9 +210,12 @@ def _converted(node: Any) -> Any:
     """Casts to narrower types, which OpenVINO removes before one to a wider type."""
     (x,) = _inputs(node)
     kind = _kind(node.output(0))
-    if kind in _MANTISSA and _kind(x) == Type.f32 and not _is_constant(x):
-        return ops.convert(_rounded(x, kind), kind)
-    if kind not in _NARROW or _kind(x) not in (*_WHOLE, *_NARROW) or _kind(x) == kind:
+    if _kind(x) == kind:
+        return None
+    if kind in _MANTISSA and _kind(x) in (Type.f32, *_MANTISSA) and not _is_constant(x):
+        wide = x if _kind(x) == Type.f32 else ops.convert(x, Type.f32).output(0)
+        return ops.convert(_rounded(wide, kind), kind)
+    if kind not in _NARROW or _kind(x) not in (*_WHOLE, *_NARROW):
         return None
     return _narrowed(ops.convert(x, Type.i32), kind)
 

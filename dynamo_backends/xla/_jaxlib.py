@@ -101,6 +101,7 @@ def compile_program(
     runs_once: bool = False,
     sparing: bool = False,
     fuses_products: bool = False,
+    simplifies: bool = False,
 ) -> Any:
     """Compiles StableHLO bytecode for one device.
 
@@ -114,10 +115,11 @@ def compile_program(
             other; it prepares all weights at the start then, even for the end of a step.
         fuses_products: On a CPU, whether YNNPACK may compute products together with what is before
             and after them, which is not right for all (see `repeated.may_fuse_products`).
+        simplifies: On a CPU, with the algebraic simplifier; see `lowering.barriers`.
     """
     options = _compile_options(device)
     flags: list[_Flag] = [("xla_backend_optimization_level", 0)] if runs_once else []
-    flags += _disabled_passes(device.platform)
+    flags += [] if simplifies else _disabled_passes(device.platform)
     if device.platform == "cpu":
         flags += _cpu_flags(sparing, fuses_products)
     return _compile(client, (device,), module, options, flags)

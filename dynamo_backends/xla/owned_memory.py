@@ -106,9 +106,9 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
         importer: Of the program that will be given the memory.
         device: The CPU.
     """
-    if not is_movable(tensor):
-        return None
     buffer = find_returned(tensor, importer.dense_shape)
+    if not is_movable(tensor, is_returned=buffer is not None):
+        return None
     if buffer is None:
         buffer = _jaxlib.copied(device.handle, to_numpy(importer(tensor)))
     owner = OwnedBuffer(buffer, tensor)
@@ -117,11 +117,20 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
     return owner
 
 
-def is_movable(tensor: Tensor) -> bool:
+def is_movable(tensor: Tensor, is_returned: bool = False) -> bool:
     """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own.
 
     Memory that torch's allocator has not made (of files, of numpy, of other processes) belongs to
     somebody else, and so does what somebody else refers to: a view, an array, a DLPack capsule.
+
+    Args:
+        tensor: On the CPU.
+        is_returned: Whether a program of XLA's has made its memory.
     """
+    storage = tensor.untyped_storage()
+    if not is_returned and (not storage.resizable() or storage.is_shared()):
+        return False
     size = tensor.numel() * tensor.element_size()
-    return size > 0 and tensor.untyped_storage().nbytes() == size and is_private(tensor)
+    is_whole = size > 0 and storage.nbytes() == size
+    del storage  # a reference, which `is_private` would count
+    return is_whole and is_private(tensor)

@@ -63,6 +63,14 @@ def test_tanh_keeps_the_sign_of_zero():
     assert reasons(lambda x: 1 / x.tanh(), torch.tensor([-0.0, 0.0, 0.5, NAN])) == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tanh_of_small_numbers_has_all_digits(dtype: torch.dtype):
+    x = torch.logspace(-30, 1, 2000, dtype=dtype)
+    x = torch.cat([x, -x])
+    result = torch.compile(lambda x: (x * 1).tanh(), backend="tvm")(x)
+    torch.testing.assert_close(result, x.tanh(), rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
 def test_nan_fails_a_comparison_that_is_negated_in_the_same_loop():
     x = torch.tensor([[NAN, 1.0], [NAN, 2.0], [3.0, 4.0]])
     assert (

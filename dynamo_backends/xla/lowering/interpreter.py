@@ -20,7 +20,7 @@ from torch import fx
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.lowering.barriers import barred, hide
+from dynamo_backends.xla.lowering.barriers import barred, has_attention, hide
 from dynamo_backends.xla.lowering.context import Context, LoweringOptions
 from dynamo_backends.xla.lowering.registry import (
     Layout,
@@ -39,11 +39,6 @@ from dynamo_backends.xla.lowering.values import (
 )
 
 
-def _is_attention(node: fx.Node) -> bool:
-    name = str(node.target)
-    return "softmax" in name or "scaled_dot_product" in name or "attention" in name
-
-
 class GraphLowering:
     """Lowers one graph; call it under a jax trace with 64-bit types enabled.
 
@@ -52,9 +47,7 @@ class GraphLowering:
         options: Of all its calls.
 
     Attributes:
-        simplifies: Whether XLA's algebraic simplifier has to see it: on CPUs only where there is
-            attention, of which XLA computes some wrong otherwise, as if there were no mask
-            (tests/generation/test_generate.py; the cause is not known).
+        simplifies: Whether it is to be compiled with XLA's algebraic simplifier.
     """
 
     def __init__(self, graph: fx.Graph, options: LoweringOptions):
@@ -63,9 +56,7 @@ class GraphLowering:
         self._values: dict[fx.Node, Any] = {}
         self._logical: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, Any] = {}
-        self.simplifies = _jaxlib.simplifies(options.platform) or any(
-            map(_is_attention, graph.nodes)
-        )
+        self.simplifies = _jaxlib.simplifies(options.platform) or has_attention(graph)
         self._barred = barred(graph) if self.simplifies else frozenset()
 
     def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:

@@ -229,7 +229,7 @@ def test_an_error_inside_of_xla(given: bool, monkeypatch: pytest.MonkeyPatch) ->
     failing_call.fails = False  # type: ignore[attr-defined]
     kept = []
 
-    def compile_with_callbacks(lowered: Any, device: Any, _: bool) -> Any:
+    def compile_with_callbacks(lowered: Any, device: Any, *_: bool) -> Any:
         kept.append(lowered)  # it owns the functions that XLA calls
         return device.client.compile_and_load(
             lowered.compiler_ir("stablehlo"),

@@ -96,6 +96,32 @@ def test_a_cast_between_types_of_16_bits_is_computed(
     assert wrong_chains(usable(backend), chains) == []
 
 
+ARITHMETIC: dict[str, Callable[[Tensor], Tensor]] = {
+    "product": lambda x: x * 1.5,
+    "quotient": lambda x: x * 1000 / 1000,
+    "difference": lambda x: (x + 2048) - 2048,
+    "square": lambda x: (x * x).sqrt(),
+    "mean": lambda x: x + x.mean(),
+    "matrix": lambda x: (x[:4, None] * x[None, :4]) @ x[4:8],
+}
+
+
+@pytest.mark.parametrize("backend", ["onnxrt"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_of_16_bits_rounds(backend: str, dtype: torch.dtype, name: str) -> None:
+    """Each result is a number of the type, and those beyond it are infinite."""
+    x = torch.tensor([0.2, 70000.0, -1000.0, 1e-6, 300.0, 1e-3, 2.5, 65504.0, 1.1])
+    function = lambda x: ARITHMETIC[name](x.to(dtype)).float()  # noqa: E731
+    with torch.no_grad():
+        compiler = dynamo_backends.compiler(usable(backend), verify="off", min_block_size=1)
+        result, expected = torch.compile(function, backend=compiler)(x), function(x)
+    assert torch.equal(result.to(dtype).float().nan_to_num(1.0), result.nan_to_num(1.0))
+    torch.testing.assert_close(
+        result, expected, rtol=torch.finfo(dtype).eps, atol=0, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("backend", ["openxla", "ov", "inductor_freezing"])
 def test_casts_of_weights_round(backend: str) -> None:
     """They are folded into the program."""

@@ -3,9 +3,12 @@
 Kernels of ONNX Runtime and lowerings of onnxscript are right for usual values. `Sigmoid` has half
 of its digits at -10 and is 0 from -18 on; `ReduceMax` overlooks NaN, and integers beyond 32 bits;
 `exp(x) - 1` has no digit of a small x. Each function computes the same as eager from operators that
-are right.
+are right. They take three to ten times as long as the kernels, so kernels of convolutional networks
+stay (`_is_convolved`), and that of `tanh` where nothing magnifies its last digits.
 """
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +17,14 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import replace
+from dynamo_backends.trials.samples import packet_name
+from dynamo_backends.trials.trials import used_results
 
 aten = torch.ops.aten
 
 _FLOAT = (torch.float32,)
 _FLOATS = (torch.float32, torch.float64)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ERFC = (
     -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
     1.48851587, -0.82215223, 0.17087277,
@@ -50,6 +56,26 @@ def _erfc(x: Tensor) -> Tensor:
 
 def _sigmoid(x: Tensor) -> Tensor:
     return ((-x).exp() + 1).reciprocal()
+
+
+_TANH = (
+    -5.70498872745e-3,
+    2.06390887954e-2,
+    -5.37397155531e-2,
+    1.33314422036e-1,
+    -3.33332819422e-1,
+)
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """That of Cephes: a polynomial near 0, and a quotient whose difference from 1 is right."""
+    square = x * x
+    sum_ = square * _TANH[0] + _TANH[1]
+    for coefficient in _TANH[2:]:
+        sum_ = sum_ * square + coefficient
+    size = x.abs()
+    large = -2 / ((size * 2).exp() + 1) + 1
+    return torch.where(size < 0.625, sum_ * square * x + x, torch.where(x < 0, -large, large))
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -139,8 +165,63 @@ def _first_nan_or(op: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
 def _norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
+    """Single numbers are not squared, so that none overflows or vanishes."""
+    dims = range(x.dim()) if dim is None else dim if isinstance(dim, Sequence) else [dim]
+    if order and all(x.shape[d] == 1 for d in dims):
+        x = x.abs().to(dtype or x.dtype)
+        return x if keepdim else x.squeeze(list(dims))
+    return aten.linalg_vector_norm(x, order, dim, keepdim, dtype=dtype)
+
+
+def _std(
+    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
     """In float64, as eager: squares of large numbers do not overflow, nor do small ones vanish."""
-    return aten.linalg_vector_norm(x.double(), order, dim, keepdim).to(dtype or x.dtype)
+    dims = list(dim or range(x.dim()))
+    wide = x.double()
+    squares = (wide - wide.mean(dims, True)).square().sum(dims, keepdim)
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    return (squares / max(count, 0)).sqrt().to(x.dtype)
+
+
+def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Rows may hold infinities, which the kernel subtracts from one another."""
+    dims = list(dim) or list(range(x.dim()))
+    largest = x.amax(dims, True)
+    largest = torch.where(largest.abs() == math.inf, 0.0, largest)
+    result = (x - largest).exp().sum(dims, True).log() + largest
+    return result if keepdim else result.squeeze(dims)
+
+
+def _max_pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    pool = aten.max_pool2d_with_indices
+    values, indices = pool(x, *args)
+    return torch.where(pool(x.isnan().to(x.dtype), *args)[0] > 0, torch.nan, values), indices
+
+
+def _prod(x: Tensor, *, dtype: Any = None) -> Tensor:
+    return _prod_of_dim(x.reshape(-1), 0, dtype=dtype)
+
+
+def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Products of halves, in 64 bits, which wrap around; the kernel computes in float64."""
+    x = x.to(dtype or torch.int64)
+    if not x.shape[dim]:
+        return x.sum(dim, keepdim) + 1
+    while (size := x.shape[dim]) > 1:
+        half = size // 2
+        product = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        x = torch.cat([product, x.narrow(dim, size - 1, 1)], dim) if size % 2 else product
+    return x if keepdim else x.squeeze(dim)
+
+
+def _always(_: fx.Node) -> bool:
+    return True
+
+
+def _is_pool_of_rows(node: fx.Node) -> bool:
+    """Whether a pool is `max_pool1d`: those of images would be twice as slow."""
+    return node.all_input_nodes[0].meta["val"].shape[-2] == 1 and 1 not in used_results(node)
 
 
 class Formula(NamedTuple):
@@ -149,16 +230,19 @@ class Formula(NamedTuple):
     Attributes:
         function: Takes its arguments.
         dtypes: Of the first one.
+        when: Whether a call is replaced.
     """
 
     function: Callable[..., Any]
     dtypes: tuple[torch.dtype, ...] = _FLOAT
+    when: Callable[[fx.Node], bool] = _always
 
 
 FORMULAS: Mapping[Any, Formula] = {
     aten.expm1.default: Formula(_expm1),
     aten.log1p.default: Formula(_log1p),
     aten.erfc.default: Formula(_erfc),
+    aten.tanh.default: Formula(_tanh),
     aten.sigmoid.default: Formula(_sigmoid),
     aten.silu.default: Formula(_silu),
     aten.glu.default: Formula(_glu),
@@ -175,6 +259,11 @@ FORMULAS: Mapping[Any, Formula] = {
     aten.argmax.default: Formula(_argmax, _FLOATS),
     aten.argmin.default: Formula(_argmin, _FLOATS),
     aten.linalg_vector_norm.default: Formula(_norm),
+    aten.std.correction: Formula(_std),
+    aten.logsumexp.default: Formula(_logsumexp, _FLOATS),
+    aten.max_pool2d_with_indices.default: Formula(_max_pool, _FLOATS, _is_pool_of_rows),
+    aten.prod.default: Formula(_prod, _INTEGERS),
+    aten.prod.dim_int: Formula(_prod_of_dim, _INTEGERS),
 }
 
 
@@ -183,12 +272,72 @@ def has_formula(node: fx.Node) -> bool:
     formula = FORMULAS.get(node.target)
     source = node.args[0] if node.args else None
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    return formula is not None and isinstance(value, Tensor) and value.dtype in formula.dtypes
+    if formula is None or not isinstance(value, Tensor) or value.dtype not in formula.dtypes:
+        return False
+    return formula.when(node)
 
 
-def apply_formulas(module: fx.GraphModule) -> None:
-    """Replaces calls by their formulas, in place."""
+_MAGNIFYING = frozenset(
+    "acos asin atanh div eq ge gt le log log1p log2 log10 lt ne reciprocal".split()  # noqa: SIM905
+)
+"""Operators that make much of the last digits of an operand."""
+
+
+def _is_magnified(node: fx.Node) -> bool:
+    """Whether something is computed of the last digits of a result, or of its distance from 1."""
+    own = {node, *node.all_input_nodes}
+    return any(
+        (name := packet_name(user.target)) in _MAGNIFYING
+        or (name in ("sub", "rsub") and own.issuperset(user.all_input_nodes))
+        for user in node.users
+    )
+
+
+_CARRYING = frozenset(
+    """add cat max_pool2d_with_indices mul slice split split_with_sizes
+    upsample_nearest2d""".split()  # noqa: SIM905
+)
+"""Operators that leave a convolution's input in its layout."""
+
+
+def _is_convolved(node: fx.Node) -> bool:
+    """Whether a result is read by convolutions alone, and by means beside them.
+
+    Their sums have larger errors than the kernel of `Sigmoid`, which is off by 6e-8 at most.
+    """
+    seen, readers = {node}, set()
+    waiting = [node]
+    while waiting:
+        for user in waiting.pop().users:
+            name = "" if user.op == "output" else packet_name(user.target)
+            if name in _CARRYING or user.target is operator.getitem:
+                waiting += {user} - seen
+                seen.add(user)
+            else:
+                readers.add(name)
+    return "convolution" in readers <= {"convolution", "mean", "_adaptive_avg_pool2d"}
+
+
+def _stays(node: fx.Node, kind: str) -> bool:
+    """Whether a call is left to the kernel, which is less exact and faster.
+
+    Args:
+        node: The call.
+        kind: Of its graph: gradients magnify 1 - tanh².
+    """
+    if node.target is aten.tanh.default:
+        return kind == "inference" and not _is_magnified(node)
+    return node.target in (aten.sigmoid.default, aten.silu.default) and _is_convolved(node)
+
+
+def apply_formulas(module: fx.GraphModule, kind: str) -> None:
+    """Replaces calls by their formulas, in place.
+
+    Args:
+        module: Of a graph.
+        kind: The graph's.
+    """
     traces = CallTraces()
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and has_formula(node):
+        if node.op == "call_function" and has_formula(node) and not _stays(node, kind):
             replace(node, FORMULAS[node.target].function, traces=traces)

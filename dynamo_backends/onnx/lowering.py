@@ -24,6 +24,7 @@ from dynamo_backends.graph.masked_attention import guard_hidden_queries
 from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES
+from dynamo_backends.onnx.float16 import compute_in_float32
 from dynamo_backends.onnx.formulas import apply_formulas
 from dynamo_backends.onnx.labels import label_new, name_nodes
 from dynamo_backends.onnx.optimizing import optimize
@@ -93,7 +94,8 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
 def _promoted(graph: Graph) -> fx.GraphModule:
     """A copy of the graph's module with explicit type promotion."""
     module = graph.copy().module
-    apply_formulas(module)
+    compute_in_float32(module)
+    apply_formulas(module, graph.kind)
     promote(module)
     guard_hidden_queries(module)
     return module

@@ -62,8 +62,10 @@ def is_lowered(op: Any) -> bool:
 
 def why_not(op: Any) -> str | None:
     """Why an operator has no lowering that is used; None if it has."""
-    if op in FORMULAS:
-        return None
+    return None if op in FORMULAS else _why_not_registered(op)
+
+
+def _why_not_registered(op: Any) -> str | None:
     if not is_registered(op):
         return "onnxscript has no lowering of it"
     return WRONG.get(str(op).removeprefix("aten."))
@@ -71,11 +73,10 @@ def why_not(op: Any) -> str | None:
 
 def why_not_call(node: fx.Node) -> str | None:
     """Why a call has no lowering that is used; None if it has."""
-    reason = why_not(node.target)
-    name = str(node.target).removeprefix("aten.")
     if has_formula(node):
         return None
-    reason = reason or WRONG.get(name)
+    reason = _why_not_registered(node.target)
+    name = str(node.target).removeprefix("aten.")
     if reason is None and name in _FIRST_RESULT and any(used_results(node)):
         return "onnxscript computes only its first result, and another one is used"
     if reason is None and name == "scatter_reduce.two" and _starts_at_a_bound(node):
@@ -99,7 +100,7 @@ def _starts_at_a_bound(node: fx.Node) -> bool:
 @functools.cache
 def lowered_overloads() -> frozenset[OpOverload]:
     """Every overload that has a lowering that is used."""
-    return frozenset(filter(is_lowered, registered_overloads()))
+    return frozenset(FORMULAS).union(filter(is_lowered, registered_overloads()))
 
 
 @functools.cache
@@ -116,6 +117,6 @@ def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
 
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
-    loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN
+    loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN and not has_formula(node)
     tensor = without_lost_means(node, tensor)
     return without_nan(tensor) if loses_nan else tensor

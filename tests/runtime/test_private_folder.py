@@ -4,12 +4,14 @@ import logging
 import os
 import stat
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package.archive import Archive
+from dynamo_backends.runtime import private_folder
 from dynamo_backends.runtime.cache import DiskCache, _warn_once, vendor_folder
 from dynamo_backends.runtime.private_folder import NotPrivateError, open_private
 
@@ -95,6 +97,48 @@ def test_a_sticky_parent_and_links_of_ours_are_fine(tmp_path: Path):
     assert DiskCache(tmp_path / "absolute" / "y").get("key") == {"part": b"1"}
     (tmp_path / "loop").symlink_to("loop")
     assert not is_used(tmp_path / "loop" / "z")
+
+
+def test_the_folder_itself_may_not_be_sticky(folders: Path):
+    """In /tmp itself anybody can put an entry in the place of one that is not there yet."""
+    folders.chmod(0o1777)
+    assert not is_used(folders)
+
+
+@as_root
+def test_a_folder_of_root_is_on_the_way_alone(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    with pytest.raises(NotPrivateError, match="belongs to another user"), open_private(folders):
+        pass
+    os.chown(folders, STRANGER, -1)
+    with open_private(folders):
+        pass
+
+
+@pytest.mark.parametrize("others", [[], ["somebody"]])
+def test_a_group_with_members_is_not_of_one_user(
+    others: list[str], folders: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Many systems give each user a group of the same name, to which others may be added."""
+    import grp
+    import pwd
+
+    user, group = pwd.getpwuid(os.geteuid()), folders.parent.stat().st_gid
+    entry = types.SimpleNamespace(gr_name=user.pw_name, gr_mem=[user.pw_name, *others])
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: entry)
+    owner = types.SimpleNamespace(pw_name=user.pw_name, pw_gid=group)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: owner)
+    private_folder._is_own_group.cache_clear()
+    folders.parent.chmod(0o775)
+    try:
+        assert is_used(folders) is not bool(others)
+    finally:
+        private_folder._is_own_group.cache_clear()
+
+
+def test_files_are_readable_by_their_owner_alone(folders: Path):
+    assert is_used(folders)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folders.iterdir()] == [0o600]
 
 
 def test_parents_need_not_be_readable(tmp_path: Path):

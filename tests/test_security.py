@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends._torch_private.packing import pack_static, unpack_static
+from dynamo_backends._torch_private.packing import descriptors, pack_static, unpack_static
 from dynamo_backends.aot import traces
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.decisions import Decisions
@@ -189,7 +189,11 @@ def test_what_processes_tell_each_other_in_files_is_not_unpickled(mark: Path, tm
 CODE = "x = __import__('os').mkdir({!r})"
 
 
-def test_a_trace_names_operators_and_nothing_becomes_code(mark: Path):
+def test_a_trace_names_operators_and_nothing_becomes_code(
+    mark: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(descriptors, "listdir", os.listdir, raising=False)
+
     def trace(x: Tensor) -> Tensor:
         return x.sin() * torch.tensor([1.0, 2.0])
 
@@ -210,7 +214,10 @@ def test_a_trace_names_operators_and_nothing_becomes_code(mark: Path):
         ("call_function", 4, {"dict": [[code, 1]]}),
         ("call_function", 3, {"tuple": [{"torch": "load"}]}),
         ("call_function", 3, {"tuple": [{"descriptor": ["dataclasses", []]}]}),
+        ("call_function", 3, {"tuple": [{"descriptor": ["listdir", []]}]}),
         ("call_function", 0, "call_module"),
+        ("placeholder", 0, "call_module"),
+        ("placeholder", 0, "call_method"),
         ("call_function", 0, "call_method"),
         ("output", 2, code),
     ]

@@ -74,7 +74,8 @@ def compile_step_with_inductor(
             the others.
 
     Returns:
-        A function that takes a list of inputs, and clears it; and the strides of its outputs.
+        A function that takes a list of inputs, and clears it; and the strides of its outputs, None
+        for those of the graph.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -106,7 +107,9 @@ def compile_step_with_inductor(
         joint_graph_passes(gm)
         with TracingContext.report_output_strides() as strides:
             compiled: Any = compile_fx_inner(gm, list(inputs))
-    return (lambda args: compiled(args)), list(strides or ())
+    outputs: Any = gm.graph.output_node().args[0]
+    # A graph without calls is not compiled, and nothing is said of its outputs.
+    return (lambda args: compiled(args)), list(strides or [None] * len(outputs))
 
 
 def mode_for_inductor() -> FakeTensorMode:

@@ -13,7 +13,6 @@ a stance, or a dispatch mode. Functions with `fullgraph=True` have torch's own e
 import contextlib
 import functools
 import inspect
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,14 +27,13 @@ from dynamo_backends.capture.backends import refuses_eager
 from dynamo_backends.capture.breaks import GraphBreak, merge, noted_breaks
 from dynamo_backends.interface import captures
 from dynamo_backends.interface.compiler import Compiler
-from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.errors import FallbackRefusedError
-from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.publishing import (
+    NO_OPERATORS,
+    publish_uncaptured,
+    uncaptured_error,
+)
 from dynamo_backends.interface.report import GraphReport, is_apart
 
-log = logging.getLogger("dynamo_backends")
-
-NO_OPERATORS = "There is no operator on tensors to compile."
 NOT_LOOKED_AT = "Dynamo passes over its code, as it does over functions of torch and builtins."
 
 
@@ -131,20 +129,11 @@ class FirstCallCheck:
 
     def _say(self, is_first: bool) -> None:
         if self._refuses:
-            raise FallbackRefusedError(
-                f"{self._backend}: nothing of {self._name} was compiled. {self._cause} "
-                'With fallback="eager" all of it would run in eager.'
-            )
+            raise uncaptured_error(self._backend, self._name, self._cause)
         self._end()
-        if not is_first or is_apart():
-            return
-        total.add(uncaptured=1)
-        report = GraphReport(self._backend, "inference")
-        report.reverted = (
-            f"nothing of {self._name} was compiled; all of it runs in eager. {self._cause}"
-        )
-        log.warning("%s: %s", self._backend, report.reverted)
-        publish(report)
+        if is_first and not is_apart():
+            report = GraphReport(self._backend, "inference")
+            publish_uncaptured(report, self._name, self._cause)
 
 
 def _nothing() -> None:

@@ -10,12 +10,20 @@ The first two are `GraphReport.to_dict()`. Nothing is said of graphs that are co
 """
 
 import json
+import logging
 from typing import Any, Literal
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.errors import FallbackRefusedError
 from dynamo_backends.interface.report import GraphReport, plain
+
+log = logging.getLogger("dynamo_backends")
+
+NO_OPERATORS = "There is no operator on tensors to compile."
+"""Why nothing was compiled of a function that was looked at to its end."""
 
 
 def publish(report: GraphReport) -> None:
@@ -23,6 +31,28 @@ def publish(report: GraphReport) -> None:
     with done_without(report, "publishing a report"):
         reporting.publish(report)
     trace(report, "graph")
+
+
+def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
+    """Warns that nothing was compiled, counts it, and publishes the report that says so.
+
+    Args:
+        report: Of no operator.
+        name: Of the function or model.
+        cause: Sentences that say why.
+    """
+    total.add(uncaptured=1)
+    report.reverted = f"nothing of {name} was compiled; all of it runs in eager. {cause}"
+    log.warning("%s: %s", report.backend, report.reverted)
+    publish(report)
+
+
+def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedError:
+    """What `fallback="error"` raises where nothing was compiled (see `publish_uncaptured`)."""
+    return FallbackRefusedError(
+        f"{backend}: nothing of {name} was compiled. {cause} "
+        'With fallback="eager" all of it would run in eager.'
+    )
 
 
 def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) -> None:

@@ -228,6 +228,16 @@ def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.Captur
     assert Decisions().all() == [newer, decision()]
 
 
+def test_the_key_of_an_import_is_no_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Decisions().put(decision())
+    file = tmp_path / "fleet.json"
+    assert main(["cache", "export", str(file)]) == 0
+    file.write_text(file.read_text().replace("a" * 64, "../" + "a" * 61))
+    assert main(["cache", "import", str(file)]) == 2
+    assert "its key is not a hash" in capsys.readouterr().err
+    assert not list(Decisions().folder.parent.glob("aaa*"))
+
+
 def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.CaptureFixture[str]):
     compiled = DiskCache(cache_folder())
     Decisions().put(decision())

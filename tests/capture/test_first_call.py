@@ -390,3 +390,55 @@ def test_why_uncompiled():
 @pytest.fixture(autouse=True)
 def _log_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "dynamo_backends")
+
+
+def step_of(
+    function: Callable[[Tensor], Any], **options: Any
+) -> tuple[dict[str, Tensor], Callable[[Tensor], Any]]:
+    model = nn.LSTM(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x)[0].sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    chosen = train if function is Recurrent else function
+    step = dynamo_backends.compile_step(chosen, model=model, optimizer=optimizer, **options)
+    return model.state_dict(), step
+
+
+@pytest.mark.parametrize("backend", ["openxla", "inductor", "aot_eager"])
+def test_a_step_without_operators(backend: str, caplog: pytest.LogCaptureFixture):
+    before = dynamo_backends.counters()["uncaptured"]
+    step = step_of(same, backend=backend)[1]
+    with dynamo_backends.record() as reports:
+        assert step(X) is not None
+        step(X)
+    (text,) = [r.getMessage() for r in caplog.records if "nothing of" in r.getMessage()]
+    assert text == (
+        f"{backend}: nothing of same was compiled; all of it runs in eager. "
+        "There is no operator on tensors to compile."
+    )
+    assert [r.reverted for r in reports] == [text.partition(": ")[2]]
+    assert dynamo_backends.counters()["uncaptured"] == before + 1
+
+
+def test_a_step_without_operators_is_refused():
+    step = step_of(same, backend="openxla", options={"fallback": "error"})[1]
+    with pytest.raises(FallbackRefusedError, match="nothing of same was compiled"):
+        step(X)
+
+
+@pytest.mark.parametrize("fallback", ["error", "split"])
+def test_a_step_with_an_lstm_is_compiled(fallback: str, caplog: pytest.LogCaptureFixture):
+    """Steps are not captured by Dynamo, which passes over LSTMs."""
+    state, step = step_of(
+        Recurrent, backend="openxla", fallback=fallback, options={"fallback": "error"}
+    )
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    step(X)
+    assert all((state[name] != tensor).any() for name, tensor in before.items())
+    assert not [r for r in caplog.records if "nothing of" in r.getMessage()]

@@ -107,6 +107,43 @@ def test_a_path_that_escapes_is_refused(path: Path, tmp_path: Path, name: str):
     assert set(tmp_path.parent.iterdir()) == before
 
 
+def test_a_name_that_is_there_twice_is_refused(path: Path, tmp_path: Path):
+    """Readers of zips differ in which of the two they take."""
+    copy = written(tmp_path / "m.dbp", entries(path))
+    with (
+        zipfile.ZipFile(copy, "a") as file,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
+        file.writestr("weights.safetensors", b"others")
+    with pytest.raises(PackageError, match="a part that no package has"):
+        dynamo_backends.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"), [("_MOST", "more than the file"), ("_LONGEST", "manifest is too long")]
+)
+def test_the_number_of_parts_and_the_manifest_have_limits(
+    limit: str, message: str, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(archive, limit, 3)
+    with pytest.raises(PackageError, match=message):
+        dynamo_backends.load(path)
+
+
+@pytest.mark.parametrize("change", [{"size": 1}, {"size": 10**12}, {"sha256": []}], ids=str)
+def test_what_the_manifest_says_of_a_part_is_checked(
+    change: dict[str, Any], path: Path, tmp_path: Path
+):
+    """Before memory is taken for it."""
+    contents = entries(path)
+    manifest = json.loads(contents["manifest.json"])
+    manifest["parts"]["weights.safetensors"] |= change
+    contents["manifest.json"] = json.dumps(manifest).encode()
+    contents["manifest.sha256"] = archive.sha256(contents["manifest.json"]).encode()
+    with pytest.raises(PackageError, match=r"is damaged: weights\.safetensors"):
+        dynamo_backends.load(written(tmp_path / "m.dbp", contents))
+
+
 def test_an_unknown_format_says_what_is_read(path: Path, tmp_path: Path):
     from dynamo_backends.package.archive import sha256
 

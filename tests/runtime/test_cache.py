@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.runtime.cache import DiskCache, _warn_once, cache_folder, source_digest
+from dynamo_backends.runtime.cache import _MAGIC, DiskCache, _warn_once, cache_folder, source_digest
 
 COMPILE = """
 import json, torch, dynamo_backends
@@ -52,7 +52,7 @@ def test_two_processes_at_once():
     assert not list(cache_folder().glob("*.tmp"))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "garbage", "flip", "empty"])
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "flip", "empty", "other format"])
 def test_a_damaged_entry_is_dropped_and_rebuilt(damage: str, caplog: pytest.LogCaptureFixture):
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     x = torch.randn(3, 4)
@@ -73,6 +73,8 @@ def test_a_damaged_entry_is_dropped_and_rebuilt(damage: str, caplog: pytest.LogC
         data = bytearray(os.urandom(1000))
     elif damage == "flip":
         data[-100] ^= 0xFF
+    elif damage == "other format":
+        data[: len(_MAGIC)] = _MAGIC.replace(b"1", b"2")
     else:
         data = bytearray()
     entry.write_bytes(data)

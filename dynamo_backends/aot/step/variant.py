@@ -37,7 +37,12 @@ from dynamo_backends.graph.position_checks import (
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface.counters import keep_count_of
-from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.publishing import (
+    NO_OPERATORS,
+    publish,
+    publish_uncaptured,
+    uncaptured_error,
+)
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
 from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
@@ -127,7 +132,13 @@ class Variant:
             self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
         self._name = graph_name(self.report)
-        publish(self.report)
+        function = getattr(definition.function, "__qualname__", type(definition.function).__name__)
+        if any(node.target is not torch.ops.aten.alias.default for node in self.graph.calls):
+            publish(self.report)
+        elif backend.strict:
+            raise uncaptured_error(backend.name, function, NO_OPERATORS)
+        else:
+            publish_uncaptured(self.report, function, NO_OPERATORS)
 
     def _checks(
         self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend

@@ -1,4 +1,4 @@
-"""Random expressions around matrix products that are large enough for XLA's libraries.
+"""Random expressions around products and reductions that are large enough for XLA's libraries.
 
     python -m tests.random_products --count 500 --backend openxla --seed 0
 
@@ -25,7 +25,7 @@ IN_A_PROCESS = 50
 ROWS = (1, 4, 33, 96)
 DEPTHS = (64, 100, 256)
 COLUMNS = (1, 5, 128, 500)
-BATCHES = ((), (2,), (3,), (2, 2))
+BATCHES = ((), (1,), (2,), (3,), (2, 2), (1, 3))
 POINTWISE = (
     "({}).relu()",
     "({}).tanh()",
@@ -55,14 +55,16 @@ class Expression:
 
 
 def random_product(seed: int) -> Expression:
-    """A product of two random operands, of which something may be computed."""
+    """A product of two random operands, or one operand, of which something may be computed."""
     choose = random.Random(seed)
     made = Expression()
     rows, depth, columns = choose.choice(ROWS), choose.choice(DEPTHS), choose.choice(COLUMNS)
     batch = choose.choice(BATCHES)
     left = _operand(made, choose, (*batch, rows, depth), 3)
-    right = _operand(made, choose, (*batch, depth, columns), 3)
-    made.source = f"({left}) @ ({right})"
+    made.source = left
+    if choose.random() < 0.8:
+        right = _operand(made, choose, (*batch, depth, columns), 3)
+        made.source = f"({left}) @ ({right})"
     if choose.random() < 0.5:
         made.source = choose.choice(POINTWISE).format(made.source)
     if choose.random() < 0.3:
@@ -84,6 +86,12 @@ def _pointwise(made: Expression, choose: random.Random, shape: Shape, depth: int
 
 def _binary(made: Expression, choose: random.Random, shape: Shape, depth: int) -> str:
     a, b = (_operand(made, choose, shape, depth) for _ in range(2))
+    return f"({a}) {choose.choice('+-*')} ({b})"
+
+
+def _broadcast(made: Expression, choose: random.Random, shape: Shape, depth: int) -> str:
+    smaller = tuple(1 if choose.random() < 0.4 else size for size in shape)
+    a, b = (_operand(made, choose, of, depth) for of in (shape, smaller))
     return f"({a}) {choose.choice('+-*')} ({b})"
 
 
@@ -147,8 +155,8 @@ def _multiplied(made: Expression, choose: random.Random, shape: Shape, depth: in
 
 
 _KINDS = (
-    _pointwise, _binary, _reduced, _reduced, _kept, _expanded, _expanded, _transposed, _reshaped,
-    _joined, _sliced, _multiplied,
+    _pointwise, _binary, _broadcast, _broadcast, _reduced, _reduced, _kept, _expanded, _expanded,
+    _transposed, _reshaped, _joined, _sliced, _multiplied,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax.core import ShapedArray
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 from torch import Tensor
@@ -101,7 +102,6 @@ def compile_program(
     runs_once: bool = False,
     sparing: bool = False,
     fuses_products: bool = False,
-    simplifies: bool = False,
 ) -> Any:
     """Compiles StableHLO bytecode for one device.
 
@@ -115,11 +115,10 @@ def compile_program(
             other; it prepares all weights at the start then, even for the end of a step.
         fuses_products: On a CPU, whether YNNPACK may compute products together with what is before
             and after them, which is not right for all (see `repeated.may_fuse_products`).
-        simplifies: On a CPU, with the algebraic simplifier; see `lowering.barriers`.
     """
     options = _compile_options(device)
     flags: list[_Flag] = [("xla_backend_optimization_level", 0)] if runs_once else []
-    flags += [] if simplifies else _disabled_passes(device.platform)
+    flags += _disabled_passes(device.platform)
     if device.platform == "cpu":
         flags += _cpu_flags(sparing, fuses_products)
     return _compile(client, (device,), module, options, flags)
@@ -194,15 +193,52 @@ def _compile_options(device: Any) -> Any:
 
 def bytecode(lowered: "jax.stages.Lowered") -> bytes:
     """The StableHLO of a lowered function as MLIR bytecode."""
+    return mlir.module_to_bytecode(_canonical_module(lowered))
+
+
+def _canonical_module(lowered: "jax.stages.Lowered") -> Any:
+    """The StableHLO of a lowered function, in which no broadcast repeats a dimension of size 1.
+
+    XLA makes a broadcast to the same shape of each of those, and its algebraic simplifier removes
+    it. On CPUs, where programs are compiled without that pass, YNNPACK takes the dimensions of
+    size 1 in such a result for repeated ones: `(x + row).sum(1)` leaves out the row, or the process
+    ends by SIGSEGV. A reshape that removes these dimensions means the same.
+    """
     module: Any = lowered.compiler_ir("stablehlo")
-    return mlir.module_to_bytecode(module)
+    broadcasts: list[Any] = []
+
+    def collect(operation: Any) -> Any:
+        if operation.name == "stablehlo.broadcast_in_dim":
+            broadcasts.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    with module.context:
+        for operation in broadcasts:
+            _remove_unit_dimensions(operation)
+    return module
+
+
+def _remove_unit_dimensions(broadcast: Any) -> None:
+    (operand,), (result,) = broadcast.operands, broadcast.results
+    source, target = operand.type, result.type
+    places = list(broadcast.attributes["broadcast_dimensions"])
+    kept = [i for i, place in enumerate(places) if source.shape[i] == target.shape[place]]
+    if len(kept) == len(places):
+        return
+    shape = [source.shape[i] for i in kept]
+    with ir.InsertionPoint(broadcast), broadcast.location:
+        kind = ir.RankedTensorType.get(shape, source.element_type)
+        broadcast.operands[0] = stablehlo.reshape(kind, operand)
+        dims = ir.DenseI64ArrayAttr.get([places[i] for i in kept])
+        broadcast.attributes["broadcast_dimensions"] = dims
 
 
 def portable(lowered: "jax.stages.Lowered") -> bytes:
     """The StableHLO of a lowered function as an artifact that later versions read."""
     weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
     version = stablehlo.get_version_from_compatibility_requirement(weeks)
-    module: Any = lowered.compiler_ir("stablehlo")
+    module = _canonical_module(lowered)
     with module.context:  # where the lines of programs are is nobody's concern
         PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
     return _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(module), version)

@@ -214,9 +214,11 @@ class OpenXLA(Backend):
         if options.mesh is not None:
             return None
         from dynamo_backends.runtime.processor import processor
+        from dynamo_backends.xla import _jaxlib
 
         precision = matmul_precision(options), convolution_precision("cuda", options)
-        settings = (*precision, torch.get_num_threads(), os.environ.get("XLA_FLAGS"))
+        flags = os.environ.get("XLA_FLAGS"), _jaxlib.CPU_DISABLED_PASSES
+        settings = (*precision, torch.get_num_threads(), *flags)
         devices = f"{gpus()} {tpu() if options.device == 'tpu' else ''}"
         return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
 

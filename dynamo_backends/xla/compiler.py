@@ -64,7 +64,7 @@ def compile_graph(
         if device.platform == "cpu" and not device.is_remote:
             main = split_skinny(parts.main, torch.get_num_threads())
             parts = replace(parts, main=main)
-        main, updated = _compile_main(graph, parts, device, lowering.simplifies)
+        main, updated = _compile_main(graph, parts, device)
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()
     wiring = XlaInputMap(parts.transformed, parts.untouched, parts.activations, updated)
@@ -72,19 +72,19 @@ def compile_graph(
 
 
 def _compile_main(
-    graph: Graph, parts: prologue.SplitProgram, device: Device, simplifies: bool
+    graph: Graph, parts: prologue.SplitProgram, device: Device
 ) -> tuple[Any, tuple[int, ...]]:
     """The main program, and which activations it updates in place (see `XlaInputMap`)."""
     updated = updated_in_place(graph, parts.activations, device)
-    how = {"fuses_products": may_fuse_products(parts.main), "simplifies": simplifies}
+    fuses = may_fuse_products(parts.main)
     if updated:
         program = prologue.with_outputs(parts.main, results_order(graph, updated))
         first = len(program.jaxpr.invars) - len(parts.activations)
         slots = [first + parts.activations.index(i) for i in updated if i in parts.activations]
         lowered = _lower(program, device, slots)
         if not calls_of_libraries(lowered):
-            return _compile(lowered, device, **how), updated
-    return _compile(_lower(parts.main, device), device, **how), ()
+            return _compile(lowered, device, fuses_products=fuses), updated
+    return _compile(_lower(parts.main, device), device, fuses_products=fuses), ()
 
 
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:

@@ -13,7 +13,6 @@ from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
-from dynamo_backends.xla.lowering.barriers import has_attention
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, Value, flat
@@ -42,8 +41,7 @@ def compile_step(
         can_fail = not device.is_remote and bool(calls_of_libraries(lowered))
         if can_fail:
             lowered = _lower(program, device, ())
-        simplifies = has_attention(graph.module.graph)
-        executable = _compile(lowered, device, may_fuse_products(program), simplifies)
+        executable = _compile(lowered, device, may_fuse_products(program))
     return_free_memory()
     if device.is_remote:
         return ResidentStep(device, graph, executable)
@@ -130,7 +128,7 @@ def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
         return traced.lower(lowering_platforms=(device.platform,))
 
 
-def _compile(lowered: Any, device: Device, fuses: bool, simplifies: bool) -> Any:
+def _compile(lowered: Any, device: Device, fuses: bool) -> Any:
     with as_compile_error("XLA cannot compile the step"):
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(
@@ -139,5 +137,4 @@ def _compile(lowered: Any, device: Device, fuses: bool, simplifies: bool) -> Any
             module,
             sparing=True,
             fuses_products=fuses,
-            simplifies=simplifies,
         )

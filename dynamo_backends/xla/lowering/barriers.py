@@ -1,7 +1,6 @@
 """Calls whose results XLA's simplifier must not see together with the calls that read them.
 
-Programs for CPUs are compiled without the simplifier, but for those with attention (see
-`has_attention`). There and on other platforms it stays, and what it
+Programs for CPUs are compiled without the simplifier. On other platforms it stays, and what it
 would compute in another way than eager goes through `optimization_barrier`: constants that it would
 merge or cancel (`(x + c) - c`, `x * 1e30 * 1e30`), and functions that it takes for inverses of each
 other (`log(exp(x))`, `sqrt(x * x)`, `exp(x) * exp(y)`, `x / exp(y)`). A barrier also keeps the two
@@ -26,16 +25,6 @@ _FUNCTIONS = frozenset(
 )
 _CONTRACTIONS = frozenset({"addmm", "baddbmm", "bmm", "convolution", "dot", "mm", "mv"})
 _CONSTANTS = frozenset({"full", "full_like", "ones", "ones_like", "scalar_tensor"})
-
-
-def has_attention(graph: fx.Graph) -> bool:
-    """Returns whether a graph has a softmax, inside of attention or alone.
-
-    Without the simplifier XLA computes some masked attention on CPUs as if there were no mask
-    (tests/generation/test_generate.py). Its cause is not known.
-    """
-    names = ("softmax", "scaled_dot_product", "attention")
-    return any(name in str(node.target) for node in graph.nodes for name in names)
 
 
 def barred(graph: fx.Graph) -> frozenset[fx.Node]:

@@ -20,7 +20,7 @@ from torch import fx
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.lowering.barriers import barred, has_attention, hide
+from dynamo_backends.xla.lowering.barriers import barred, hide
 from dynamo_backends.xla.lowering.context import Context, LoweringOptions
 from dynamo_backends.xla.lowering.registry import (
     Layout,
@@ -45,9 +45,6 @@ class GraphLowering:
     Args:
         graph: The graph.
         options: Of all its calls.
-
-    Attributes:
-        simplifies: Whether it is to be compiled with XLA's algebraic simplifier.
     """
 
     def __init__(self, graph: fx.Graph, options: LoweringOptions):
@@ -56,8 +53,7 @@ class GraphLowering:
         self._values: dict[fx.Node, Any] = {}
         self._logical: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, Any] = {}
-        self.simplifies = _jaxlib.simplifies(options.platform) or has_attention(graph)
-        self._barred = barred(graph) if self.simplifies else frozenset()
+        self._barred = barred(graph) if _jaxlib.simplifies(options.platform) else frozenset()
 
     def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:
         """Traces the graph.

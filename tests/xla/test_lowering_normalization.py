@@ -147,3 +147,26 @@ def test_layouts_agree_and_are_kept():
         for a, b in zip(plain, last, strict=True):
             b = jnp.moveaxis(b, -1, 1) if a.shape != b.shape else b
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e3, 1e15, 2e21, -1e30])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.softmax(0),
+        lambda x: x.log_softmax(0),
+        lambda x: x.logsumexp(0),
+        lambda x: F.softmin(x, 1),
+    ],
+)
+def test_softmax_of_a_product_subtracts_the_product_that_was_rounded(fn, value):
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)) * value
+    for scaled in (lambda x: x * 20.3, lambda x: x * x * x):
+        (result,) = run(lambda x, s=scaled: fn(s(x)), x)
+        torch.testing.assert_close(result, fn(scaled(x)), equal_nan=True)
+
+
+def test_rows_whose_squares_overflow_are_zeros():
+    x = torch.tensor([[-120.0, -1e30, 0.0, 0.0, 20.0, 0.0, -16777217.0, 2147483648.0]])
+    (result,) = run(lambda x: F.layer_norm(x, (8,)), x)
+    torch.testing.assert_close(result, F.layer_norm(x, (8,)))

@@ -5,6 +5,7 @@ import operator
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from dynamo_backends.xla.lowering import registry
 from tests.xla.harness import capture, run
@@ -246,3 +247,50 @@ def test_complex_parts_and_construction():
 )
 def test_zeros_have_the_sign_that_eager_gives_them(fn, dtype):
     assert_equals_eager(fn, SPECIAL.to(dtype))
+
+
+def units_in_the_last_place(result, precise):
+    _, exponent = torch.frexp(precise.abs().clamp(min=torch.finfo(torch.float32).tiny))
+    return (result.double() - precise).abs() / torch.exp2(exponent.double() - 24)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [torch.expm1, torch.sinh, torch.cosh, torch.tanh, F.elu, F.selu, F.celu, torch.asin],
+)
+def test_float32_functions_are_as_accurate_as_float32_is(fn):
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, generator=generator)
+    x = torch.cat([normal * scale for scale in (1e-20, 1e-3, 0.3, 1.0, 20.0)]).clamp(-88, 88)
+    (result,), precise = run(fn, x), fn(x.double())
+    assert torch.equal(result.isnan(), precise.isnan())
+    error = units_in_the_last_place(result, precise).nan_to_num(0.0)
+    assert error.max() < 3, x[error.argmax()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 13, 64])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: x.log(),
+        lambda x, y: x.log2(),
+        lambda x, y: x.log10(),
+        lambda x, y: x**0.3,
+        lambda x, y: y**x,
+        lambda x, y: y**-x,
+        lambda x, y: 1.5**x,
+        lambda x, y: torch.atan2(x, x),
+        lambda x, y: torch.atan2(x, -x),
+    ],
+)
+def test_denormal_numbers_are_zeros(fn, size):
+    x, zeros = torch.full((size,), 1e-40), torch.zeros(size)
+    for sign in (1, -1):
+        (result,) = run(fn, sign * x, zeros)
+        torch.testing.assert_close(result, fn(sign * zeros, zeros), equal_nan=True)
+
+
+def test_hardswish_overflows_where_eager_does():
+    assert_equals_eager(
+        F.hardswish, torch.tensor([1e37, 5e37, 6e37, 1e38, 3e38, -3e38] * 3), exact=False
+    )

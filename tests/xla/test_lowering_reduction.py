@@ -170,3 +170,11 @@ def test_distances_and_their_gradients(p):
     x, y = torch.randn(4, 3), torch.randn(5, 3)
     assert_equals_eager(gradients, torch.cat([x, y[:1]]), y, rtol=1e-5, atol=1e-5)
     assert_equals_eager(lambda x: torch.nn.functional.pdist(x, p), x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e30, 1e-30, 1e20, 2e19, 1e18])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 3), (3, 8), (2, 17)])
+def test_norms_of_large_numbers_are_infinite_as_eager_s(value, shape):
+    for dim in (0, 1, None):
+        x = torch.full(shape, value)
+        assert_equals_eager(lambda x, d=dim: torch.linalg.vector_norm(x, 2, d), x, rtol=1e-5)

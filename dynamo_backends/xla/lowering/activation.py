@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from dynamo_backends.xla.lowering.pointwise import expm1
 from dynamo_backends.xla.lowering.registry import pointwise
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -34,7 +35,7 @@ def hardsigmoid(x: Array) -> Array:
 
 @pointwise("hardswish.default")
 def hardswish(x: Array) -> Array:
-    return x * (jnp.minimum(jnp.maximum(x + 3, 0), 6) / 6)
+    return x * jnp.minimum(jnp.maximum(x + 3, 0), 6) / 6
 
 
 @pointwise("leaky_relu.default", operands=slice(0, 1))
@@ -44,7 +45,7 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @pointwise("elu.default", operands=slice(0, 1))
 def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
-    return jnp.where(x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale))
+    return jnp.where(x > 0, x * scale, expm1(x * input_scale) * (alpha * scale))
 
 
 @pointwise("softplus.default", operands=slice(0, 1))

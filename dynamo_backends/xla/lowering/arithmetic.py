@@ -10,7 +10,7 @@ from jax import Array, lax
 from torch import fx
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.pointwise import is_integral
+from dynamo_backends.xla.lowering.pointwise import flush, is_integral
 from dynamo_backends.xla.lowering.registry import Promotion, pointwise
 
 
@@ -128,7 +128,7 @@ def power(ctx: Context, x: Array, exponent: Array) -> Array:
             return jnp.ones_like(x)
         if constant in _POWERS:
             return _POWERS[constant](x)
-    return jnp.power(x, exponent)
+    return jnp.power(flush(x), flush(exponent))
 
 
 def _integer_power(x: Array, exponent: Array) -> Array:

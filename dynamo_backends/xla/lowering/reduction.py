@@ -123,7 +123,9 @@ def standardised(x: Array, over: tuple[int, ...], eps: float) -> tuple[Array, Ar
     mean = jnp.mean(x, over, keepdims=True)
     centred = x - mean
     rest = jnp.mean(centred, over, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), over, keepdims=True) - jnp.square(rest)
+    # Where squares overflow, the variance is infinite and values are 0, as in eager.
+    finite = jnp.minimum(jnp.square(rest), jnp.finfo(x.dtype).max)
+    variance = jnp.mean(jnp.square(centred), over, keepdims=True) - finite
     rstd = lax.rsqrt(jnp.maximum(variance, 0) + eps)
     return (centred - rest) * rstd, mean + rest, rstd
 
@@ -166,15 +168,26 @@ _register_extreme("max", jnp.max, jnp.argmax)
 _register_extreme("min", jnp.min, jnp.argmin)
 
 
+def below(x: Array, top: Array) -> Array:
+    """`x - top`, of which top is the maximum.
+
+    XLA would take x, if that is a product, into one operation with the difference, and not round
+    it: what it was rounded by is more than exp can take where x is large. The minimum prevents it.
+    """
+    return (x if jnp.iscomplexobj(x) else jnp.minimum(x, top)) - top
+
+
 @lowers("logsumexp.default")
 def logsumexp(ctx: Context, x: Array, dim: Dims, keepdim: bool = False) -> Array:
     x, over = (
         widen(x.astype(ctx.out_dtype) if x.dtype.kind in "iub" else x),
         axes(x, dim),
     )
-    top = lax.stop_gradient(jnp.max(jnp.real(x), over, keepdims=True, initial=-jnp.inf))
-    top = jnp.where(jnp.isfinite(top), top, 0)
-    total = jnp.log(jnp.sum(jnp.exp(x - top), over, keepdims=keepdim))
+    top = jnp.max(jnp.real(x), over, keepdims=True, initial=-jnp.inf)
+    finite = jnp.isfinite(top)
+    shifted = jnp.where(finite, below(x, top), x)
+    top = jnp.where(finite, top, 0)
+    total = jnp.log(jnp.sum(jnp.exp(shifted), over, keepdims=keepdim))
     return total + (top if keepdim else jnp.squeeze(top, over))
 
 
@@ -201,7 +214,8 @@ def vector_norm(
     if ord == 2:
         if jnp.iscomplexobj(x):
             return jnp.sqrt(jnp.sum(jnp.real(x * jnp.conj(x)), over, keepdims=keepdim))
-        wide = x.astype(jnp.float64)  # which holds squares of all numbers of float32
-        return jnp.sqrt(jnp.sum(wide * wide, over, keepdims=keepdim)).astype(x.dtype)
+        if math.prod(x.shape[a] for a in over) == 1:  # as eager: squares of others overflow
+            return jnp.sum(size, over, keepdims=keepdim)
+        return jnp.sqrt(jnp.sum(size * size, over, keepdims=keepdim))
     total = jnp.sum(jnp.power(size, ord), over, keepdims=keepdim)
     return jnp.power(total, 1 / ord)

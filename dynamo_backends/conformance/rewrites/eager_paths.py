@@ -1,0 +1,106 @@
+"""Other paths of eager: operands elsewhere in memory, torch's decompositions, other roundings.
+
+Kernels of torch for CPUs have a loop over vectors and one over single elements, whose results may
+differ: `F.gelu` of inf is NaN in contiguous tensors, and inf where elements are not next to each
+other. Which of the loops runs depends on memory and sizes alone, and a compiled program has its own
+of both.
+"""
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_backends._torch_private import all_decompositions
+
+
+class _Path(TorchDispatchMode):
+    """Calls operators in another way than eager does."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        if func.is_view or func._schema.is_mutable:
+            return func(*args, **(kwargs or {}))
+        return self.call(func, args, kwargs or {})
+
+    @abstractmethod
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a call whose results are new tensors."""
+
+
+class OtherMemory(_Path):
+    """Calls operators with operands that are elsewhere in memory.
+
+    Args:
+        move: Returns an equal tensor in other memory.
+    """
+
+    def __init__(self, move: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self._move = move
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See the base class."""
+        moved_args, moved_kwargs = pytree.tree_map_only(Tensor, self._move, (args, kwargs))
+        try:
+            result = func(*moved_args, **moved_kwargs)
+        except RuntimeError:  # aten::_unsafe_view, which is called with contiguous tensors
+            result = func(*args, **kwargs)
+        return pytree.tree_map_only(Tensor, Tensor.contiguous, result)
+
+
+def apart(x: Tensor) -> Tensor:
+    """A tensor of which no two elements are next to each other."""
+    return torch.stack((x, x), -1).select(-1, 0)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """A tensor whose first dimension is the innermost in memory."""
+    order = list(reversed(range(x.dim())))
+    return x.permute(order).contiguous().permute(order)
+
+
+class Decomposition(_Path):
+    """Calls torch's decompositions of operators."""
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See the base class."""
+        decomposition = _decompositions().get(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
+_decompositions = functools.cache(all_decompositions)
+
+
+class Rounding(_Path):
+    """Rounds results of operators otherwise, those inside of composite ones included.
+
+    Args:
+        seed: Which of the ways.
+        scale: Rounds a tensor.
+    """
+
+    def __init__(self, seed: int, scale: Callable[[Tensor, torch.Generator], Tensor]):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self._round = lambda x: scale(x, generator)
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See the base class."""
+        return pytree.tree_map_only(Tensor, self._round, func(*args, **kwargs))

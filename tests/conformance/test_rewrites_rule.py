@@ -1,0 +1,72 @@
+"""The rule of random graphs: what it allows is what eager gives in some way, and nothing else."""
+
+import pytest
+import torch
+
+from dynamo_backends.conformance.rewrites.eager_paths import (
+    Decomposition,
+    OtherMemory,
+    apart,
+    transposed,
+)
+from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph
+from dynamo_backends.conformance.rewrites.inputs import Input
+from dynamo_backends.conformance.rewrites.rule import mismatch
+
+INF, NAN = float("inf"), float("nan")
+
+
+def verdict(templates, values, wrong):
+    """Whether a graph of calls, each of the one before, may give results instead of eager's."""
+    x = torch.tensor(values)
+    calls = [
+        Call(f"v{i}", t, {"x": f"v{i - 1}" if i else "x0", "c": "12582912.0"})
+        for i, t in enumerate(templates)
+    ]
+    graph = RandomGraph((Input("x0", tuple(x.shape), x.dtype),), tuple(calls), (calls[-1].result,))
+    return mismatch(graph, {"x0": x}, [torch.tensor(wrong)]) is None
+
+
+EIGHT = [1.0] * 7
+
+
+@pytest.mark.parametrize(
+    ("templates", "values", "result", "right"),
+    [
+        # Eager's vectorized and scalar loops differ, and so do its results.
+        (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, INF], True),
+        (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, NAN], True),
+        (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, 1.0], False),
+        (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, -INF], False),
+        # Inverse functions are computed.
+        (["{x}.exp()", "{x}.log()"], [1000.0], [1000.0], False),
+        (["{x}.exp()", "{x}.log()"], [-120.0], [-120.0], False),
+        (["{x} * {x}", "{x}.sqrt()"], [1e30], [1e30], False),
+        (["{x}.norm(dim=0)"], [1e30, 1.0], 1e30, False),
+        # At the border of what there is, eager's move has the kind and the size of the result.
+        (["{x}.exp()"], [88.72284], [INF], True),
+        (["{x}.exp()"], [88.72284], [-INF], False),
+        (["{x}.exp()"], [88.72284], [NAN], False),
+        (["{x}.exp()"], [88.7229], [3.4028e38], True),
+        (["{x}.exp()"], [88.7229], [1.0], False),
+        # Sums and casts have one result.
+        (["{x} + {c}", "{x} - {c}"], [10.4], [10.4], False),
+        (["{x}.half()", "{x}.float()"], [70000.0], [70000.0], False),
+        # Denormal numbers may be zeros, and nothing else.
+        (["{x}.log()"], [1e-40], [-INF], True),
+        (["{x}.log()"], [1e-40], [-92.10341], True),
+        (["{x}.log()"], [1e-40], [-103.97207], False),
+        (["{x} / 2.0"], [1e-38], [0.0], True),
+    ],
+)
+def test_what_is_right(templates, values, result, right):
+    assert verdict(templates, values, result) is right
+
+
+@pytest.mark.parametrize("path", [OtherMemory(apart), OtherMemory(transposed), Decomposition()])
+def test_other_paths_of_eager_compute_the_same(path):
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    with path:
+        results = [x.softmax(1), x.transpose(0, 1).reshape(-1), x @ x.mT, torch.layer_norm(x, (5,))]
+    expected = [x.softmax(1), x.transpose(0, 1).reshape(-1), x @ x.mT, torch.layer_norm(x, (5,))]
+    torch.testing.assert_close(results, expected)

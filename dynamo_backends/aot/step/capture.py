@@ -57,6 +57,7 @@ def record(
     batch_spec: BatchSpec,
     promoted: Sequence[Place] = (),
     numbers_on: torch.device = CPU,
+    python: Any = None,
 ) -> Recording:
     """Records one call.
 
@@ -67,6 +68,8 @@ def record(
         batch_spec: How they are put together: positional and keyword arguments.
         promoted: Places in Python whose numbers are inputs, too.
         numbers_on: The device of the tensor of all numbers.
+        python: What knows the function's numbers, if it reads nothing else in Python; None: the
+            function's Python code is followed.
 
     Raises:
         RuntimeError: Eager's, where an operator refuses the dtypes of its arguments.
@@ -75,7 +78,7 @@ def record(
         StepCaptureError: It cannot be one graph.
     """
     refuse_outside_effects(definition.models, definition.optimizers)
-    recorder = _Recorder(definition, inventory, batch, batch_spec, promoted, numbers_on)
+    recorder = _Recorder(definition, inventory, batch, batch_spec, promoted, numbers_on, python)
     try:
         return recorder.record()
     except (StepCaptureError, UndeclaredTensors, StandInRefused):
@@ -98,6 +101,7 @@ class _Recorder:
         batch_spec: BatchSpec,
         promoted: Sequence[Place],
         numbers_on: torch.device,
+        python: Any,
     ):
         self._numbers_on = numbers_on
         self._definition = definition
@@ -108,7 +112,7 @@ class _Recorder:
         optimizers, tensors = definition.optimizers, inventory.tensors
         self._living = tuple(i for i, s in enumerate(inventory.slots) if _is_asked(s, tensors[i]))
         untracked = (x for x in batch if not isinstance(x, Tensor))
-        self._python = Following(
+        self._python = python or Following(
             definition.function, definition.models, optimizers, untracked, promoted, user_line
         )
         numbers = [*numbers_of(definition, batch), *self._python.numbers]

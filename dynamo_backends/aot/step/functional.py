@@ -1,6 +1,6 @@
 """From a recorded step to a graph in normal form: one output per thing that the step changes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,35 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
     graph = Graph(module, "step", tuple(inputs))
     PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
     return StepGraph(graph, constants, len(places))
+
+
+def without_effects(recording: Recording) -> Recording:
+    """A recording that leaves nothing but what its function returns.
+
+    Args:
+        recording: From `capture.record`; its graph is changed.
+    """
+    count = 1 + max((r.value for r in recording.results if r.kind == "output"), default=-1)
+    output = recording.module.graph.output_node()
+    output.args = (_outputs(recording.module)[:count],)
+    recording.module.recompile()
+    return replace(
+        recording, gradients=(), batch_gradients=(), rebound=(), cleared=(), recomputed=()
+    )
+
+
+def without_updates(step: StepGraph) -> StepGraph:
+    """A graph that returns the results of a step, and changes none of its inputs.
+
+    Args:
+        step: From `functionalize`; its graph is changed.
+    """
+    graph, module = step.graph, step.graph.module
+    module.graph.output_node().args = (tuple(_outputs(module)[step.results :]),)
+    drop_dead(module.graph)
+    module.recompile()
+    inputs = tuple(replace(each, updated_by=None) for each in graph.inputs)
+    return StepGraph(replace(graph, inputs=inputs), step.constants, 0)
 
 
 def _check_effects(graph: fx.Graph) -> None:

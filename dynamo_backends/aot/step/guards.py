@@ -61,19 +61,11 @@ class Guards:
             numbers: The numbers of this step.
         """
         self.changed = []
-        if not self._properties.hold(tensors):
-            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
-        if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
-            return "there are gradients where there were none, or the other way round"
-        if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
-            return "a gradient has another layout or dtype"
+        reason = self.why_not_inputs(tensors, numbers)
+        if reason is not None:
+            return reason
         if group_constants(self._definition.optimizers) != self._groups:
             return "a setting in an optimizer's param_groups changed"
-        values = self._values(tensors, numbers)
-        if values != self._numbers:
-            if not all(answer.holds(values) for answer in self._answers):
-                return "a number that the step asks for (such as weight_decay != 0) changed"
-            self._numbers = values
         if _mode() != self._mode:
             return (
                 "a mode of torch changed: gradients, autocast, the default dtype, or hooks for "
@@ -81,10 +73,6 @@ class Guards:
             )
         if not self._hooks.holds([tensors[i] for i in self._parameters]):
             return "a hook was registered or removed"
-        if not self._aliases.hold(tensors):
-            return "tensors share memory in another way, or have moved"
-        if not self._scalers.holds():
-            return "a setting of a GradScaler changed"
         changed = self._modules.changed()
         if changed:
             return changed
@@ -92,6 +80,30 @@ class Guards:
         if self.changed:
             names = ", ".join(sorted({place.name for place in self.changed}))
             return f"a Python value that the step reads changed ({names})"
+        return None
+
+    def why_not_inputs(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
+        """As `why_not`, for what the program is given alone.
+
+        Args:
+            tensors: One per slot.
+            numbers: The numbers of this step.
+        """
+        if not self._properties.hold(tensors):
+            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
+        if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
+            return "there are gradients where there were none, or the other way round"
+        if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
+            return "a gradient has another layout or dtype"
+        values = self._values(tensors, numbers)
+        if values != self._numbers:
+            if not all(answer.holds(values) for answer in self._answers):
+                return "a number that the step asks for (such as weight_decay != 0) changed"
+            self._numbers = values
+        if not self._aliases.hold(tensors):
+            return "tensors share memory in another way, or have moved"
+        if not self._scalers.holds():
+            return "a setting of a GradScaler changed"
         return None
 
     def _kinds_of_gradients(self, tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:

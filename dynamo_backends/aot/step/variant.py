@@ -14,7 +14,11 @@ from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import BatchSpec, shared_memory
 from dynamo_backends.aot.step.capture import record
 from dynamo_backends.aot.step.draws import hoist
-from dynamo_backends.aot.step.functional import functionalize
+from dynamo_backends.aot.step.functional import (
+    functionalize,
+    without_effects,
+    without_updates,
+)
 from dynamo_backends.aot.step.guards import Guards
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
@@ -70,8 +74,11 @@ class Variant:
         batch: The leaves of the arguments that it is captured with.
         batch_spec: How they are put together.
         promoted: Places in Python whose numbers are inputs.
+        python: See `capture.record`.
+        pure: What it returns is computed, and nothing is changed.
 
     Attributes:
+        definition: What was captured.
         recording: Of the function.
         slots: What lives from step to step; those that live in Python come last.
         graph: What was compiled.
@@ -96,19 +103,24 @@ class Variant:
         batch: Sequence[Any],
         batch_spec: BatchSpec,
         promoted: Sequence[Place] = (),
+        python: Any = None,
+        pure: bool = False,
     ):
         start = time.perf_counter()
         where = _device_of(inventory) if backend.numbers_with_tensors else CPU
-        recording = record(definition, inventory, batch, batch_spec, promoted, where)
+        recording = record(definition, inventory, batch, batch_spec, promoted, where, python)
+        if pure:
+            recording = without_effects(recording)
         self._sent = SentNumbers(where)
         self.recording = recording
         self.last_used = 0
-        self._definition = definition
+        self.definition = definition
         self._others = OtherTensors(inventory)
         self.slots = tuple(inventory.slots)
         self.guards = Guards(definition, inventory, recording)
         with refused_by(backend.name):
             step = functionalize(recording, backend.decompositions)
+            step = without_updates(step) if pure else step
             _PASSES(step.graph)
             refuse_sparse(step.graph, backend.name)
             refuse_shared_writes(step.graph, recording.names, batch, shared_memory(batch))
@@ -146,7 +158,7 @@ class Variant:
         """The graph with what compiled code does not check, on CPUs."""
         values = (place.meta["val"] for place in graph.placeholders)
         on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
-        if not on_cpu or backend.home is not None or self._definition.parallel is not None:
+        if not on_cpu or backend.home is not None or self.definition.parallel is not None:
             checks = PositionChecks(graph)
         else:
             checks = with_updates_withheld(with_position_checks(graph, constants))

@@ -1,0 +1,85 @@
+"""Tensors without contents that stand for results to come, and what a step does around torch calls.
+
+| what | checked |
+|---|---|
+| `Tensor._make_wrapper_subclass`, `torch._C._disabled_torch_function_impl` | 2.13 |
+| `torch._C._swap_tensor_impl` | 2.13 |
+| `torch._C._is_any_autocast_enabled`, `torch._C._set_grad_enabled` | 2.13 |
+| `torch._functorch.vmap`, `.eager_transforms`: `_*_increment_nesting` | 2.13 |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import eager_transforms, vmap
+
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+set_grad_enabled: Any = torch._C._set_grad_enabled
+
+_SET_CLASS: Any = vars(object)["__class__"].__set__
+
+TRANSFORMS: tuple[tuple[Any, str], ...] = tuple(
+    (module, name)
+    for module, name in (
+        (vmap, "_vmap_increment_nesting"),
+        (eager_transforms, "_grad_increment_nesting"),
+        (eager_transforms, "_jvp_increment_nesting"),
+        (eager_transforms, "_func_increment_nesting"),
+    )
+    if hasattr(module, name)
+)
+"""What each transform of `torch.func` calls before it wraps its first tensor."""
+
+
+class WrapperTensor(Tensor):
+    """A tensor with metadata and no contents; every operator on it is refused.
+
+    `x.__class__` is Tensor, as code that asks for it expects.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """As of an ordinary tensor."""
+        return Tensor
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Refuses an operator."""
+        raise NotImplementedError(f"{func} of a tensor that has no contents yet")
+
+
+def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
+    """Makes a wrapper.
+
+    Args:
+        cls: Its class.
+        like: Has `size`, `stride`, `offset`, `dtype`, `device`, `layout` and `requires_grad`.
+    """
+    return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls,
+        like.size,
+        strides=like.stride,
+        storage_offset=like.offset,
+        dtype=like.dtype,
+        device=like.device,
+        layout=like.layout,
+        requires_grad=False,
+    )
+
+
+def become(wrapper: WrapperTensor, real: Tensor) -> None:
+    """Makes an ordinary tensor of a wrapper, with the contents of another one.
+
+    Args:
+        wrapper: Keeps its identity in Python.
+        real: Nobody may use it afterwards.
+    """
+    swap: Any = torch._C._swap_tensor_impl  # type: ignore[attr-defined]
+    swap(wrapper, real)
+    _SET_CLASS(wrapper, Tensor)

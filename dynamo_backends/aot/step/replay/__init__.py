@@ -1,0 +1,1 @@
+"""Capture of steps by comparison: Python runs at every call, tensor math runs once at the end."""

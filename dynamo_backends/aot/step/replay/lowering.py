@@ -1,0 +1,195 @@
+"""From a record to a program: the calls, written out as a straight line, are traced and compiled."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.aot.step.backends import StepBackend
+from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
+from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.python_state.following import Conditions
+from dynamo_backends.aot.step.python_state.places import Place
+from dynamo_backends.aot.step.recording import Definition, numbers_of
+from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
+from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.templates import Number, leaves
+from dynamo_backends.aot.step.replay.trie import Entry, Trie
+from dynamo_backends.aot.step.variant import Variant
+from dynamo_backends.interface.errors import StepCaptureError, text_of
+
+
+class StraightLine:
+    """The calls of a record as a function; it reads nothing in Python but numbers of the record.
+
+    It is what `capture.record` follows instead of a user's function.
+
+    Args:
+        trie: Of the record.
+        path: The calls.
+        outputs: The numbers of the tensors that are returned.
+    """
+
+    def __init__(self, trie: Trie, path: Sequence[Entry], outputs: Sequence[int]):
+        self._trie = trie
+        self._path = path
+        self._outputs = outputs
+        mentioned = {n for entry in path for n in entry.mentioned()}
+        self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
+        self.inputs = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
+        self.places = sorted(
+            {
+                leaf.index
+                for entry in path
+                for given in (entry.args, entry.kwargs)
+                for leaf in leaves(given)
+                if type(leaf) is Number
+            }
+        )
+        self.numbers = [trie.numbers[i] for i in self.places]
+        self._stand_ins: dict[int, Any] = {}
+        self.entry: Entry | None = None
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Runs the calls."""
+        tensors: dict[int, Any] = dict(zip(self.inputs, inputs, strict=True))
+        tensors.update((n, self._trie.values[n]) for n in self.slots)
+        execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
+        self.entry = None
+        return [tensors[n] for n in self._outputs]
+
+    def _note(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step has been traced."""
+
+    @contextlib.contextmanager
+    def set_up(self, stand_ins: Sequence[Tensor]) -> Iterator[None]:
+        """Inside: tensors stand in for numbers that are inputs."""
+        self._stand_ins = dict(zip(self.places, stand_ins, strict=True))
+        yield
+
+    def follow(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside: the calls are traced."""
+        return contextlib.nullcontext()
+
+    def effects(self, to_leaf: Any) -> list[Any]:
+        """Nothing is left to be done in Python."""
+        return []
+
+    def first(self, to_leaf: Any) -> list[Any]:
+        """Nor before the calls."""
+        return []
+
+    def places_of(self, tensors: Sequence[Tensor]) -> list[Place | None]:
+        """Where undeclared tensors were read."""
+        raise StepCaptureError(
+            f"the step uses {len(tensors)} tensors that are neither its inputs nor of its models "
+            "and optimizers, inside of an optimizer."
+        )
+
+    def conditions(self, tensors: Sequence[Place]) -> Conditions:
+        """It depends on nothing in Python."""
+        return Conditions((), (), (), (), ())
+
+
+class RecordProgram:
+    """A compiled record.
+
+    Args:
+        definition: Of the step.
+        backend: What compiles it.
+        inventory: What lives on.
+        segment: A call that went the way of the record.
+        path: The calls.
+        outputs: The numbers of the tensors that are returned.
+        pure: Nothing but these is computed, and nothing is changed.
+
+    Attributes:
+        outputs: The numbers of the tensors that are returned.
+        variant: The compiled step.
+
+    Raises:
+        StepCaptureError: It cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        backend: StepBackend,
+        inventory: Inventory,
+        segment: Segment,
+        path: Sequence[Entry],
+        outputs: Sequence[int],
+        pure: bool,
+    ):
+        self.outputs = tuple(outputs)
+        self._trie = segment.trie
+        self._optimizers = definition.optimizers
+        self._line = StraightLine(segment.trie, path, outputs)
+        self._draws = any(entry.draws for entry in path)
+        self._pure = pure
+        batch = self._batch()
+        leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
+        self._shared = shared_memory(batch)
+        straight = Definition(self._line, definition.models, definition.optimizers)
+        try:
+            with group_numbers_as(definition.optimizers, segment.numbers):
+                self.variant = Variant(
+                    straight, backend, inventory, leaves_of_batch, spec,
+                    python=self._line, pure=pure,
+                )  # fmt: skip
+        except StepCaptureError as error:
+            raise self._located(error) from error
+        self.seconds = self.variant.capture_seconds
+
+    def _located(self, error: Exception) -> StepCaptureError:
+        entry = self._line.entry
+        where = "" if entry is None else f" (recorded at {entry.line})"
+        return StepCaptureError(f"{text_of(error)}{where}")
+
+    def _batch(self) -> list[Any]:
+        return [self._trie.values[n] for n in self._line.inputs]
+
+    def holds(self, segment: Segment, inventory: Inventory) -> bool:
+        """Whether it may run for a call that went the way of its record."""
+        guards = self.variant.guards
+        tensors = inventory.tensors
+        return (
+            guards.why_not_inputs(tensors, self._numbers(segment)) is None
+            and shared_memory(self._batch()) == self._shared
+        )
+
+    def _numbers(self, segment: Segment) -> tuple[Any, ...]:
+        with group_numbers_as(self._optimizers, segment.numbers):
+            numbers = numbers_of(self.variant.definition, ())
+        return (*numbers, *(self._trie.numbers[i] for i in self._line.places))
+
+    def __call__(self, segment: Segment, inventory: Inventory) -> dict[int, Tensor]:
+        """Runs it.
+
+        Returns:
+            Its outputs by their numbers.
+
+        Raises:
+            OutOfRangeError: Positions are out of range; nothing has changed.
+        """
+        numbers, batch = self._numbers(segment), self._batch()
+        state = torch.get_rng_state() if self._pure and self._draws else None
+        try:
+            results = self.variant(inventory.tensors, numbers, batch)
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
+        return {
+            n: self._as_tensor(n, result) for n, result in zip(self.outputs, results, strict=True)
+        }
+
+    def _as_tensor(self, number: int, result: Any) -> Tensor:
+        spec = self._trie.specs[number]
+        if isinstance(result, Tensor):
+            return result
+        return torch.tensor(result, dtype=spec.dtype, device=spec.device)

@@ -1,0 +1,185 @@
+"""What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dynamo_backends._torch_private import tables_of_global_hooks
+from dynamo_backends._torch_private.placeholders import TRANSFORMS
+from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
+from dynamo_backends.aot.step.replay.session import Session
+
+_SEEDS = (
+    (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
+    (torch, "get_rng_state"), (torch.random, "get_rng_state"), (torch, "set_rng_state"),
+    (torch.random, "set_rng_state"),
+)  # fmt: skip
+
+_active = threading.local()
+
+
+def active_session() -> Session | None:
+    """The call of a step that this thread is in, if its torch calls are followed."""
+    session: Session | None = getattr(_active, "session", None)
+    return session if session is not None and session.is_active else None
+
+
+class Patches:
+    """While a step is called: its optimizers' methods, and functions of torch, tell the session.
+
+    Args:
+        optimizers: Of the step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
+        self._optimizers = [
+            (o, {"step": _stepping(o), "zero_grad": _clearing(o)})
+            for o in optimizers
+            if _is_one_entry(o)
+        ]
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def enter(self, session: Session) -> None:
+        """Begins a call."""
+        _active.session = session
+        for optimizer, methods in self._optimizers:
+            for name, method in methods.items():
+                own = vars(optimizer).get(name, _MISSING)
+                self._saved.append((optimizer, name, own))
+                method.original = getattr(optimizer, name)  # type: ignore[attr-defined]
+                vars(method).update(vars(getattr(method.original, "__func__", method.original)))  # type: ignore[attr-defined]
+                vars(optimizer)[name] = method
+        _FUNCTIONS.enter()
+
+    def exit(self) -> None:
+        """Ends it."""
+        _active.session = None
+        _FUNCTIONS.exit()
+        for owner, name, value in self._saved:
+            if value is _MISSING:
+                vars(owner).pop(name, None)
+            else:
+                vars(owner)[name] = value
+        self._saved.clear()
+
+
+_MISSING: Any = object()
+
+
+def _is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of an optimizer is one call, and not the calls that it makes."""
+    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+def has_global_hooks() -> bool:
+    """Whether there are hooks of all modules or optimizers of the process."""
+    return any(tables_of_global_hooks())
+
+
+def _stepping(optimizer: Any) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        original = step.original  # type: ignore[attr-defined]
+        session = active_session()
+        closure = args[0] if args else kwargs.get("closure")
+        if session is None or kwargs.keys() - {"closure"} or has_global_hooks():
+            return original(*args, **kwargs)
+        loss = None
+        for hook in optimizer._optimizer_step_pre_hooks.values():
+            hook(optimizer, args, kwargs)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        optimizer._opt_called = True
+        session.optimizer("optimizer", optimizer, (), {}, lambda: step_without_hooks(optimizer))
+        for hook in optimizer._optimizer_step_post_hooks.values():
+            hook(optimizer, args, kwargs)
+        return loss
+
+    return step
+
+
+def _clearing(optimizer: Any) -> Callable[..., Any]:
+    def zero_grad(*args: Any, **kwargs: Any) -> Any:
+        original = zero_grad.original  # type: ignore[attr-defined]
+        session = active_session()
+        if session is None:
+            return original(*args, **kwargs)
+        return session.optimizer(
+            "zero_grad", optimizer, args, kwargs, lambda: original(*args, **kwargs)
+        )
+
+    return zero_grad
+
+
+class _Functions:
+    """The functions of torch that are other ones while any thread is in a step."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def enter(self) -> None:
+        """One more thread is in a step."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._install()
+
+    def exit(self) -> None:
+        """One less is."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for owner, name, original in self._originals:
+                    setattr(owner, name, original)
+                self._originals.clear()
+
+    def _install(self) -> None:
+        for owner, name in _SEEDS:
+            self._replace(owner, name, _cutting(getattr(owner, name), f"calls torch.{name}"))
+        for owner, name in TRANSFORMS:
+            reason = "uses a transform of torch.func"
+            self._replace(owner, name, _eager(getattr(owner, name), reason))
+        function = torch.autograd.Function
+        original = vars(function)["apply"]
+        self._originals.append((function, "apply", original))
+        reason = "calls an autograd.Function"
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            session = active_session()
+            if session is not None:
+                session.go_eager(f"{reason} ({cls.__name__})")
+            return original.__get__(None, cls)(*args, **kwargs)
+
+        function.apply = classmethod(apply)  # type: ignore[assignment]
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self._originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
+
+
+_FUNCTIONS = _Functions()
+
+
+def _cutting(original: Any, reason: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is not None:
+            session.cut(reason)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _eager(original: Any, reason: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is not None:
+            session.go_eager(reason)
+        return original(*args, **kwargs)
+
+    return call

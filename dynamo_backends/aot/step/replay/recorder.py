@@ -1,0 +1,262 @@
+"""Records the torch calls of a step while they are executed in eager."""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import accumulation, hooks_of_node, hooks_on_gradient
+from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.interpreter import consumed_by
+from dynamo_backends.aot.step.replay.observer import Observer
+from dynamo_backends.aot.step.replay.placeholders import TensorSpec
+from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.templates import Items, NotRecordable, Ref, refs, template_of
+from dynamo_backends.aot.step.replay.trie import Entry, Flags, Node, torch_state
+from dynamo_backends.aot.step.substitution import describe_line, name_of, user_frame
+from dynamo_backends.interface.errors import DynamoBackendsError
+
+
+class Refusal(DynamoBackendsError):
+    """A call that is part of no program; the step goes on in eager."""
+
+
+class Recorder:
+    """Records calls.
+
+    Args:
+        session: The call of the step.
+
+    Attributes:
+        natives: Functions that have to do with no tensors.
+    """
+
+    natives: set[Any] = set()
+
+    def __init__(self, session: Any):
+        self._session = session
+
+    @staticmethod
+    def line() -> str:
+        """The user's line, for people."""
+        frame: FrameType | None = user_frame() or sys._getframe(1)
+        assert frame is not None
+        return describe_line(frame.f_code.co_filename, frame.f_lineno)
+
+    def record(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Executes a call, and adds it to the record.
+
+        Raises:
+            Refusal: No record can hold it; it has not been executed.
+        """
+        segment: Segment = self._session.segment
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if func in functions.BACKWARD:
+            return self._record_backward(func, args, kwargs)
+        self._check(segment, func, kwargs, tensors)
+        given = self._templates(segment, func, args, kwargs, tensors)
+        if given is None:
+            return func(*args, **kwargs)
+        before = {n: t for n, t in _results(segment, tensors)}
+        flags = {n: _flags(t) for n, t in before.items()}
+        specs = {n: TensorSpec.of(t) for n, t in before.items()}
+        state = torch_state()
+        with Observer() as observer:
+            result = func(*args, **kwargs)
+        try:
+            made, template = self._result(segment, result, kind)
+        except NotRecordable:
+            made, template, kind = (), False, "read"
+        if not tensors and not refs(template):
+            self.natives.add(func)
+            return result
+        if kind == "call" and result is not None and not refs(template):
+            kind = "read"
+        if observer.reads and kind == "call":
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
+                return result
+            kind = "read"
+        if kind == "read":
+            made, template = (), None
+        entry = Entry(
+            kind, func, *given, template, state, self.line(), made,
+            mutates=observer.mutates or kind == "set_grad", draws=observer.draws,
+            flags=tuple((n, _flags(t)) for n, t in before.items() if _flags(t) != flags[n]),
+        )  # fmt: skip
+        entry.gradients.update(self._gradients_set(kind, given[0], template))
+        self._append(segment, entry)
+        if any(_moved(specs[n], t) for n, t in before.items()):
+            self._session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
+        if kind == "read":
+            self._session.after_read(segment.node)
+        return result
+
+    def _check(self, segment: Segment, func: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+        if torch_state()[1] is not None:
+            raise Refusal("saves tensors through hooks, as activation checkpointing does")
+        if kwargs.get("generator") is not None and tensors:
+            raise Refusal(f"draws from a generator of its own ({name_of(func)})")
+        for tensor in tensors:
+            number = segment.number_of(tensor)
+            is_new = number is None or segment.trie.kinds[number] == "input"
+            if is_new and not tensor.is_leaf:
+                raise Refusal("uses a tensor with a history from before the step")
+        is_setter = func in (functions.SET_DATA, functions.SET_REQUIRES_GRAD) or (
+            func is torch.Tensor.requires_grad_
+        )
+        if is_setter:
+            number = segment.ref(tensors[0]).value
+            is_data = func == functions.SET_DATA
+            if segment.trie.kinds[number] != ("slot" if is_data else "result"):
+                raise Refusal(f"sets an attribute of a tensor ({name_of(func)})")
+
+    def _templates(
+        self, segment: Segment, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> tuple[Items, Items] | None:
+        """Templates of the arguments; None for a call that is executed at each step."""
+        if kwargs.get("generator") is not None:
+            return None
+        try:
+            given = template_of(tuple(args), segment.ref), template_of(dict(kwargs), segment.ref)
+        except NotRecordable as error:
+            if not tensors:
+                return None
+            raise Refusal(f"calls {name_of(func)} with {error}") from None
+        if not all(isinstance(each, Items) for each in given):
+            raise Refusal(f"calls {name_of(func)}")
+        return given
+
+    def _result(self, segment: Segment, result: Any, kind: str) -> tuple[tuple[int, ...], Any]:
+        first = len(segment.trie.specs)
+        template = template_of(result, segment.result)
+        if kind == "get_grad" and type(template) is Ref and template.value >= first:
+            segment.trie.kinds[template.value] = "gradient"
+        made = tuple(n for n in refs(template) if n >= first)
+        return made, template
+
+    @staticmethod
+    def _gradients_set(kind: str, args: Items, result: Any) -> dict[int, int | None]:
+        if kind == "get_grad":
+            return {args.items[0].value: result.value}
+        if kind != "set_grad":
+            return {}
+        value = args.items[1]
+        return {args.items[0].value: None if value is None else value.value}
+
+    def _append(self, segment: Segment, entry: Entry, consumed: frozenset[int] = frozenset()) -> None:
+        trie, parent = segment.trie, segment.node
+        new = {n for n in entry.made if not trie.specs[n].is_leaf}
+        new |= {n for n, (requires, leaf) in entry.flags if requires and not leaf}
+        if entry.function is torch.autograd.grad and not _retains(entry):
+            roots = refs(entry.args)
+            consumed = frozenset(consumed_by(parent.path(), roots)) - set(entry.made)
+        segment.node = trie.append(parent, entry, (parent.history | new) - consumed)
+
+    def _record_backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        segment: Segment = self._session.segment
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        self._check(segment, func, kwargs, tensors)
+        given = self._templates(segment, func, args, kwargs, tensors)
+        assert given is not None
+        leaves = dict(_leaves(segment))
+        if any(_is_hooked(t) for t in leaves.values()):
+            raise Refusal("has hooks in its backward pass")
+        before = {n: t.grad for n, t in leaves.items()}
+        state = torch_state()
+        with Observer() as observer:
+            result = func(*args, **kwargs)
+        entry = Entry("backward", func, *given, None, state, self.line(), mutates=True)
+        entry.draws = observer.draws
+        made = []
+        for number, tensor in leaves.items():
+            gradient = tensor.grad
+            if gradient is not before[number] and gradient is not None:
+                new = segment.result(gradient).value
+                made.append(new)
+                entry.gradients[number] = new
+        told = _told(segment.node)
+        entry.made = tuple(made)
+        entry.absent = tuple(n for n, g in before.items() if n not in told and g is None)
+        entry.present = tuple(n for n, g in before.items() if n not in told and g is not None)
+        consumed: frozenset[int] = frozenset()
+        if not _retains(entry):
+            consumed = frozenset(consumed_by(segment.node.path(), refs(given[0])))
+        self._append(segment, entry, consumed)
+        return result
+
+    def record_optimizer(
+        self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Any, settings: Any
+    ) -> Any:
+        """Executes a call of an optimizer, and adds it to the record as one.
+
+        Args:
+            kind: "optimizer" or "zero_grad".
+            optimizer: The optimizer.
+            args: Arguments of the call.
+            kwargs: Keyword arguments.
+            run: Executes it.
+            settings: The optimizer's settings that are not inputs.
+        """
+        segment: Segment = self._session.segment
+        given = template_of(tuple(args), segment.ref), template_of(dict(kwargs), segment.ref)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        entry = Entry(
+            kind, (kind, optimizer, settings), *given, None, torch_state(), self.line(),
+            mutates=True,
+        )  # fmt: skip
+        result = run()
+        if kind == "zero_grad":
+            numbers = [segment.ref(p).value for p in parameters]
+            if all(p.grad is None for p in parameters):
+                entry.gradients.update(dict.fromkeys(numbers))
+        self._append(segment, entry)
+        return result
+
+
+def _results(segment: Segment, tensors: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Those of the tensors that are results of recorded calls."""
+    for tensor in tensors:
+        number = segment.number_of(tensor)
+        if number is not None and segment.trie.kinds[number] == "result":
+            yield number, tensor
+
+
+def _leaves(segment: Segment) -> Iterator[tuple[int, Tensor]]:
+    """The tensors that a backward pass may give gradients."""
+    for number in segment.node.known:
+        tensor = segment.real(number)
+        if tensor is not None and tensor.requires_grad and tensor.is_leaf:
+            yield number, tensor
+
+
+def _told(node: Node) -> set[int]:
+    """The tensors whose gradients the record knows."""
+    return {n for entry in node.path() for n in entry.gradients}
+
+
+def _retains(entry: Entry) -> bool:
+    """Whether a backward pass keeps the history that it goes through."""
+    given = dict(zip(entry.kwargs.keys, entry.kwargs.items, strict=True))
+    first = 2 if entry.function in functions.BACKWARD else 3
+    retain, create = (*entry.args.items[first : first + 2], None, None)[:2]
+    return bool(given.get("retain_graph", retain) or given.get("create_graph", create))
+
+
+def _flags(tensor: Tensor) -> Flags:
+    return tensor.requires_grad, tensor.is_leaf
+
+
+def _moved(before: TensorSpec, tensor: Tensor) -> bool:
+    now = TensorSpec.of(tensor)
+    return (now.size, now.stride, now.dtype) != (before.size, before.stride, before.dtype)
+
+
+def _is_hooked(leaf: Tensor) -> bool:
+    if any(hooks_on_gradient(leaf)):
+        return True
+    return any(hooks_of_node(accumulation(leaf)))

@@ -1,0 +1,52 @@
+"""What a program has computed becomes the tensors that the user's code holds."""
+
+from torch import Tensor
+
+from dynamo_backends.aot.step.replay.placeholders import TensorSpec, fulfil
+from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.trie import Trie
+
+
+def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> None:
+    """Makes ordinary tensors of the placeholders that user code holds.
+
+    Gradients stay the objects they were: `p.grad is g`.
+
+    Args:
+        segment: A call whose program has run.
+        tensors: Its outputs by their numbers; is emptied.
+        held: The placeholders that user code refers to.
+    """
+    trie = segment.trie
+    owners = {n: target for target, n in segment.gradients.items() if n is not None}
+    for number in held:
+        target = owners.get(number)
+        if target is not None:
+            owner = trie.values[target]
+            tensors.pop(number, None)
+            gradient = owner.grad
+            fulfil(trie.values[number], gradient)
+            del gradient
+            owner.grad = trie.values[number]
+            continue
+        real = _view(trie, number, tensors)
+        tensors.pop(number, None)
+        fulfil(trie.values[number], real)
+        tensors[number] = trie.values[number]
+    tensors.clear()
+    trie.renew(n for n in segment.node.known if trie.kinds[n] == "result" and n in held)
+
+
+def _view(trie: Trie, number: int, tensors: dict[int, Tensor]) -> Tensor:
+    """The contents of a result: where it is a view of a tensor that lives on, a view again."""
+    root = trie.aliases.get(number)
+    base = None
+    if root is not None:
+        base = tensors.get(root) if trie.kinds[root] == "result" else trie.values[root]
+    if base is None:
+        return tensors[number].detach()
+    spec: TensorSpec = trie.specs[number]
+    offset = spec.offset
+    if trie.kinds[root] == "result":  # type: ignore[index]
+        offset += base.storage_offset() - trie.specs[root].offset  # type: ignore[index]
+    return base.detach().as_strided(spec.size, spec.stride, offset)

@@ -1,0 +1,189 @@
+"""One segment of a step: the calls between two cuts, followed through a trie of records."""
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends.aot.step.replay.placeholders import (
+    TensorSpec,
+    fulfil,
+    has_attributes,
+    is_placeholder,
+)
+from dynamo_backends.aot.step.replay.templates import Ref
+from dynamo_backends.aot.step.replay.trie import Flags, Node, Trie
+
+
+class Segment:
+    """The tensors of the calls between two cuts, by their numbers in a trie.
+
+    Args:
+        trie: The records that begin here.
+        lives: Ids of the tensors that live from step to step.
+
+    Attributes:
+        node: The place in the trie.
+        gradients: Which tensor is the gradient of which, as far as the calls say so.
+        flags: Those of results that a call has changed.
+        numbers: Of optimizers that have taken their step, by their ids.
+    """
+
+    def __init__(self, trie: Trie, lives: Mapping[int, Any]):
+        self.trie = trie
+        self.node: Node = trie.root
+        self.gradients: dict[int, int | None] = {}
+        self.flags: dict[int, Flags] = {}
+        self.numbers: dict[int, list[Any]] = {}
+        self._lives = lives
+        self._index: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Tensor]] = {}
+        self._inputs: list[int] = []
+        trie.renew([n for n, kind in enumerate(trie.kinds) if kind == "input"])
+
+    # Replaying
+
+    def bind(self, number: int, tensor: Any) -> bool:
+        """Takes a tensor for an input of the record, if it may be it."""
+        if not isinstance(tensor, Tensor) or is_placeholder(tensor):
+            return False
+        key = id(tensor)
+        if key in self._index or key in self._lives:
+            return False
+        trie = self.trie
+        if trie.kinds[number] == "slot" or not trie.specs[number].matches(tensor):
+            return False
+        trie.values[number] = tensor
+        self._index[key] = number
+        self._inputs.append(number)
+        return True
+
+    def unbind(self, count: int) -> None:
+        """Forgets all inputs but the first ones."""
+        for number in self._inputs[count:]:
+            self._index.pop(id(self.trie.values[number]), None)
+            self.trie.values[number] = None
+        del self._inputs[count:]
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs were bound."""
+        return len(self._inputs)
+
+    def matches(self, number: int, tensor: Tensor) -> bool:
+        """Whether a tensor is, or could be bound as, one of the record."""
+        trie = self.trie
+        if number in self.node.known or trie.kinds[number] == "slot":
+            return trie.values[number] is tensor
+        is_new = not is_placeholder(tensor) and id(tensor) not in self._index
+        return is_new and id(tensor) not in self._lives and trie.specs[number].matches(tensor)
+
+    # Both
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor; None if no call has had it."""
+        if is_placeholder(tensor):
+            return tensor.step_value
+        number = self._index.get(id(tensor))
+        if number is None:
+            return self.trie.slots.get(id(tensor))
+        alive = self._alive.get(number)
+        if alive is not None and alive() is not tensor:
+            del self._index[id(tensor)]  # another object had the id
+            return self.trie.slots.get(id(tensor))
+        return number
+
+    def is_untouched(self, tensor: Tensor) -> bool:
+        """Whether Python may look at a tensor: no call of this segment has had it."""
+        if is_placeholder(tensor):
+            return False
+        number = self.number_of(tensor)
+        return number is None or number not in self.node.known
+
+    def held(self) -> list[int]:
+        """The results that user code refers to."""
+        trie = self.trie
+        found = []
+        for number in self.node.known:
+            if trie.kinds[number] != "result" or trie.values[number] is None:
+                continue
+            if trie.is_held(number) or _is_marked(trie.values[number]):
+                found.append(number)
+        return found
+
+    def has_history(self, replaying: bool) -> bool:
+        """Whether a backward pass may still go through what was computed here."""
+        if replaying:
+            values = self.trie.values
+            history = (n for n in self.node.history if values[n] is not None)
+            return any(map(self.trie.is_held, history))
+        alive = self._alive
+        return any(n in alive and alive[n]() is not None for n in self.node.history)
+
+    def abandon(self) -> None:
+        """Gives up what was not computed: the step has failed."""
+        for number in self.held():
+            self.trie.values[number].step_value = -1
+            self.trie.values[number] = None
+
+    # Recording
+
+    def ref(self, tensor: Tensor) -> Ref:
+        """The number of a tensor that a call takes; a new one is an input."""
+        number = self.number_of(tensor)
+        if number is None and id(tensor) in self._lives:
+            number = self.trie.slot(tensor)
+        if number is None:
+            number = self._note(self.trie.add(TensorSpec.of(tensor), "input"), tensor)
+        return Ref(number)
+
+    def result(self, tensor: Tensor) -> Ref:
+        """The number of a tensor that a call returns."""
+        number = self.number_of(tensor)
+        if number is None and id(tensor) in self._lives:
+            number = self.trie.slot(tensor)
+        if number is None:
+            number = self._note(self.trie.add(TensorSpec.of(tensor), "result"), tensor)
+        return Ref(number)
+
+    def _note(self, number: int, tensor: Tensor) -> int:
+        self._index[id(tensor)] = number
+        self._alive[number] = weakref.ref(tensor)
+        return number
+
+    def real(self, number: int) -> Tensor | None:
+        """The tensor of a number while calls are recorded; None if it is gone."""
+        if self.trie.kinds[number] == "slot":
+            tensor: Tensor = self.trie.values[number]
+            return tensor
+        alive = self._alive.get(number)
+        return None if alive is None else alive()
+
+    def become_real(self, tensors: dict[int, Tensor], held: list[int]) -> None:
+        """Makes ordinary tensors of placeholders, to go on with them.
+
+        Args:
+            tensors: What was computed, by numbers; is emptied.
+            held: Those that user code refers to.
+        """
+        trie = self.trie
+        for number in self._inputs:
+            self._note(number, trie.values[number])
+        for number in held:
+            placeholder = trie.values[number]
+            fulfil(placeholder, tensors.pop(number))
+            self._note(number, placeholder)
+            del placeholder
+        trie.renew(n for n in self.node.known if trie.kinds[n] == "result")
+        tensors.clear()
+        for target, number in self.gradients.items():
+            owner = self.real(target)
+            gradient = None if owner is None or number is None else owner.grad
+            if gradient is not None and number is not None and self.real(number) is None:
+                self._note(number, gradient)
+
+
+def _is_marked(value: Any) -> bool:
+    """Whether somebody knows a placeholder without holding it, or has left something on it."""
+    return has_attributes(value) or weakref.getweakrefcount(value) > 0

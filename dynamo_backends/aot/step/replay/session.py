@@ -1,0 +1,425 @@
+"""One call of a step: follows its torch calls through the records, and records what is new."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.aot.step.hyperparameters import group_constants, group_numbers, read_number
+from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.placeholders import is_placeholder
+from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
+from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.templates import Items, differing_numbers, fill, refs
+from dynamo_backends.aot.step.replay.trie import Node, Trie, torch_state
+
+
+class Runner(Protocol):
+    """Runs what was recorded."""
+
+    def commit(self, segment: Segment) -> bool:
+        """Runs the calls of a segment as a program; False if only eager can."""
+
+    def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
+        """Computes a few tensors of a segment and changes nothing; None if only eager can."""
+
+    def materialize(self, segment: Segment) -> None:
+        """Runs the calls of a segment in eager."""
+
+    def refuse(self, reason: str, line: str) -> None:
+        """Notes that a part of the step runs in eager, or raises."""
+
+
+class Session(TorchFunctionMode):
+    """One call of a step.
+
+    Args:
+        trie: The records of the step.
+        lives: Ids of the tensors that live from step to step.
+        runner: Runs what was recorded.
+
+    Attributes:
+        segment: The calls since the last cut.
+        replaying: Whether calls are compared and not executed.
+        following: Whether calls are compared or recorded at all.
+        cuts: How many cuts there were.
+    """
+
+    def __init__(self, trie: Trie, lives: dict[int, Any], runner: Runner):
+        super().__init__()
+        self._lives = lives
+        self._runner = runner
+        self._recorder = Recorder(self)
+        self.cuts = 0
+        self.following = True
+        self._busy = False
+        self._begin(trie)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether torch calls are followed now."""
+        return self.following and not self._busy
+
+    @contextlib.contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """Inside, outside of a handled call: torch calls are ours, not the step's."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def _begin(self, trie: Trie) -> None:
+        self.segment = Segment(trie, self._lives)
+        self.replaying = bool(trie.root.children)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Handles one torch call of the step."""
+        kwargs = kwargs or {}
+        if not self.is_active:
+            return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(self, func, args, kwargs)
+        return self.call("call", func, args, kwargs)
+
+    # Calls
+
+    def call(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compares a call with the record, or records it."""
+        if self.replaying:
+            node = self._match(func, args, kwargs) or self._diverged(kind, func, args, kwargs)
+            if node is not None:
+                return self._result(node, args, kwargs)
+            if not _has_tensors(args, kwargs) and func in self._recorder.natives:
+                return func(*args, **kwargs)
+            self.leave_record()
+        if not self.following:
+            return func(*args, **kwargs)
+        try:
+            return self._recorder.record(kind, func, args, kwargs)
+        except Refusal as refusal:
+            self.go_eager(str(refusal))
+            return func(*args, **kwargs)
+
+    def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
+        segment = self.segment
+        values, count = segment.trie.values, segment.inputs
+        for child in segment.node.children:
+            if child.function == func and child.state == torch_state():
+                assert child.check is not None
+                if child.check(args, kwargs, values, segment.bind):
+                    return child
+                segment.unbind(count)
+        return None
+
+    def _diverged(
+        self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Node | None:
+        """Where a call differs from the record in numbers only: these become inputs."""
+        segment = self.segment
+        for child in segment.node.children:
+            entry = child.entry
+            assert entry is not None
+            if entry.function != func or entry.kind != kind or child.state != torch_state():
+                continue
+            template = Items(tuple, (), (entry.args, entry.kwargs))
+            places = differing_numbers(template, (args, kwargs), segment.matches)
+            if places and all(_may_change(func, template, place) for place in places):
+                segment.trie.promote(child, places)
+                return self._match(func, args, kwargs)
+        return None
+
+    def _result(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        segment, entry = self.segment, node.entry
+        assert entry is not None
+        if entry.kind == "read":
+            return self._read(node, args, kwargs)
+        if entry.kind == "backward" and not self._gradients_are_as(node):
+            self.leave_record()
+            return self.call(entry.kind, entry.function, args, kwargs)
+        segment.node = node
+        if entry.kind == "get_grad":
+            (target, number), *_ = entry.gradients.items()
+            assert number is not None
+            gradient = segment.trie.values[target].grad
+            if not segment.bind(number, gradient):
+                segment.node = node.parent  # type: ignore[assignment]
+                self.leave_record()
+                return self.call(entry.kind, entry.function, args, kwargs)
+        if entry.gradients:
+            segment.gradients.update(entry.gradients)
+        if entry.flags:
+            segment.flags.update(entry.flags)
+        return segment.trie.result(node)
+
+    def _gradients_are_as(self, node: Node) -> bool:
+        """Whether gradients that the record says nothing of are there as they were."""
+        entry, values = node.entry, self.segment.trie.values
+        assert entry is not None
+        return (
+            all(values[n].grad is None for n in entry.absent)
+            and all(values[n].grad is not None for n in entry.present)
+            and not any(_has_hooks(values[n]) for n in (*entry.absent, *entry.present))
+        )
+
+    def optimizer(
+        self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Callable[[], Any]
+    ) -> Any:
+        """Compares a call of an optimizer's method with the record, or records it.
+
+        Args:
+            kind: "optimizer" (its `step`) or "zero_grad".
+            optimizer: The optimizer.
+            args: Arguments of the call.
+            kwargs: Keyword arguments.
+            run: Executes it in eager.
+        """
+        with self._suspended():
+            return self._optimizer(kind, optimizer, args, kwargs, run)
+
+    def _optimizer(self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Any) -> Any:
+        constants = group_constants([optimizer]) if kind == "optimizer" else None
+        numbers = [read_number(place) for place in group_numbers([optimizer])]
+        before = self.segment.numbers.get(id(optimizer), numbers)
+        if kind == "optimizer" and before != numbers:
+            self._cut("takes another step of an optimizer whose numbers have changed")
+            if not self.following:
+                return run()
+        if self.replaying:
+            node = self._match((kind, optimizer, constants), args, kwargs)
+            if node is not None:
+                if kind == "optimizer":
+                    self.segment.numbers[id(optimizer)] = numbers
+                return self._result(node, args, kwargs)
+            self.leave_record()
+            if not self.following:
+                return run()
+        if kind == "optimizer":
+            self.segment.numbers[id(optimizer)] = numbers
+        return self._recorder.record_optimizer(kind, optimizer, args, kwargs, run, constants)
+
+    # Cuts
+
+    def _read(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Python needs a value in the middle of a replay."""
+        with self._suspended():
+            return self._read_suspended(node, args, kwargs)
+
+    def _read_suspended(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entry, segment = node.entry, self.segment
+        assert entry is not None
+        self.cuts += 1
+        if not segment.has_history(replaying=True):
+            if self._runner.commit(segment):
+                self._begin(_then(node))
+            else:
+                self._go_on_recording()
+                self.following = False
+            return entry.function(*args, **kwargs)
+        wanted = [*refs(entry.args), *refs(entry.kwargs)]
+        tensors = self._runner.evaluate(segment, wanted)
+        if tensors is None:
+            self.leave_record()
+            self.following = False
+            return entry.function(*args, **kwargs)
+        segment.node = node
+        numbers = segment.trie.numbers
+        filled = [
+            fill(t, tensors.__getitem__, numbers.__getitem__) for t in (entry.args, entry.kwargs)
+        ]
+        result = entry.function(*filled[0], **filled[1])
+        if not isinstance(result, str) or entry.function is not Tensor.__repr__:
+            return result
+        return _with_history(result, segment.trie.specs[wanted[0]].history)
+
+    def after_read(self, node: Node) -> None:
+        """A value was read while the step is recorded."""
+        self.cuts += 1
+        if not self.segment.has_history(replaying=False):
+            self._begin(_then(node))
+
+    def cut(self, name: str) -> None:
+        """Before something that needs all that comes before it done."""
+        with self._suspended():
+            self._cut(name)
+
+    def _cut(self, name: str) -> None:
+        segment = self.segment
+        self.cuts += 1
+        if segment.node is segment.trie.root:
+            return
+        if segment.has_history(self.replaying):
+            self._go_eager(name)
+        elif not self.replaying or self._runner.commit(segment):
+            self._begin(_then(segment.node))
+        else:
+            self._go_on_recording()
+            self.following = False
+
+    def leave_record(self) -> None:
+        """The step goes on in another way than the records: runs the calls so far in eager."""
+        with self._suspended():
+            self._runner.materialize(self.segment)
+        self._go_on_recording()
+
+    def _go_on_recording(self) -> None:
+        self.replaying = False
+        if self.segment.node.refusal is not None:
+            self.following = False
+
+    def go_eager(self, reason: str) -> None:
+        """From here on the step runs in eager, up to its end."""
+        with self._suspended():
+            self._go_eager(reason)
+
+    def _go_eager(self, reason: str) -> None:
+        if self.replaying:
+            self.leave_record()
+        self.following = False
+        line = self._recorder.line()
+        self._runner.refuse(reason, line)
+
+    def finish(self) -> None:
+        """The function has returned: runs what is left to be run."""
+        if self.following and self.replaying and self.segment.node is not self.segment.trie.root:
+            self._runner.commit(self.segment)
+        self.following = False
+
+    def abandon(self) -> None:
+        """The function has raised an exception: nothing of this segment is run."""
+        if self.following and self.replaying:
+            self.segment.abandon()
+        self.following = False
+
+
+def _then(node: Node) -> Trie:
+    if node.then is None:
+        node.then = Trie()
+    return node.then
+
+
+def _has_tensors(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(x, Tensor) for x in pytree.tree_leaves((args, kwargs)))
+
+
+def _has_hooks(tensor: Tensor) -> bool:
+    hooks: Any = tensor._backward_hooks
+    after: Any = tensor._post_accumulate_grad_hooks
+    return bool(hooks) or bool(after)
+
+
+def _may_change(func: Any, template: Any, place: tuple[int, ...]) -> bool:
+    for index in place:
+        template = template.items[index]
+    return type(template) is float or func in functions.ARITHMETIC
+
+
+def _with_history(text: str, node: str) -> str:
+    return f"{text[:-1]}, grad_fn=<{node}>)" if node and "grad_fn" not in text else text
+
+
+# Handlers
+
+
+def _native(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _flag(position: int) -> Callable[..., Any]:
+    def read(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if not is_placeholder(tensor):
+            return func(*args)
+        segment, number = session.segment, tensor.step_value
+        spec = segment.trie.specs[number]
+        return segment.flags.get(number, (spec.requires_grad, spec.is_leaf))[position]
+
+    return read
+
+
+def _read_value(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    if all(
+        session.segment.is_untouched(x)
+        for x in pytree.tree_leaves((args, kwargs))
+        if isinstance(x, Tensor)
+    ):
+        return func(*args, **kwargs)
+    return session.call("read", func, args, kwargs)
+
+
+def _read_history(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    if is_placeholder(args[0]):
+        if not _flag(0)(session, func, args, kwargs) or _flag(1)(session, func, args, kwargs):
+            return None
+        session.go_eager("looks at the autograd graph (grad_fn)")
+    return func(*args, **kwargs)
+
+
+def _refuse(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    session.go_eager(functions.REFUSED[func])
+    return func(*args, **kwargs)
+
+
+def _data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """Python's data become tensors, which are inputs; unless tensors are among them."""
+    if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
+        return session.call("read", func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _get_grad(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    segment = session.segment
+    number = segment.number_of(args[0])
+    if session.replaying and number is not None and number in segment.gradients:
+        gradient = segment.gradients[number]
+        return None if gradient is None else segment.trie.value(gradient)
+    if is_placeholder(args[0]):
+        return None
+    gradient = func(*args)
+    if gradient is None or (not session.replaying and segment.number_of(gradient) is not None):
+        return gradient
+    return session.call("get_grad", func, args, kwargs)
+
+
+def _set_grad(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.call("set_grad", func, args, kwargs)
+
+
+def _backward(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.call("backward", func, args, kwargs)
+
+
+def _set_flag(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, flag = args[0], (*args[1:], *kwargs.values(), True)[0]
+    if is_placeholder(tensor):
+        return session.call("call", func, args, kwargs)
+    if tensor.requires_grad is flag:
+        return func(*args, **kwargs)
+    if not session.replaying and session.segment.number_of(tensor) is not None:
+        return session.call("call", func, args, kwargs)
+    if not session.segment.is_untouched(tensor) or id(tensor) in session._lives:
+        session.go_eager("changes requires_grad of a tensor")
+    return func(*args, **kwargs)
+
+
+_HANDLERS: dict[Any, Callable[[Session, Any, Any, Any], Any]] = {
+    **dict.fromkeys(functions.METADATA, _native),
+    **dict.fromkeys(functions.BARRIERS, _read_value),
+    **dict.fromkeys(functions.REFUSED, _refuse),
+    **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
+    **dict.fromkeys(functions.BACKWARD, _backward),
+    functions.REQUIRES_GRAD: _flag(0),
+    functions.IS_LEAF: _flag(1),
+    functions.GRAD_FN: _read_history,
+    functions.GET_GRAD: _get_grad,
+    functions.SET_GRAD: _set_grad,
+    functions.SET_REQUIRES_GRAD: _set_flag,
+    torch.Tensor.requires_grad_: _set_flag,
+}

@@ -1,0 +1,257 @@
+"""A compiled step whose Python runs at every call."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.aot.step.checks import all_or_nothing
+from dynamo_backends.aot.step.microbatches import StepCall
+from dynamo_backends.aot.step.optimizers import create_state
+from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
+from dynamo_backends.aot.step.replay.lowering import RecordProgram
+from dynamo_backends.aot.step.replay.patches import Patches, active_session
+from dynamo_backends.aot.step.replay.results import assign
+from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.session import Session
+from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
+from dynamo_backends.aot.step.step import Step
+from dynamo_backends.aot.step.variant import TRACING, Variant
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.runtime.foreign import refuse_step
+from dynamo_backends.runtime.position_checks import OutOfRangeError
+
+log = logging.getLogger("dynamo_backends")
+
+MAX_PROGRAMS = 8
+"""How many programs one place of a record may have."""
+
+
+class ReplayStep(Step):
+    """A compiled training step; the function runs at every call, tensor math is compiled.
+
+    Attributes:
+        cuts: At how many places the last call needed a value in the middle.
+        refusals: Parts that run in eager, with the reason.
+    """
+
+    def __init__(self, definition: Any, backend: str, options: Any, fallback: str):
+        super().__init__(definition, backend, options, fallback)
+        self._split = None
+        self.cuts = 0
+        self.refusals: dict[str, str] = {}
+        self._tries: dict[Any, Trie] = {}
+        self._lives: dict[int, Any] = {}
+        self._lock = threading.RLock()
+        self._patches = Patches(definition.optimizers)
+        self._failed: set[Node] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Step.__call__`.
+
+        Raises:
+            StepCaptureError: A part of it cannot be compiled, and `fallback` is "error".
+        """
+        if active_session() is not None:
+            return self._definition.function(*args, **kwargs)  # a step within a step
+        with self._lock:
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._look()
+        trie = self._tries.setdefault(process_state(), Trie())
+        session = Session(trie, self._lives, self)
+        function = StepCallInEager(self._definition)
+        try:
+            self._patches.enter(session)
+            with session:
+                result = function(args, kwargs)
+        except BaseException:
+            session.abandon()
+            raise
+        finally:
+            self._patches.exit()
+        recorded = not session.replaying
+        session.finish()
+        self.cuts = session.cuts
+        if recorded:
+            self.eager_steps += 1
+            result = pytree.tree_map_only(Tensor, _detached, result)
+        return result
+
+    def _look(self) -> None:
+        """Looks for other parameters, buffers and states than there were."""
+        if self._tensors() is not None:
+            return
+        for optimizer in self._definition.optimizers:
+            create_state(optimizer)
+        before = self._inventory
+        self._take_stock()
+        assert self._inventory is not None
+        if before is None or not before.is_like(self._inventory):
+            self._tries.clear()
+        self._lives = dict.fromkeys(map(id, self._inventory.tensors))
+
+    # What a session has run
+
+    def commit(self, segment: Segment) -> bool:
+        """See `Runner.commit`."""
+        node = segment.node
+        if node is segment.trie.root:
+            return True
+        path = node.path()
+        held = segment.held()
+        if not held and not any(entry.mutates or entry.draws for entry in path):
+            return True
+        program = self._program(segment, node, path, held, pure=False)
+        if program is None or program.variant.program.prefers_eager:
+            self.materialize(segment)
+            return False
+        assert self._inventory is not None
+        tensors = self._run(program, segment)
+        if tensors is None:
+            return False
+        assign(segment, tensors, held)
+        return True
+
+    def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
+        assert self._inventory is not None
+        comparison = program.variant.program.comparison
+        turn, start = None if comparison is None else comparison.turn, time.perf_counter()
+        tensors: dict[int, Tensor] | None = None
+        try:
+            if comparison is None or turn is not None:
+                tensors = program(segment, self._inventory)
+        except OutOfRangeError:
+            with all_or_nothing(self._inventory.tensors):
+                self.materialize(segment)
+            return None
+        if tensors is None:
+            self.materialize(segment)
+        if comparison is not None:
+            self._synchronize()
+            comparison.note(turn, time.perf_counter() - start)
+        return tensors
+
+    def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
+        """See `Runner.evaluate`."""
+        trie, node = segment.trie, segment.node
+        found = {n: trie.values[n] for n in numbers if trie.kinds[n] != "result"}
+        path = node.path()
+        written = any(entry.mutates for entry in path)
+        wanted = list(dict.fromkeys(n for n in numbers if written or n not in found))
+        if wanted:
+            program = self._program(segment, node, path, wanted, pure=True)
+            if program is None:
+                return None
+            assert self._inventory is not None
+            try:
+                found |= program(segment, self._inventory)
+            except OutOfRangeError:
+                return None
+        return found
+
+    def materialize(self, segment: Segment) -> None:
+        """See `Runner.materialize`."""
+        trie, node = segment.trie, segment.node
+        held = segment.held()
+        tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
+        path = node.path()
+        with group_numbers_as(self._definition.optimizers, segment.numbers):
+            execute(path, tensors, trie.numbers.__getitem__, held)
+        segment.become_real(tensors, held)
+
+    def refuse(self, reason: str, line: str) -> None:
+        """See `Runner.refuse`."""
+        text = f"the step {reason} at {line}"
+        if self._fallback == "error":
+            raise StepCaptureError(
+                f"{text}, which no program of a step holds yet. Pass fallback=\"split\" to run the "
+                "rest of such a call in eager."
+            )
+        if line not in self.refusals:
+            log.warning("%s: from there on it runs in eager.", text.capitalize())
+        self.refusals[line] = reason
+
+    def _program(
+        self, segment: Segment, node: Node, path: Any, outputs: Sequence[int], pure: bool
+    ) -> RecordProgram | None:
+        """A program for the way to a place; compiles one if need be. None: only eager can."""
+        assert self._inventory is not None
+        wanted = set(outputs)
+        for program, is_pure in node.programs:
+            if is_pure is pure and wanted.issubset(program.outputs):
+                if program.holds(segment, self._inventory):
+                    return program
+        if node in self._failed or len(node.programs) >= MAX_PROGRAMS:
+            return None
+        try:
+            program = self._compile(segment, path, sorted(wanted), pure)
+        except StepCaptureError as error:
+            if self._fallback == "error":
+                raise
+            log.warning("%s The step runs in eager there.", error)
+            self._failed.add(node)
+            return None
+        node.programs.append((program, pure))
+        return program
+
+    def _compile(
+        self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool
+    ) -> RecordProgram:
+        assert self._inventory is not None
+        definition, inventory = self._definition, self._inventory
+        refuse_step(inventory.tensors, self._backend.name, self._backend.home)
+        with TRACING:
+            program = RecordProgram(
+                definition, self._backend, inventory, segment, path, outputs, pure
+            )
+        program.variant.last_used = next(self._uses)
+        if self.compilations:
+            self.reasons.append("another way through the step, or other tensors that are kept")
+        self.compilations += 1
+        return program
+
+    def _all_variants(self) -> Iterator[Variant]:
+        for trie in self._tries.values():
+            yield from _variants(trie)
+
+
+class StepCallInEager:
+    """Calls a step's function, for each part of the batch if it is accumulated."""
+
+    def __init__(self, definition: Any):
+        self._definition = definition
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls it."""
+        definition = self._definition
+        if definition.accumulate == 1:
+            return definition.function(*args, **kwargs)
+        import contextlib
+
+        call = StepCall(
+            definition.optimizers,
+            definition.models,
+            definition.accumulate,
+            lambda _: contextlib.nullcontext(),
+        )
+        return call(definition.function, args, kwargs)
+
+
+def _variants(trie: Trie) -> Iterator[Variant]:
+    for node in trie.root.subtree():
+        for program, _ in node.programs:
+            yield program.variant
+        if node.then is not None:
+            yield from _variants(node.then)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_leaf else tensor.detach()
+
+

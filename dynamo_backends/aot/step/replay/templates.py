@@ -1,0 +1,297 @@
+"""Templates: the arguments and results of a recorded call, with numbers in the place of tensors.
+
+A template is a nested structure of `Ref`, `Number`, `Items` and constants. For the arguments of
+each entry a checker is generated, a Python function without loops, that compares the arguments of
+another call with it.
+"""
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.interface.errors import DynamoBackendsError
+
+
+class NotRecordable(DynamoBackendsError):
+    """A call that no record can hold; the message says why."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor, by its number in the trie."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A Python number that is an input of the program.
+
+    Attributes:
+        index: Its number in the trie.
+        kind: Its class.
+        value: As it was recorded.
+    """
+
+    index: int
+    kind: type
+    value: int | float
+
+
+@dataclass(frozen=True)
+class Items:
+    """A container.
+
+    Attributes:
+        kind: Its class.
+        keys: Of a dict.
+        items: Templates of its items; for a slice start, stop and step.
+    """
+
+    kind: type
+    keys: tuple[Any, ...]
+    items: tuple[Any, ...]
+
+
+Template = Any
+Place = tuple[int, ...]
+"""A leaf of a template: the index at each level."""
+
+
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, enum.Enum,
+)  # fmt: skip
+_BY_IDENTITY = (type, FunctionType, BuiltinFunctionType, MethodType, torch.Generator)
+_SEQUENCES = (list, tuple, torch.Size)
+
+
+def template_of(value: Any, ref: Callable[[Tensor], Ref]) -> Template:
+    """The template of a value.
+
+    Args:
+        value: Arguments or a result.
+        ref: Numbers a tensor.
+
+    Raises:
+        NotRecordable: It has objects that another call cannot be compared with.
+    """
+    if isinstance(value, Tensor):
+        return ref(value)
+    kind = type(value)
+    if issubclass(kind, _CONSTANTS) or isinstance(value, _BY_IDENTITY):
+        return value
+    if kind in _SEQUENCES or (issubclass(kind, tuple) and _is_rebuilt(kind)):
+        return Items(kind, (), tuple(template_of(v, ref) for v in value))
+    if kind is dict:
+        keys = tuple(value)
+        return Items(dict, keys, tuple(template_of(v, ref) for v in value.values()))
+    if kind is slice:
+        parts = value.start, value.stop, value.step
+        return Items(slice, (), tuple(template_of(v, ref) for v in parts))
+    raise NotRecordable(f"an argument of type {kind.__name__}")
+
+
+def _is_rebuilt(kind: type) -> bool:
+    """Whether a class of tuples is made of its items: a named tuple, or torch's results."""
+    return hasattr(kind, "_make") or kind.__module__ == "torch.return_types"
+
+
+def fill(template: Template, value: Callable[[int], Any], number: Callable[[int], Any]) -> Any:
+    """Puts a value together.
+
+    Args:
+        template: Of it.
+        value: Gives tensors.
+        number: Gives numbers.
+    """
+    if type(template) is Ref:
+        return value(template.value)
+    if type(template) is Number:
+        return number(template.index)
+    if type(template) is not Items:
+        return template
+    items = [fill(item, value, number) for item in template.items]
+    if template.kind is dict:
+        return dict(zip(template.keys, items, strict=True))
+    if template.kind is slice:
+        return slice(*items)
+    make = getattr(template.kind, "_make", template.kind)
+    return items if template.kind is list else make(items)
+
+
+def leaves(template: Template) -> Iterator[Any]:
+    """What is in a template besides containers."""
+    if type(template) is Items:
+        for item in template.items:
+            yield from leaves(item)
+    else:
+        yield template
+
+
+def refs(template: Template) -> list[int]:
+    """The numbers of the tensors in a template."""
+    return [leaf.value for leaf in leaves(template) if type(leaf) is Ref]
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether two constants are the same to torch: also the sign of zero, and nan is nan."""
+    if type(a) is not type(b):
+        return False
+    if type(a) is float:
+        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
+    if isinstance(a, FunctionType):
+        return a is b or (a.__code__ is b.__code__ and a.__closure__ == b.__closure__)
+    return a is b or (not isinstance(a, _BY_IDENTITY) and bool(a == b))
+
+
+def differing_numbers(
+    template: Template, value: Any, is_same: Callable[[int, Tensor], bool]
+) -> list[Place] | None:
+    """Where a value differs from a template, if it does in numbers only.
+
+    Args:
+        template: Of a call.
+        value: Of another call.
+        is_same: Compares a tensor with a number of the trie.
+
+    Returns:
+        The leaves that are other numbers of the same type; None if something else differs.
+    """
+    if type(template) is Ref:
+        return [] if isinstance(value, Tensor) and is_same(template.value, value) else None
+    if type(template) is Number:
+        return [] if type(value) is template.kind else None
+    if type(template) is not Items:
+        if isinstance(value, Tensor):
+            return None
+        if same_constant(template, value):
+            return []
+        return [()] if type(value) in (int, float) and type(template) is type(value) else None
+    items = _items_of(template, value)
+    if items is None:
+        return None
+    places: list[Place] = []
+    for i, (inner, item) in enumerate(zip(template.items, items, strict=True)):
+        below = differing_numbers(inner, item, is_same)
+        if below is None:
+            return None
+        places += [(i, *place) for place in below]
+    return places
+
+
+def _items_of(template: Items, value: Any) -> list[Any] | None:
+    if type(value) is not template.kind:
+        return None
+    if template.kind is slice:
+        return [value.start, value.stop, value.step]
+    if template.kind is dict:
+        return list(value.values()) if tuple(value) == template.keys else None
+    return list(value) if len(value) == len(template.items) else None
+
+
+def with_number(template: Template, place: Place, make: Callable[[Any], Number]) -> Template:
+    """A template whose constant at a place is an input."""
+    if not place:
+        return make(template)
+    items = list(template.items)
+    items[place[0]] = with_number(items[place[0]], place[1:], make)
+    return Items(template.kind, template.keys, tuple(items))
+
+
+Checker = Callable[[tuple[Any, ...], dict[str, Any], list[Any], Callable[..., bool]], bool]
+"""From arguments, keyword arguments, the values of the trie and what binds inputs."""
+
+
+class _Source:
+    """The source of a checker."""
+
+    def __init__(self, is_known: Callable[[int], bool]):
+        self._is_known = is_known
+        self._seen: set[int] = set()
+        self.lines: list[str] = []
+        self.constants: list[Any] = []
+
+    def add(self, template: Template, expression: str) -> None:
+        """Adds the comparison of an expression with a template."""
+        if type(template) is Ref:
+            number = template.value
+            if self._is_known(number) or number in self._seen:
+                self._require(f"{expression} is V[{number}]")
+            else:
+                self._seen.add(number)
+                self._require(f"bind({number}, {expression})")
+        elif type(template) is Number:
+            kind = self._constant(template.kind)
+            self._require(f"type({expression}) is {kind}")
+            self.lines.append(f"    N[{template.index}] = {expression}")
+        elif type(template) is Items:
+            self._add_items(template, expression)
+        elif template is None or template is True or template is False:
+            self._require(f"{expression} is {template}")
+        elif type(template) in (int, str):
+            self._require(
+                f"type({expression}) is {type(template).__name__} and {expression} == {template!r}"
+            )
+        else:
+            self._require(f"same({self._constant(template)}, {expression})")
+
+    def _add_items(self, template: Items, expression: str) -> None:
+        self._require(f"type({expression}) is {self._constant(template.kind)}")
+        if template.kind is slice:
+            parts = [f"{expression}.{name}" for name in ("start", "stop", "step")]
+        elif template.kind is dict:
+            self._require(f"tuple({expression}) == {self._constant(template.keys)}")
+            parts = [f"{expression}[{self._constant(key)}]" for key in template.keys]
+        else:
+            self._require(f"len({expression}) == {len(template.items)}")
+            parts = [f"{expression}[{i}]" for i in range(len(template.items))]
+        for item, part in zip(template.items, parts, strict=True):
+            if type(item) is Items:
+                name = f"x{len(self.lines)}"
+                self.lines.append(f"    {name} = {part}")
+                part = name
+            self.add(item, part)
+
+    def _require(self, condition: str) -> None:
+        self.lines.append(f"    if not ({condition}): return False")
+
+    def _constant(self, value: Any) -> str:
+        self.constants.append(value)
+        return f"C[{len(self.constants) - 1}]"
+
+
+def make_checker(
+    args: Items, kwargs: Items, is_known: Callable[[int], bool], numbers: list[Any]
+) -> Checker:
+    """Generates the checker of a call.
+
+    Args:
+        args: Template of its arguments.
+        kwargs: Template of its keyword arguments.
+        is_known: Whether a value has been met before on the way to this call.
+        numbers: Gets the numbers of a call that are inputs.
+    """
+    source = _Source(is_known)
+    source._require(f"len(args) == {len(args.items)}")
+    for i, item in enumerate(args.items):
+        name = f"args[{i}]"
+        if type(item) is Items:
+            source.lines.append(f"    a{i} = args[{i}]")
+            name = f"a{i}"
+        source.add(item, name)
+    if kwargs.keys:
+        source.add(kwargs, "kwargs")
+    else:
+        source._require("not kwargs")
+    text = "\n".join(("def check(args, kwargs, V, bind):", *source.lines, "    return True"))
+    names: dict[str, Any] = {"C": source.constants, "N": numbers, "same": same_constant}
+    exec(compile(text, "<checker of a step>", "exec"), names)
+    checker: Checker = names["check"]
+    return checker

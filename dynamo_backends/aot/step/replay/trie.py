@@ -1,0 +1,256 @@
+"""The trie of records: what the torch calls of a step were, one branch for each way it went."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import saved_tensors_hooks
+from dynamo_backends._torch_private.placeholders import is_any_autocast_enabled
+from dynamo_backends.aot.step.replay.placeholders import (
+    Placeholder,
+    TensorSpec,
+    placeholder_of,
+)
+from dynamo_backends.aot.step.replay.templates import (
+    Checker,
+    Items,
+    Number,
+    Place,
+    fill,
+    make_checker,
+    refs,
+    with_number,
+)
+
+State = tuple[Any, ...]
+
+Flags = tuple[bool, bool]
+"""`requires_grad` and `is_leaf`."""
+
+
+def torch_state() -> State:
+    """The settings of torch that a call depends on besides its arguments."""
+    if is_any_autocast_enabled():
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
+    else:
+        autocast = ()
+    return torch.is_grad_enabled(), saved_tensors_hooks(), autocast
+
+
+def process_state() -> State:
+    """Further such settings, which hardly ever change within a step."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_device(),
+    )
+
+
+@dataclass(eq=False)
+class Entry:
+    """One recorded call.
+
+    Attributes:
+        kind: "call"; "read" (Python gets a value); "backward"; "optimizer" (its `step`);
+            "zero_grad"; "set_grad" and "get_grad" (of a gradient that is there before).
+        function: What was called; for an optimizer's method the kind, the optimizer and its settings
+            that are not inputs.
+        args: Template of the arguments.
+        kwargs: Template of the keyword arguments.
+        result: Template of the result.
+        state: The settings of torch.
+        line: The user's.
+        made: The numbers of the tensors that it makes.
+        gradients: After a backward pass: tensors and their gradients, by their numbers.
+        absent: Before it: tensors without a gradient, as far as the record does not say so.
+        present: Likewise those with one.
+        flags: Those of results that it changes.
+        mutates: Whether it changes something besides making tensors.
+        draws: Whether it draws random numbers.
+    """
+
+    kind: str
+    function: Any
+    args: Items
+    kwargs: Items
+    result: Any
+    state: State
+    line: str
+    made: tuple[int, ...] = ()
+    gradients: dict[int, int | None] = field(default_factory=dict)
+    absent: tuple[int, ...] = ()
+    present: tuple[int, ...] = ()
+    flags: tuple[tuple[int, "Flags"], ...] = ()
+    mutates: bool = False
+    draws: bool = False
+
+    def mentioned(self) -> set[int]:
+        """The numbers of all tensors that it takes or makes."""
+        gradients = (n for n in self.gradients.values() if n is not None)
+        return {*refs(self.args), *refs(self.kwargs), *self.made, *gradients, *self.gradients}
+
+
+@dataclass(eq=False)
+class Node:
+    """A place in the trie: the call that leads there, and those that may follow.
+
+    Attributes:
+        entry: The call; None at the root.
+        parent: The place before; None at the root.
+        known: The tensors met on the way.
+        history: Those of them through which a backward pass may still go.
+        children: The calls that followed.
+        programs: Of the way to here.
+        then: After a cut: where the step goes on.
+        refusal: Why it goes on in eager.
+    """
+
+    entry: Entry | None = None
+    parent: "Node | None" = None
+    known: frozenset[int] = frozenset()
+    history: frozenset[int] = frozenset()
+    children: list["Node"] = field(default_factory=list)
+    programs: list[Any] = field(default_factory=list)
+    then: "Trie | None" = None
+    refusal: Exception | None = None
+    check: Checker | None = None
+    function: Any = None
+    state: State = ()
+    single: int = -1
+
+    def path(self) -> list[Entry]:
+        """The calls from the root to here."""
+        entries = []
+        node: Node | None = self
+        while node is not None and node.entry is not None:
+            entries.append(node.entry)
+            node = node.parent
+        return entries[::-1]
+
+    def subtree(self) -> Iterator["Node"]:
+        """This place, and all that follow."""
+        yield self
+        for child in self.children:
+            yield from child.subtree()
+
+
+class Trie:
+    """The records that begin at one place of a step.
+
+    Attributes:
+        root: Before the first call.
+        specs: The metadata of each tensor.
+        values: The tensors of a call that is replayed: slots, inputs and placeholders.
+        kinds: "slot", "input" or "result", for each.
+        aliases: For each the tensor whose memory it was part of when it was made.
+        numbers: The numbers of a call that are inputs.
+    """
+
+    def __init__(self) -> None:
+        self.root = Node()
+        self.specs: list[TensorSpec] = []
+        self.values: list[Any] = []
+        self.kinds: list[str] = []
+        self.aliases: dict[int, int] = {}
+        self.numbers: list[Any] = []
+        self.slots: dict[int, int] = {}
+        """The numbers of tensors that live on, by their ids."""
+
+    def add(self, spec: TensorSpec, kind: str, value: Any = None) -> int:
+        """Numbers a tensor."""
+        self.specs.append(spec)
+        self.kinds.append(kind)
+        self.values.append(value)
+        return len(self.specs) - 1
+
+    def slot(self, tensor: Tensor) -> int:
+        """The number of a tensor that lives on."""
+        number = self.slots.get(id(tensor))
+        if number is None:
+            number = self.slots[id(tensor)] = self.add(TensorSpec.of(tensor), "slot", tensor)
+        return number
+
+    def value(self, number: int) -> Any:
+        """A tensor of the call that is replayed; results are placeholders."""
+        value = self.values[number]
+        if value is None and self.kinds[number] == "result":
+            value = self.values[number] = placeholder_of(self.specs[number], number)
+        return value
+
+    def is_held(self, number: int) -> bool:
+        """Whether anybody but the trie refers to a placeholder."""
+        values = self.values
+        return sys.getrefcount(values[number]) > _UNHELD
+
+    def renew(self, numbers: Any) -> None:
+        """Makes placeholders anew that user code may still hold."""
+        for number in numbers:
+            self.values[number] = None
+
+    def append(self, parent: Node, entry: Entry, history: frozenset[int]) -> Node:
+        """Adds a call behind a place."""
+        node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
+        self._prepare(node)
+        parent.children.append(node)
+        return node
+
+    def _prepare(self, node: Node) -> None:
+        entry, parent = node.entry, node.parent
+        assert entry is not None
+        assert parent is not None
+        node.function, node.state = entry.function, entry.state
+        is_known = lambda n: n in parent.known or self.kinds[n] == "slot"  # noqa: E731
+        node.check = make_checker(entry.args, entry.kwargs, is_known, self.numbers)
+        single = getattr(entry.result, "value", -1) if type(entry.result) is not Number else -1
+        node.single = single if isinstance(single, int) else -1
+
+    def promote(self, node: Node, places: list[Place]) -> None:
+        """Makes inputs of constants in a call: they have been other ones.
+
+        Args:
+            node: The call.
+            places: The constants, in its arguments and keyword arguments.
+        """
+        entry = node.entry
+        assert entry is not None
+        both = Items(tuple, (), (entry.args, entry.kwargs))
+        for place in places:
+            both = with_number(both, place, self._new_number)
+        entry.args, entry.kwargs = both.items
+        self._prepare(node)
+        for below in node.subtree():
+            below.programs.clear()
+
+    def _new_number(self, value: int | float) -> Number:
+        self.numbers.append(value)
+        return Number(len(self.numbers) - 1, type(value), value)
+
+    def result(self, node: Node) -> Any:
+        """What a replayed call returns."""
+        if node.single >= 0:
+            return self.value(node.single)
+        assert node.entry is not None
+        return fill(node.entry.result, self.value, self.numbers.__getitem__)
+
+
+def _count() -> int:
+    """What `sys.getrefcount(values[number])` is if the list alone refers to an object."""
+    values = [object()]
+    number = 0
+    return sys.getrefcount(values[number])
+
+
+_UNHELD = _count()
+
+Find = Callable[[Tensor], int]
+
+
+def is_pending(value: Any) -> bool:
+    """Whether a tensor is a placeholder of a call that has failed."""
+    return type(value) is Placeholder and value.step_value < 0

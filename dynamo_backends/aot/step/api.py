@@ -15,6 +15,7 @@ from dynamo_backends.aot.step.mesh.replicas import (
 from dynamo_backends.aot.step.outside import refuse_outside_effects
 from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.recording import Definition
+from dynamo_backends.aot.step.replay.step import ReplayStep
 from dynamo_backends.aot.step.step import Step, searches
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
 
@@ -39,6 +40,7 @@ def compile_step(
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
     precision: Precision = "float32",
+    python: Literal["capture", "replay"] = "capture",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -75,6 +77,8 @@ def compile_step(
         precision: "bf16": the forward pass runs under autocast to bfloat16, the backward pass and
             the optimizers outside of it; parameters and their state stay in float32. "float32":
             all is computed in the dtypes that the function has.
+        python: "capture": the function runs once, while it is captured. "replay" (experimental): it
+            runs at every call, and its tensor math is compiled (docs/training-state.md).
 
     Raises:
         OptionError: An argument is not valid.
@@ -84,10 +88,13 @@ def compile_step(
         RankError: Another process of the mesh does not come.
         StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
     """
-    _check_arguments(fallback, accumulate, mesh)
-    check_precision(precision, fallback)
+    _check_arguments(fallback, accumulate, mesh, python)
+    check_precision(precision, fallback if python == "capture" else "error")
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
+    if python == "replay":
+        return _replay_step(function, models, optimizers, backend, options, accumulate, fallback,
+                            mesh, precision)
     replicas: list[Any] = []
     if fallback == "error":
         if any(map(searches, optimizers)):
@@ -106,12 +113,33 @@ def compile_step(
     return step
 
 
-def _check_arguments(fallback: str, accumulate: int, mesh: Any) -> None:
+def _replay_step(
+    function: Callable[..., Any],
+    models: tuple[nn.Module, ...],
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    backend: str,
+    options: Mapping[str, Any] | None,
+    accumulate: int,
+    fallback: str,
+    mesh: Any,
+    precision: Precision,
+) -> Step:
+    if mesh is not None or replicated(models):
+        raise OptionError('python="replay" does not spread steps over a mesh yet.')
+    if precision == "bf16":
+        function = in_bfloat16(function, models, optimizers)
+    definition = Definition(function, models, optimizers, accumulate)
+    return ReplayStep(definition, backend, options, fallback)
+
+
+def _check_arguments(fallback: str, accumulate: int, mesh: Any, python: str) -> None:
+    if python not in ("capture", "replay"):
+        raise OptionError(f"python must be 'capture' or 'replay', not {python!r}")
     if fallback not in ("error", "split"):
         raise OptionError(f"fallback must be 'error' or 'split', not {fallback!r}")
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise OptionError(f"accumulate must be a positive integer, not {accumulate!r}")
-    if fallback == "split" and accumulate > 1:
+    if fallback == "split" and accumulate > 1 and python == "capture":
         raise OptionError(
             'accumulate cannot be combined with fallback="split": torch.compile takes whole '
             "batches. Write the loop over the parts yourself."

@@ -13,6 +13,10 @@ from dynamo_backends.aot.step.recomputed import names_recomputed
 from dynamo_backends.interface.errors import StepCaptureError
 
 
+class NewStateError(StepCaptureError):
+    """An optimizer makes state in a step that is captured."""
+
+
 class Bindings:
     """Attributes and buffers of modules, and the keys of optimizers' state, before a trace.
 
@@ -69,7 +73,7 @@ class Bindings:
         for state, keys in self._states:
             for key in state:
                 if key not in keys:
-                    raise StepCaptureError(
+                    raise NewStateError(
                         f"the optimizer makes new state ({key!r}) in the middle of training, which "
                         "one graph cannot hold. Make all state at the first step."
                     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
+from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.python_state.following import Conditions
 from dynamo_backends.aot.step.python_state.places import Place
@@ -142,6 +143,8 @@ class RecordProgram:
                     straight, backend, inventory, leaves_of_batch, spec,
                     python=self._line, pure=pure,
                 )  # fmt: skip
+        except NewStateError:
+            raise
         except StepCaptureError as error:
             raise self._located(error) from error
         self.seconds = self.variant.capture_seconds

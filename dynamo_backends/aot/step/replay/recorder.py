@@ -60,6 +60,8 @@ class Recorder:
         self._check(segment, func, kwargs, tensors)
         given = self._templates(segment, func, args, kwargs, tensors)
         if given is None:
+            if not tensors:
+                self.natives.add(func)
             return func(*args, **kwargs)
         before = {n: t for n, t in _results(segment, tensors)}
         flags = {n: _flags(t) for n, t in before.items()}
@@ -67,22 +69,17 @@ class Recorder:
         state = torch_state()
         with Observer() as observer:
             result = func(*args, **kwargs)
-        try:
-            made, template = self._result(segment, result, kind)
-        except NotRecordable:
-            made, template, kind = (), False, "read"
-        if not tensors and not refs(template):
-            self.natives.add(func)
-            return result
-        if kind == "call" and result is not None and not refs(template):
-            kind = "read"
         if observer.reads and kind == "call":
             if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
                 self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
                 return result
             kind = "read"
-        if kind == "read":
-            made, template = (), None
+        made, template = self._result(segment, result, kind)
+        if not tensors and not refs(template):
+            self.natives.add(func)
+            return result
+        if kind == "call" and result is not None and not refs(template):
+            kind = "read"
         entry = Entry(
             kind, func, *given, template, state, self.line(), made,
             mutates=observer.mutates or kind == "set_grad", draws=observer.draws,
@@ -133,7 +130,12 @@ class Recorder:
 
     def _result(self, segment: Segment, result: Any, kind: str) -> tuple[tuple[int, ...], Any]:
         first = len(segment.trie.specs)
-        template = template_of(result, segment.result)
+        if kind == "read":
+            return (), None
+        try:
+            template = template_of(result, segment.result)
+        except NotRecordable:
+            return (), None
         if kind == "get_grad" and type(template) is Ref and template.value >= first:
             segment.trie.kinds[template.value] = "gradient"
         made = tuple(n for n in refs(template) if n >= first)

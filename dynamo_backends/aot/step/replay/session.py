@@ -46,6 +46,7 @@ class Session(TorchFunctionMode):
         segment: The calls since the last cut.
         replaying: Whether calls are compared and not executed.
         following: Whether calls are compared or recorded at all.
+        executed: Whether anything was computed call by call.
         cuts: How many cuts there were.
     """
 
@@ -55,6 +56,7 @@ class Session(TorchFunctionMode):
         self._runner = runner
         self._recorder = Recorder(self)
         self.cuts = 0
+        self.executed = False
         self.following = True
         self._busy = False
         self._begin(trie)
@@ -94,12 +96,15 @@ class Session(TorchFunctionMode):
     def call(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compares a call with the record, or records it."""
         if self.replaying:
-            node = self._match(func, args, kwargs) or self._diverged(kind, func, args, kwargs)
+            node = self._match(func, args, kwargs)
+            if node is None:
+                if func in self._recorder.natives and not _has_tensors(args, kwargs):
+                    return func(*args, **kwargs)
+                node = self._diverged(kind, func, args, kwargs)
             if node is not None:
                 return self._result(node, args, kwargs)
-            if not _has_tensors(args, kwargs) and func in self._recorder.natives:
-                return func(*args, **kwargs)
             self.leave_record()
+        self.executed = True
         if not self.following:
             return func(*args, **kwargs)
         try:
@@ -114,7 +119,11 @@ class Session(TorchFunctionMode):
         for child in segment.node.children:
             if child.function == func and child.state == torch_state():
                 assert child.check is not None
-                if child.check(args, kwargs, values, segment.bind):
+                if child.check(args, kwargs, values, segment.bind) and (
+                    child.entry is None
+                    or child.entry.kind != "backward"
+                    or self._gradients_are_as(child)
+                ):
                     return child
                 segment.unbind(count)
         return None
@@ -141,9 +150,6 @@ class Session(TorchFunctionMode):
         assert entry is not None
         if entry.kind == "read":
             return self._read(node, args, kwargs)
-        if entry.kind == "backward" and not self._gradients_are_as(node):
-            self.leave_record()
-            return self.call(entry.kind, entry.function, args, kwargs)
         segment.node = node
         if entry.kind == "get_grad":
             (target, number), *_ = entry.gradients.items()
@@ -201,6 +207,7 @@ class Session(TorchFunctionMode):
             self.leave_record()
             if not self.following:
                 return run()
+        self.executed = True
         if kind == "optimizer":
             self.segment.numbers[id(optimizer)] = numbers
         return self._recorder.record_optimizer(kind, optimizer, args, kwargs, run, constants)
@@ -222,6 +229,7 @@ class Session(TorchFunctionMode):
             else:
                 self._go_on_recording()
                 self.following = False
+                self.executed = True
             return entry.function(*args, **kwargs)
         wanted = [*refs(entry.args), *refs(entry.kwargs)]
         tensors = self._runner.evaluate(segment, wanted)
@@ -267,6 +275,7 @@ class Session(TorchFunctionMode):
         """The step goes on in another way than the records: runs the calls so far in eager."""
         with self._suspended():
             self._runner.materialize(self.segment)
+        self.executed = True
         self._go_on_recording()
 
     def _go_on_recording(self) -> None:
@@ -283,6 +292,7 @@ class Session(TorchFunctionMode):
         if self.replaying:
             self.leave_record()
         self.following = False
+        self.executed = True
         line = self._recorder.line()
         self._runner.refuse(reason, line)
 

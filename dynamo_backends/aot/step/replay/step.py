@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.microbatches import StepCall
-from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.patches import Patches, active_session
@@ -41,7 +41,7 @@ class ReplayStep(Step):
 
     def __init__(self, definition: Any, backend: str, options: Any, fallback: str):
         super().__init__(definition, backend, options, fallback)
-        self._split = None
+        self._split = None  # it runs in eager where it must
         self.cuts = 0
         self.refusals: dict[str, str] = {}
         self._tries: dict[Any, Trie] = {}
@@ -75,10 +75,9 @@ class ReplayStep(Step):
             raise
         finally:
             self._patches.exit()
-        recorded = not session.replaying
         session.finish()
         self.cuts = session.cuts
-        if recorded:
+        if session.executed:
             self.eager_steps += 1
             result = pytree.tree_map_only(Tensor, _detached, result)
         return result
@@ -87,13 +86,13 @@ class ReplayStep(Step):
         """Looks for other parameters, buffers and states than there were."""
         if self._tensors() is not None:
             return
-        for optimizer in self._definition.optimizers:
-            create_state(optimizer)
         before = self._inventory
         self._take_stock()
         assert self._inventory is not None
         if before is None or not before.is_like(self._inventory):
-            self._tries.clear()
+            for trie in self._tries.values():
+                _forget_programs(trie)
+            self._failed.clear()
         self._lives = dict.fromkeys(map(id, self._inventory.tensors))
 
     # What a session has run
@@ -191,6 +190,8 @@ class ReplayStep(Step):
             return None
         try:
             program = self._compile(segment, path, sorted(wanted), pure)
+        except NewStateError:
+            return None  # it is there at the next call
         except StepCaptureError as error:
             if self._fallback == "error":
                 raise
@@ -249,6 +250,13 @@ def _variants(trie: Trie) -> Iterator[Variant]:
             yield program.variant
         if node.then is not None:
             yield from _variants(node.then)
+
+
+def _forget_programs(trie: Trie) -> None:
+    for node in trie.root.subtree():
+        node.programs.clear()
+        if node.then is not None:
+            _forget_programs(node.then)
 
 
 def _detached(tensor: Tensor) -> Tensor:

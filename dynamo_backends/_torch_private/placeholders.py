@@ -5,7 +5,7 @@
 | `Tensor._make_wrapper_subclass`, `torch._C._disabled_torch_function_impl` | 2.13 |
 | `torch._C._swap_tensor_impl` | 2.13 |
 | `torch._C._is_any_autocast_enabled`, `torch._C._set_grad_enabled` | 2.13 |
-| `torch._functorch.vmap`, `.eager_transforms`: `_*_increment_nesting` | 2.13 |
+| `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.13 |
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ _SET_CLASS: Any = vars(object)["__class__"].__set__
 TRANSFORMS: tuple[tuple[Any, str], ...] = tuple(
     (module, name)
     for module, name in (
-        (vmap, "_vmap_increment_nesting"),
-        (eager_transforms, "_grad_increment_nesting"),
-        (eager_transforms, "_jvp_increment_nesting"),
+        (vmap, "vmap_increment_nesting"),
+        (eager_transforms, "grad_increment_nesting"),
+        (eager_transforms, "jvp_increment_nesting"),
         (eager_transforms, "_func_increment_nesting"),
     )
     if hasattr(module, name)
@@ -39,7 +39,7 @@ class WrapperTensor(Tensor):
     `x.__class__` is Tensor, as code that asks for it expects.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -47,11 +47,16 @@ class WrapperTensor(Tensor):
         return Tensor
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Refuses an operator."""
-        raise NotImplementedError(f"{func} of a tensor that has no contents yet")
+        raise cls.refusal(func)
+
+    @classmethod
+    def refusal(cls, func: Any) -> Exception:
+        """The error of an operator that does not know of a step's replay."""
+        return NotImplementedError(f"{func} of a tensor that has no contents")
 
 
 def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
@@ -61,7 +66,7 @@ def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
         cls: Its class.
         like: Has `size`, `stride`, `offset`, `dtype`, `device`, `layout` and `requires_grad`.
     """
-    return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    return Tensor._make_wrapper_subclass(
         cls,
         like.size,
         strides=like.stride,
@@ -80,6 +85,6 @@ def become(wrapper: WrapperTensor, real: Tensor) -> None:
         wrapper: Keeps its identity in Python.
         real: Nobody may use it afterwards.
     """
-    swap: Any = torch._C._swap_tensor_impl  # type: ignore[attr-defined]
+    swap: Any = torch._C._swap_tensor_impl
     swap(wrapper, real)
     _SET_CLASS(wrapper, Tensor)

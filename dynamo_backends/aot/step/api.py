@@ -93,8 +93,9 @@ def compile_step(
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
     if python == "replay":
-        return _replay_step(function, models, optimizers, backend, options, accumulate, fallback,
-                            mesh, precision)
+        return _replay_step(
+            function, models, optimizers, backend, options, accumulate, fallback, mesh, precision
+        )
     replicas: list[Any] = []
     if fallback == "error":
         if any(map(searches, optimizers)):

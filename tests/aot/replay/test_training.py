@@ -263,6 +263,31 @@ def keeps_gradients(run: Run) -> Any:
     return step
 
 
+def keeps_views(run: Run) -> Any:
+    run.state.views, run.state.kept = [], []
+    held: list[Any] = [None]
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        out = run.model(x)
+        loss = F.cross_entropy(out, y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        detached = out.detach()
+        held[0] = run.model[0].weight.detach()[1], detached, detached[0], x, x[1]
+        return loss
+
+    def between(i: int) -> None:
+        with torch.no_grad():
+            run.model[0].weight.mul_(0.5)
+            for each in (held[0][2], held[0][4]):
+                each.add_(1)
+        run.state.views.append([t.clone() for t in held[0]])
+
+    run.between = between
+    return step
+
+
 def scales_gradients(run: Run) -> Any:
     def step(x: Tensor, y: Tensor) -> Any:
         loss = F.cross_entropy(run.model(x), y)
@@ -465,6 +490,7 @@ CASES: dict[str, Case] = {
     **{f.__name__: Case(f) for f in (
         plain, clears_first, clears_to_zeros, clips, schedules, averages, two_networks,
         gradient_penalty, sharpness_aware, reads_the_loss, masks, prints, keeps_gradients,
+        keeps_views,
         scales_gradients, projects, closure, writes_to_the_batch, plateau,
     )},
     **{f.__name__: Case(f, most_eager=6) for f in (

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dynamo_backends._torch_private.placeholders import set_grad_enabled
 

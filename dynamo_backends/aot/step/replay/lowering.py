@@ -1,4 +1,4 @@
-"""From a record to a program: the calls, written out as a straight line, are traced and compiled."""
+"""From a record to a program: its calls, written out as a straight line, are compiled."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

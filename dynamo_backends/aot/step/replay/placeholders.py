@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private.placeholders import WrapperTensor, become, make_wrapper
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,14 @@ class Placeholder(WrapperTensor):
     """
 
     step_value: int
+
+    @classmethod
+    def refusal(cls, func: Any) -> Exception:
+        """The error of an operator that is called past torch functions, or after a failure."""
+        return StepCaptureError(
+            f"{func} is called with a tensor that a step has not computed: past torch functions, "
+            "or after the call that would have computed it has failed."
+        )
 
 
 _OWN = ("step_value",)

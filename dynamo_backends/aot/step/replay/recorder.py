@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Recorder:
         natives: Functions that have to do with no tensors.
     """
 
-    natives: set[Any] = set()
+    natives: ClassVar[set[Any]] = set()
 
     def __init__(self, session: Any):
         self._session = session
@@ -63,7 +63,7 @@ class Recorder:
             if not tensors:
                 self.natives.add(func)
             return func(*args, **kwargs)
-        before = {n: t for n, t in _results(segment, tensors)}
+        before = dict(_results(segment, tensors))
         flags = {n: _flags(t) for n, t in before.items()}
         specs = {n: TensorSpec.of(t) for n, t in before.items()}
         state = torch_state()
@@ -150,7 +150,9 @@ class Recorder:
         value = args.items[1]
         return {args.items[0].value: None if value is None else value.value}
 
-    def _append(self, segment: Segment, entry: Entry, consumed: frozenset[int] = frozenset()) -> None:
+    def _append(
+        self, segment: Segment, entry: Entry, consumed: frozenset[int] = frozenset()
+    ) -> None:
         trie, parent = segment.trie, segment.node
         new = {n for n in entry.made if not trie.specs[n].is_leaf}
         new |= {n for n, (requires, leaf) in entry.flags if requires and not leaf}

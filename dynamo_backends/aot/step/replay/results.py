@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.replay.placeholders import TensorSpec, fulfil
+from dynamo_backends.aot.step.replay.placeholders import fulfil
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.trie import Trie
 
@@ -45,8 +45,9 @@ def _view(trie: Trie, number: int, tensors: dict[int, Tensor]) -> Tensor:
         base = tensors.get(root) if trie.kinds[root] == "result" else trie.values[root]
     if base is None:
         return tensors[number].detach()
-    spec: TensorSpec = trie.specs[number]
-    offset = spec.offset
-    if trie.kinds[root] == "result":  # type: ignore[index]
-        offset += base.storage_offset() - trie.specs[root].offset  # type: ignore[index]
+    assert root is not None
+    spec, of_base = trie.specs[number], trie.specs[root]
+    if base.stride() != of_base.stride or base.dtype is not spec.dtype:
+        return tensors[number].detach()
+    offset = spec.offset + int(base.storage_offset()) - of_base.offset
     return base.detach().as_strided(spec.size, spec.stride, offset)

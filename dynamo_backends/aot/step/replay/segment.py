@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends._torch_private import storage_id
 from dynamo_backends.aot.step.replay.placeholders import (
     TensorSpec,
     fulfil,
@@ -14,6 +15,7 @@ from dynamo_backends.aot.step.replay.placeholders import (
 )
 from dynamo_backends.aot.step.replay.templates import Ref
 from dynamo_backends.aot.step.replay.trie import Flags, Node, Trie
+from dynamo_backends.interface.errors import StepCaptureError
 
 
 class Segment:
@@ -40,6 +42,7 @@ class Segment:
         self._index: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self._inputs: list[int] = []
+        self._storages: dict[int, int] = {}
         trie.renew([n for n, kind in enumerate(trie.kinds) if kind == "input"])
 
     # Replaying
@@ -84,8 +87,14 @@ class Segment:
     def number_of(self, tensor: Tensor) -> int | None:
         """The number of a tensor; None if no call has had it."""
         if is_placeholder(tensor):
-            return tensor.step_value
-        number = self._index.get(id(tensor))
+            value: int = tensor.step_value  # type: ignore[attr-defined]
+            if value < 0:
+                raise StepCaptureError(
+                    "a tensor is used that a step has not computed: the call that would have "
+                    "done so has failed."
+                )
+            return value
+        number: int | None = self._index.get(id(tensor))
         if number is None:
             return self.trie.slots.get(id(tensor))
         alive = self._alive.get(number)
@@ -136,6 +145,8 @@ class Segment:
             number = self.trie.slot(tensor)
         if number is None:
             number = self._note(self.trie.add(TensorSpec.of(tensor), "input"), tensor)
+        elif self.trie.kinds[number] == "slot":
+            self._note_memory(number, tensor)
         return Ref(number)
 
     def result(self, tensor: Tensor) -> Ref:
@@ -150,7 +161,20 @@ class Segment:
     def _note(self, number: int, tensor: Tensor) -> int:
         self._index[id(tensor)] = number
         self._alive[number] = weakref.ref(tensor)
+        self._note_memory(number, tensor)
         return number
+
+    def _note_memory(self, number: int, tensor: Tensor) -> None:
+        """Notes whose memory a tensor is part of."""
+        storage = storage_id(tensor)
+        if storage is None:
+            return
+        first = self._storages.setdefault(storage, number)
+        base = self.real(first)
+        if base is None or storage_id(base) != storage:
+            self._storages[storage] = number  # that of a tensor that is gone
+        elif first != number:
+            self.trie.aliases[number] = self.trie.aliases.get(first, first)
 
     def real(self, number: int) -> Tensor | None:
         """The tensor of a number while calls are recorded; None if it is gone."""
@@ -177,11 +201,11 @@ class Segment:
             del placeholder
         trie.renew(n for n in self.node.known if trie.kinds[n] == "result")
         tensors.clear()
-        for target, number in self.gradients.items():
+        for target, made in self.gradients.items():
             owner = self.real(target)
-            gradient = None if owner is None or number is None else owner.grad
-            if gradient is not None and number is not None and self.real(number) is None:
-                self._note(number, gradient)
+            gradient = None if owner is None or made is None else owner.grad
+            if gradient is not None and made is not None and self.real(made) is None:
+                self._note(made, gradient)
 
 
 def _is_marked(value: Any) -> bool:

@@ -21,7 +21,7 @@ from dynamo_backends.aot.step.replay.session import Session
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
 from dynamo_backends.aot.step.step import Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
-from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.runtime.foreign import refuse_step
 from dynamo_backends.runtime.position_checks import OutOfRangeError
 
@@ -81,6 +81,14 @@ class ReplayStep(Step):
             self.eager_steps += 1
             result = pytree.tree_map_only(Tensor, _detached, result)
         return result
+
+    def snapshot(self) -> Any:
+        """Refuses to save the step.
+
+        Raises:
+            SaveError: Always.
+        """
+        raise SaveError('a step with python="replay" cannot be saved yet.')
 
     def _look(self) -> None:
         """Looks for other parameters, buffers and states than there were."""
@@ -169,7 +177,7 @@ class ReplayStep(Step):
         text = f"the step {reason} at {line}"
         if self._fallback == "error":
             raise StepCaptureError(
-                f"{text}, which no program of a step holds yet. Pass fallback=\"split\" to run the "
+                f'{text}, which no program of a step holds yet. Pass fallback="split" to run the '
                 "rest of such a call in eager."
             )
         if line not in self.refusals:
@@ -183,13 +191,13 @@ class ReplayStep(Step):
         assert self._inventory is not None
         wanted = set(outputs)
         for program, is_pure in node.programs:
-            if is_pure is pure and wanted.issubset(program.outputs):
-                if program.holds(segment, self._inventory):
-                    return program
+            is_enough = is_pure is pure and wanted.issubset(program.outputs)
+            if is_enough and program.holds(segment, self._inventory):
+                return program
         if node in self._failed or len(node.programs) >= MAX_PROGRAMS:
             return None
         try:
-            program = self._compile(segment, path, sorted(wanted), pure)
+            program = self._compile_path(segment, path, sorted(wanted), pure)
         except NewStateError:
             return None  # it is there at the next call
         except StepCaptureError as error:
@@ -201,7 +209,7 @@ class ReplayStep(Step):
         node.programs.append((program, pure))
         return program
 
-    def _compile(
+    def _compile_path(
         self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool
     ) -> RecordProgram:
         assert self._inventory is not None
@@ -261,5 +269,3 @@ def _forget_programs(trie: Trie) -> None:
 
 def _detached(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_leaf else tensor.detach()
-
-

@@ -187,7 +187,8 @@ def differing_numbers(
 
 
 def _items_of(template: Items, value: Any) -> list[Any] | None:
-    if type(value) is not template.kind:
+    kind: Any = type(value)
+    if kind is not template.kind:
         return None
     if template.kind is slice:
         return [value.start, value.stop, value.step]

@@ -59,8 +59,8 @@ class Entry:
     Attributes:
         kind: "call"; "read" (Python gets a value); "backward"; "optimizer" (its `step`);
             "zero_grad"; "set_grad" and "get_grad" (of a gradient that is there before).
-        function: What was called; for an optimizer's method the kind, the optimizer and its settings
-            that are not inputs.
+        function: What was called; for an optimizer's method the kind, the optimizer and those of
+            its settings that are not inputs.
         args: Template of the arguments.
         kwargs: Template of the keyword arguments.
         result: Template of the result.

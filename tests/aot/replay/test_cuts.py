@@ -1,0 +1,336 @@
+"""Steps by replay: cuts, parts in eager, exceptions, signals and threads."""
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dynamo_backends import OptionError, StepCaptureError, compile_step
+from tests.aot.replay.checks import Case, Run, assert_equal, batches, compare, copied, network
+from tests.aot.replay.test_training import plain, reads_the_loss, skips_by_value
+
+
+class Double(torch.autograd.Function):
+    """A function with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+def own_function(run: Run) -> Any:
+    return lambda x, y: plain(run)(Double.apply(run.model[0](x))[:, :4], y)
+
+
+def hook_on_a_result(run: Run) -> Any:
+    run.state.norms = []
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        out = run.model(x)
+        out.register_hook(lambda g: run.state.norms.append(g.norm()))
+        loss = F.cross_entropy(out, y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def hook_on_a_parameter(run: Run) -> Any:
+    run.state.calls = 0
+
+    def hook(gradient: Tensor) -> Tensor:
+        run.state.calls += 1
+        return gradient * run.state.calls
+
+    run.model[0].weight.register_hook(hook)
+    return plain(run)
+
+
+def hook_on_a_module(run: Run) -> Any:
+    run.state.calls = []
+    run.model[2].register_full_backward_hook(lambda m, i, o: run.state.calls.append(o[0].norm()))
+    return plain(run)
+
+
+def checkpoints(run: Run) -> Any:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        hidden = checkpoint(lambda t: run.model[1](run.model[0](t)), x, use_reentrant=False)
+        loss = F.cross_entropy(run.model[2](hidden), y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def maps_rows(run: Run) -> Any:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        rows = torch.vmap(lambda row: row * row.sum())(x)
+        return plain(run)(rows, y)
+
+    return step
+
+
+EAGER: list[Callable[[Run], Any]] = [
+    own_function, hook_on_a_result, hook_on_a_parameter, hook_on_a_module, checkpoints, maps_rows,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", EAGER, ids=lambda f: f.__name__)
+def test_what_no_program_holds_runs_in_eager(loop: Callable[[Run], Any]) -> None:
+    step = assert_equal(Case(loop, eager=True))
+    assert len(step.refusals) == 1
+
+
+@pytest.mark.parametrize("loop", EAGER, ids=lambda f: f.__name__)
+def test_or_it_raises_with_the_line(loop: Callable[[Run], Any]) -> None:
+    model = network()
+    run = Run(model, torch.optim.SGD(model.parameters(), 0.1))
+    step = compile_step(
+        loop(run), model=model, optimizer=run.optimizer, backend="aot_eager", python="replay"
+    )
+    with pytest.raises(StepCaptureError, match=r"the step .* at .*\.py:\d+"):
+        step(*batches(0, torch.Generator().manual_seed(0)))
+
+
+def test_a_value_read_after_the_update_makes_no_second_program() -> None:
+    step = assert_equal(Case(reads_the_loss))
+    assert (step.compilations, step.cuts) == (1, 1)
+
+
+def test_a_value_read_before_the_backward_pass_is_computed_alone() -> None:
+    step = assert_equal(Case(skips_by_value, most_eager=6))
+    assert step.cuts == 2
+
+
+def _trained(function_of: Callable[[Run], Any], compiled: bool) -> tuple[Run, Any]:
+    torch.manual_seed(0)
+    model = network()
+    run = Run(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    function = function_of(run)
+    if not compiled:
+        return run, function
+    return run, compile_step(
+        function, model=model, optimizer=run.optimizer, backend="aot_eager", python="replay"
+    )
+
+
+class _Refused(Exception):
+    """Of the user's code."""
+
+
+def _raising(run: Run) -> Any:
+    run.state.n, run.state.kept = 0, []
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        run.state.n += 1
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        run.state.kept.append(loss)
+        if run.state.n == 4:
+            raise _Refused("no")
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_an_exception_arrives_as_itself_and_nothing_has_changed() -> None:
+    run, step = _trained(_raising, compiled=True)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(3):
+        step(*batches(i, generator))
+    before = copied([run.model.state_dict(), run.optimizer.state_dict()])
+    with pytest.raises(_Refused, match="no"):
+        step(*batches(3, generator))
+    assert all(p.grad is None for p in run.model.parameters())
+    compare("left", copied([run.model.state_dict(), run.optimizer.state_dict()]), before)
+    with pytest.raises(StepCaptureError, match="has failed"):
+        run.state.kept[-1] + 1
+    step(*batches(4, generator))
+    assert step.eager_steps == 1
+
+
+def test_an_interruption_leaves_a_state_that_eager_could_have() -> None:
+    """Raises at the n-th line of Python, for many n: the state is that before or after a step."""
+    generator = torch.Generator().manual_seed(0)
+    batch = batches(0, generator)
+    run, step = _trained(plain, compiled=True)
+    for _ in range(3):
+        step(*batch)
+    seen, n = {True}, 5
+    while False not in seen:
+        n = n * 9 // 8 + 1
+        states = [copied([run.model.state_dict(), run.optimizer.state_dict()])]
+        reference, eager = _trained(plain, compiled=False)
+        reference.model.load_state_dict(run.model.state_dict())
+        reference.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
+        eager(*batch)
+        states.append(copied([reference.model.state_dict(), reference.optimizer.state_dict()]))
+        seen.add(_interrupted(step, batch, n))
+        found = copied([run.model.state_dict(), run.optimizer.state_dict()])
+        errors = []
+        for state in states:
+            try:
+                compare("state", found, state)
+            except AssertionError as error:
+                errors.append(error)
+        assert len(errors) < len(states), (n, errors)
+        assert all(p.grad is None for p in run.model.parameters())
+    assert n > 100
+
+
+def _interrupted(step: Any, batch: Any, count: int) -> bool:
+    """Calls a step and interrupts it at a line; whether it was."""
+    import sys
+
+    left = [count]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        step(*batch)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def _signalling(run: Run) -> Any:
+    run.state.n = 0
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        run.state.n += 1
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        run.optimizer.step()
+        if run.state.n == 3:
+            signal.raise_signal(signal.SIGINT)
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_a_signal_in_a_step_leaves_the_state_before_it() -> None:
+    run, step = _trained(_signalling, compiled=True)
+    reference, eager = _trained(plain, compiled=False)
+    batch = batches(0, torch.Generator().manual_seed(0))
+    for _ in range(2):
+        step(*batch)
+    with pytest.raises(KeyboardInterrupt):
+        step(*batch)
+    step(*batch)
+    for _ in range(3):
+        eager(*batch)
+    compare("model", copied(run.model.state_dict()), copied(reference.model.state_dict()))
+
+
+def test_threads_take_steps_in_turn() -> None:
+    run, step = _trained(plain, compiled=True)
+    reference, eager = _trained(plain, compiled=False)
+    batch = batches(0, torch.Generator().manual_seed(0))
+    threads = [threading.Thread(target=lambda: [step(*batch) for _ in range(5)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(20):
+        eager(*batch)
+    compare("model", copied(run.model.state_dict()), copied(reference.model.state_dict()))
+
+
+def test_another_thread_is_not_followed() -> None:
+    run, step = _trained(_threaded, compiled=True)
+    reference, eager = _trained(_threaded, compiled=False)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(4):
+        batch = batches(i, generator)
+        compare("loss", copied(step(*batch)), copied(eager(*batch)))
+    compare("seen", copied(run.state.seen), copied(reference.state.seen))
+
+
+def _threaded(run: Run) -> Any:
+    run.state.seen = []
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: run.state.seen.append(x.sum().item()))
+        thread.start()
+        thread.join()
+        return plain(run)(x, y)
+
+    return step
+
+
+def test_nothing_is_left_on_torch_and_the_optimizer() -> None:
+    before = vars(torch.autograd.Function)["apply"], torch.manual_seed, torch.get_rng_state
+    run, step = _trained(plain, compiled=True)
+    for _ in range(3):
+        step(*batches(0, torch.Generator().manual_seed(0)))
+    assert before == (
+        vars(torch.autograd.Function)["apply"], torch.manual_seed, torch.get_rng_state
+    )  # fmt: skip
+    assert not {"step", "zero_grad"} & vars(run.optimizer).keys()
+
+
+def test_dtypes_that_eager_refuses_are_refused() -> None:
+    run, step = _trained(plain, compiled=True)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(3):
+        x, y = batches(i, generator)
+        step(x, y)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        step(x.float(), y)
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        step(x, y.fill_(7))
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def test_its_option_is_checked() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="python must be"):
+        compile_step(
+            lambda x: x, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            python="once",  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def test_schedulers_do_not_warn() -> None:
+    def scheduled(run: Run) -> Any:
+        scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 2)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = plain(run)(x, y)
+            scheduler.step()
+            return loss
+
+        return step
+
+    run, step = _trained(scheduled, compiled=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(4):
+            step(*batches(i, torch.Generator().manual_seed(i)))
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)

@@ -127,7 +127,7 @@ def assert_equal(case: Case, backend: str = "aot_eager") -> Any:
     compare("left", found, expected)
     if not case.eager:
         assert not step.refusals, step.refusals
-        assert step.eager_steps <= case.most_eager, (step.eager_steps, case.steps)
+        assert step.eager_steps <= case.most_eager, step.divergences
     return step
 
 

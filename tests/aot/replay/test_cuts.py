@@ -164,7 +164,7 @@ def test_an_exception_arrives_as_itself_and_nothing_has_changed() -> None:
     with pytest.raises(StepCaptureError, match="has failed"):
         run.state.kept[-1] + 1
     step(*batches(4, generator))
-    assert step.eager_steps == 1
+    assert step.eager_steps == 1, step.divergences
 
 
 def test_an_interruption_leaves_a_state_that_eager_could_have() -> None:

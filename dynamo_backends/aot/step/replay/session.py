@@ -47,6 +47,7 @@ class Session(TorchFunctionMode):
         replaying: Whether calls are compared and not executed.
         following: Whether calls are compared or recorded at all.
         executed: Whether anything was computed call by call.
+        divergence: The line at which the call went another way than all records.
         cuts: How many cuts there were.
     """
 
@@ -57,6 +58,7 @@ class Session(TorchFunctionMode):
         self._recorder = Recorder(self)
         self.cuts = 0
         self.executed = False
+        self.divergence = ""
         self.following = True
         self._busy = False
         self._begin(trie)
@@ -273,6 +275,7 @@ class Session(TorchFunctionMode):
 
     def leave_record(self) -> None:
         """The step goes on in another way than the records: runs the calls so far in eager."""
+        self.divergence = self._recorder.line()
         with self._suspended():
             self._runner.materialize(self.segment)
         self.executed = True

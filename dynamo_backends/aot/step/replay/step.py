@@ -36,6 +36,7 @@ class ReplayStep(Step):
 
     Attributes:
         cuts: At how many places the last call needed a value in the middle.
+        divergences: The lines at which calls went another way than all before.
         refusals: Parts that run in eager, with the reason.
     """
 
@@ -43,6 +44,7 @@ class ReplayStep(Step):
         super().__init__(definition, backend, options, fallback)
         self._split = None  # it runs in eager where it must
         self.cuts = 0
+        self.divergences: list[str] = []
         self.refusals: dict[str, str] = {}
         self._tries: dict[Any, Trie] = {}
         self._lives: dict[int, Any] = {}
@@ -77,6 +79,8 @@ class ReplayStep(Step):
             self._patches.exit()
         session.finish()
         self.cuts = session.cuts
+        if session.divergence:
+            self.divergences.append(session.divergence)
         if session.executed:
             self.eager_steps += 1
             result = pytree.tree_map_only(Tensor, _detached, result)

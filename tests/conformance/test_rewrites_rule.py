@@ -5,6 +5,7 @@ import torch
 
 from dynamo_backends.conformance.rewrites.eager_paths import (
     Decomposition,
+    LargerProducts,
     OtherMemory,
     apart,
     transposed,
@@ -43,6 +44,9 @@ EIGHT = [1.0] * 7
         (["{x}.exp()", "{x}.log()"], [-120.0], [-120.0], False),
         (["{x} * {x}", "{x}.sqrt()"], [1e30], [1e30], False),
         (["{x}.norm(dim=0)"], [1e30, 1.0], 1e30, False),
+        # Eager's small products round twice, its large ones once.
+        (["{x} @ {x}.mT"], [[-INF, 1e30], [1.0, 1e30]], [[INF, -INF], [-INF, INF]], True),
+        (["{x} @ {x}.mT"], [[-INF, 1e30], [1.0, 1e30]], [[INF, INF], [INF, INF]], False),
         # At the border of what there is, eager's move has the kind and the size of the result.
         (["{x}.exp()"], [88.72284], [INF], True),
         (["{x}.exp()"], [88.72284], [-INF], False),
@@ -63,7 +67,9 @@ def test_what_is_right(templates, values, result, right):
     assert verdict(templates, values, result) is right
 
 
-@pytest.mark.parametrize("path", [OtherMemory(apart), OtherMemory(transposed), Decomposition()])
+@pytest.mark.parametrize(
+    "path", [OtherMemory(apart), OtherMemory(transposed), LargerProducts(), Decomposition()]
+)
 def test_other_paths_of_eager_compute_the_same(path):
     x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
     with path:

@@ -71,6 +71,25 @@ def transposed(x: Tensor) -> Tensor:
     return x.permute(order).contiguous().permute(order)
 
 
+class LargerProducts(_Path):
+    """Multiplies matrices as parts of larger ones.
+
+    Large products are computed by a library, which rounds a product and a sum once: -inf plus
+    1e30 * 1e30 is -inf there, and NaN in small products.
+    """
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See the base class."""
+        if func not in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+            return func(*args, **kwargs)
+        x, y = args
+        large = func(torch.cat([x] * _TIMES, -2), torch.cat([y] * _TIMES, -1))
+        return large[..., : x.shape[-2], : y.shape[-1]].contiguous()
+
+
+_TIMES = 32
+
+
 class Decomposition(_Path):
     """Calls torch's decompositions of operators."""
 

@@ -107,6 +107,11 @@ def _frac(x: Tensor) -> Tensor:
     return x - _trunc(x)
 
 
+def _signbit(x: Tensor) -> Tensor:
+    """Of -0.0, too, which is not less than 0."""
+    return (x < 0) | (x.reciprocal() < 0)
+
+
 def _neg_of_bytes(x: Tensor) -> Tensor:
     return (-x.to(torch.int32)).to(torch.uint8)
 
@@ -251,6 +256,7 @@ FORMULAS: Mapping[Any, Formula] = {
     aten.selu.default: Formula(_selu),
     aten.trunc.default: Formula(_trunc, _FLOATS),
     aten.frac.default: Formula(_frac, _FLOATS),
+    aten.signbit.default: Formula(_signbit, _FLOATS),
     aten.neg.default: Formula(_neg_of_bytes, (torch.uint8,)),
     aten.amax.default: Formula(_amax, (*_FLOATS, torch.int64)),
     aten.amin.default: Formula(_amin, (*_FLOATS, torch.int64)),

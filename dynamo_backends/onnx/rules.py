@@ -24,9 +24,13 @@ WRONG: dict[str, str] = {
     "special_expm1.default": "it is lowered to exp(x) - 1, which has no correct digit for small x",
     "log1p.default": "it is lowered to log(1 + x), which has no correct digit for small x",
     "_scaled_dot_product_efficient_attention.default": "its lowering raises",
+    "convolution_backward.default": (
+        "ONNX has no gradients, and products and convolutions in its place take 1.5 times as long "
+        "as eager"
+    ),
 }
-"""Lowerings that are wrong on inputs that a trial does not show, or raise on all, by the name of
-the overload."""
+"""Lowerings that are wrong on inputs that a trial does not show, raise on all, or are slow, by the
+name of the overload."""
 
 _LOSE_NAN = frozenset({"max_pool2d_with_indices.default", "max_pool3d_with_indices.default"})
 """Where ONNX Runtime's kernels turn NaN into a number. Without them hardly any network of images
@@ -66,9 +70,10 @@ def why_not(op: Any) -> str | None:
 
 
 def _why_not_registered(op: Any) -> str | None:
-    if not is_registered(op):
+    reason = WRONG.get(str(op).removeprefix("aten."))
+    if reason is None and not is_registered(op):
         return "onnxscript has no lowering of it"
-    return WRONG.get(str(op).removeprefix("aten."))
+    return reason
 
 
 def why_not_call(node: fx.Node) -> str | None:

@@ -32,10 +32,10 @@ SEEDS_OF = {
 }
 """All of which have run after 40 commits, or 20."""
 TO_MEND: dict[str, set[int]] = {
-    "onnxrt": {698},
+    "onnxrt": {1904},  # a product beyond float32 in a matrix product: differences.md, One rounding
     "tvm": {203},
 }
-"""Those of the first 1,000 (TVM: 240) that are wrong."""
+"""Those that are wrong."""
 
 
 def first_seed(wanted: Callable[[RandomGraph], object], among: int = SEEDS) -> int:

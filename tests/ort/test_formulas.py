@@ -162,6 +162,13 @@ def test_gradients_of_tanh_are_exact_near_1():
     assert (error <= 3 * own + 1.2e-7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_signs_of_zeros(dtype: torch.dtype):
+    x = torch.tensor(HARD[:-1], dtype=dtype)
+    with torch.no_grad():
+        assert torch.equal(compiled(lambda x: ~x.signbit())(x), ~x.signbit())
+
+
 def test_bytes_are_negated():
     x = torch.tensor([0, 1, 128, 255], dtype=torch.uint8)
     with torch.no_grad():

@@ -78,6 +78,30 @@ def replace(
 ) -> None:
     """Replaces a call in its graph by the calls that a function makes of the same arguments.
 
+    Args:
+        node: The call.
+        function: See `expand`.
+        rules: See `expand`.
+        traces: See `expand`.
+
+    Raises:
+        LoweringError: See `expand`.
+    """
+    results, calls = _expand(node, function, rules, traces)
+    graph = node.graph
+    _put(node, results)
+    # Parts of the decomposition that only compute results which nobody uses, and what they read.
+    _erase_unread(graph, calls)
+
+
+def expand(
+    node: fx.Node,
+    function: Callable[..., Any],
+    rules: Mapping[Any, Callable[..., Any]] | None = None,
+    traces: CallTraces | None = None,
+) -> Any:
+    """Puts the calls that a function makes of the arguments of a call before that.
+
     The new calls' `meta[ORIGIN]` names the old one, or what that one was made for.
 
     Args:
@@ -86,10 +110,22 @@ def replace(
         rules: What to decompose in turn: functions of an operator's arguments, by the operator.
         traces: Of other calls of the graph by the same rules. None: it is the only one.
 
+    Returns:
+        Nodes in the place of what the function returns.
+
     Raises:
         LoweringError: The function does not lead to functional calls, or not away from the
             operator that `rules` should have decomposed.
     """
+    return _expand(node, function, rules, traces)[0]
+
+
+def _expand(
+    node: fx.Node,
+    function: Callable[..., Any],
+    rules: Mapping[Any, Callable[..., Any]] | None,
+    traces: CallTraces | None,
+) -> tuple[Any, list[fx.Node]]:
     graph = node.graph
     traced = (traces or CallTraces())(node, function, rules or {})
     if numbers.has_forgotten(traced):
@@ -108,9 +144,8 @@ def replace(
             elif inner.op != "output":
                 reason = f"its decomposition contains {inner.target}"
                 raise LoweringError(node.name, str(node.target), reason)
-    _put(node, fx.map_arg(traced.output_node().args[0], copies.__getitem__))
-    # Parts of the decomposition that only compute results which nobody uses, and what they read.
-    _erase_unread(graph, copies.values())
+    results = fx.map_arg(traced.output_node().args[0], copies.__getitem__)
+    return results, list(copies.values())
 
 
 def _put(node: fx.Node, results: Any) -> None:

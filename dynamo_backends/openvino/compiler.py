@@ -14,26 +14,27 @@ from dynamo_backends.openvino.session import Settings, deserialize, import_model
 from dynamo_backends.runtime.ranged import for_range, require_elements
 
 
-def compile_graph(graph: Graph, settings: Settings) -> OpenVinoExecutable:
+def compile_graph(graph: Graph, settings: Settings, wide: bool = True) -> OpenVinoExecutable:
     """Compiles a graph of supported calls.
 
     Args:
         graph: For concrete shapes. Where these come from symbolic ones, one model serves a range.
         settings: How it is compiled.
+        wide: See `lowering.lower`.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: OpenVINO refuses the model.
     """
-    return for_range(graph, lambda ranged: _compile(graph, settings, ranged))
+    return for_range(graph, lambda ranged: _compile(graph, settings, ranged, wide))
 
 
-def _compile(graph: Graph, settings: Settings, ranged: bool) -> OpenVinoExecutable:
+def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> OpenVinoExecutable:
     if ranged:
         _require_dynamic(settings)
         # A kernel of OpenVINO divides by zero else, which ends the process.
         require_elements(graph, keeps_elements)
-    lowered = lower(opened(graph)[0] if ranged else graph, ranged)
+    lowered = lower(opened(graph)[0] if ranged else graph, ranged, wide)
     with as_compile_error("OpenVINO cannot compile the model", plain):
         return _kind(ranged)(graph, lowered, settings)
 

@@ -8,7 +8,7 @@ promises.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,11 @@ from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import DTYPES
+from dynamo_backends.openvino.integer_ranges import is_long
 from dynamo_backends.openvino.kernels import settle_kernels
 from dynamo_backends.openvino.rewrites import rewrite_calls
 from dynamo_backends.openvino.vendor import Model, PartialShape, Type, ops
+from dynamo_backends.openvino.wide_integers import is_wide, split_integers
 
 aten = torch.ops.aten
 
@@ -45,13 +47,14 @@ class LoweredOpenVino:
     inputs: tuple[int | None, ...]
 
 
-def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
+def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenVino:
     """Lowers a graph.
 
     Args:
         graph: In normal form. It is not changed.
         ranged: The model is for all sizes that the symbols allow; those among arguments are inputs
             of the graph (see `graph.sizes.opened`).
+        wide: 64-bit integers that are not known to fit into 32 bits are computed as pairs.
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
@@ -61,21 +64,38 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOpenVino:
         LoweringError: A call cannot be lowered; it names the node.
     """
     module = promoted(graph)
-    rewrite_calls(module)
+    calls = {node for node in module.graph.nodes if wide and is_wide(node)}
+    rewrite_calls(node for node in module.graph.nodes if node not in calls)
     guard_hidden_queries(module)
-    store(module.graph, graph)
+    calls |= _store(module.graph, graph, calls)
+    wide_inputs, wide_outputs, made = split_integers(module, calls)
+    rewrite_calls(made)
     for node in module.graph.nodes:
         _spell_out(node)
     places = _merge_outputs(module.graph)
-    shapes = _input_shapes(graph, ranged)
+    shapes = _input_shapes(graph, ranged, wide_inputs)
     try:
         model = _with_results(convert(module, shapes), places)
     except ConversionError as error:
         _blame(graph, module, error)
-    _check_inputs(model, graph, shapes)
+    _check_inputs(model, graph, shapes, wide_inputs)
     settle_kernels(model)
-    _settle_outputs(model, graph, ranged)
+    _settle_outputs(model, graph, ranged, wide_outputs)
     return LoweredOpenVino(model, _drop_unused(model))
+
+
+def _store(module: fx.Graph, graph: Graph, wide: Collection[fx.Node]) -> set[fx.Node]:
+    """See `legalize.store`; returns those of its calls that bring wide integers into order."""
+    before = set(module.nodes)
+    store(module, graph)
+    made = [node for node in module.nodes if node not in before]
+    found: set[fx.Node] = set()
+    for node in made:
+        if is_long(node) and any(
+            n in wide or n in found for n in (*node.all_input_nodes, *node.users)
+        ):
+            found.add(node)
+    return found
 
 
 def _merge_outputs(graph: fx.Graph) -> list[int]:
@@ -149,7 +169,7 @@ def _shape(node: fx.Node, ranged: bool) -> list[int]:
     return [-1 if ranged and isinstance(size, Size | None) else n for n, size in known]
 
 
-def _input_shapes(graph: Graph, ranged: bool) -> dict[str, list[int]]:
+def _input_shapes(graph: Graph, ranged: bool, wide: Collection[str]) -> dict[str, list[int]]:
     """The shapes of a graph's tensors among its inputs, in the order of memory, by name."""
     shapes = {}
     for place, x in zip(graph.placeholders, graph.inputs, strict=True):
@@ -157,11 +177,13 @@ def _input_shapes(graph: Graph, ranged: bool) -> dict[str, list[int]]:
         if isinstance(value, Tensor):
             storage = row_major(value.ndim) if x.frozen else input_storage(value)
             shape = _shape(place, ranged and not x.frozen)
-            shapes[place.name] = [shape[d] for d in storage.order]
+            shapes[place.name] = [shape[d] for d in storage.order] + [2] * (place.name in wide)
     return shapes
 
 
-def _check_inputs(model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> None:
+def _check_inputs(
+    model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]], wide: Collection[str]
+) -> None:
     """Gives inputs the types and shapes that torch promises; the frontend may leave them open."""
     parameters = model.get_parameters()
     if len(parameters) != len(graph.placeholders):
@@ -171,7 +193,7 @@ def _check_inputs(model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]
     for parameter, node in zip(parameters, graph.placeholders, strict=True):
         value = node.meta["val"]
         dtype = value.dtype if isinstance(value, Tensor) else torch.int64
-        parameter.set_element_type(DTYPES[dtype])
+        parameter.set_element_type(Type.i32 if node.name in wide else DTYPES[dtype])
         parameter.set_partial_shape(PartialShape(list(shapes.get(node.name, ()))))
     model.validate_nodes_and_infer_types()
 
@@ -179,7 +201,7 @@ def _check_inputs(model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]
 _INTEGERS = (Type.u8, Type.i8, Type.i16, Type.i32, Type.i64)
 
 
-def _settle_outputs(model: Model, graph: Graph, ranged: bool) -> None:
+def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[bool]) -> None:
     """Refuses a conversion that promises another dtype or shape than torch does.
 
     The frontend computes indices in 32 or 64 bits; their width is put right.
@@ -187,13 +209,13 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool) -> None:
     results = model.get_results()
     if len(results) != len(graph.outputs):
         raise CompileError(f"OpenVINO's frontend made {len(results)} outputs")
-    for result, node in zip(results, graph.outputs, strict=True):
+    for result, node, is_pair in zip(results, graph.outputs, wide, strict=True):
         fake, sizes = node.meta["val"], _shape(node, ranged)
         storage = storage_of(fake)
-        expected = list(storage.dense_shape(sizes))
+        expected = list(storage.dense_shape(sizes)) + [2] * is_pair
         source = result.input_value(0)
         shape, kind = source.get_partial_shape(), source.get_element_type()
-        dtype = DTYPES[fake.dtype]
+        dtype = Type.i32 if is_pair else DTYPES[fake.dtype]
         known = list(shape.to_shape()) if shape.is_static else None
         if kind != dtype and kind in _INTEGERS and dtype in _INTEGERS:
             result.input(0).replace_source_output(ops.convert(source, dtype).output(0))

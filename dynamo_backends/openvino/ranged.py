@@ -1,7 +1,6 @@
 """Runs one OpenVINO model on inputs of all sizes of a range."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -58,6 +57,7 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
         copies = passed_through(compiled)
         written = [place for place in range(len(layout.outputs)) if place not in copies]
+        input_ports, output_ports = compiled.inputs, compiled.outputs
         requests: list[_Request] = []  # those that no thread is using
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -65,18 +65,18 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
             try:
                 request = requests.pop()
             except IndexError:
-                request = _Request(make_request(compiled), scalars, live)
+                request = _Request(compiled, scalars, live)
             native, numbers = request.native, layout.numbers(values)
             # These keep the memory alive while the request uses it.
             given = request.given.copy()
             for at, place, check in inputs:
                 given[place] = tensor = check(values[at])
-                native.set_input_tensor(place, wrap(tensor))
+                native.set_input_tensor(place, wrap(tensor, input_ports[place]))
             for number, write in zip(numbers, request.write, strict=False):
                 write(number)
             results = layout.make(numbers)
             for place in written:
-                native.set_output_tensor(place, wrap(results[place]))
+                native.set_output_tensor(place, wrap(results[place], output_ports[place]))
             native.infer({}, share_outputs=True, decode_strings=False)
             for place, source in copies.items():
                 results[place] = given[source].clone().view(results[place].shape)
@@ -96,7 +96,7 @@ class _Request:
     """What one call at a time uses.
 
     Args:
-        native: OpenVINO's request.
+        compiled: What runs.
         scalars: Places of the sizes.
         live: Weights that are inputs, by their places.
 
@@ -105,15 +105,15 @@ class _Request:
         write: Functions that note the sizes of a call, one each.
     """
 
-    def __init__(self, native: Any, scalars: Sequence[int], live: dict[int, Tensor]):
-        self.native = native
+    def __init__(self, compiled: CompiledModel, scalars: Sequence[int], live: dict[int, Tensor]):
+        self.native = make_request(compiled)
         # Calls may be made in other modes than the one that the memory is made in.
         with torch.inference_mode(False), disable_current_modes():
             memory = {p: torch.empty((), dtype=torch.int64, device="cpu") for p in scalars}
         self.given = {**live, **memory}
         self.write = [_writer(tensor) for tensor in memory.values()]
         for place, tensor in self.given.items():
-            native.set_input_tensor(place, wrap(tensor))
+            self.native.set_input_tensor(place, wrap(tensor, compiled.inputs[place]))
 
 
 def _writer(tensor: Tensor) -> Callable[[int], None]:

@@ -5,7 +5,7 @@ own rule, or the kernel behind it, is not.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from dynamo_backends.graph.decompose import replace
 aten = torch.ops.aten
 
 
-def rewrite_calls(module: fx.GraphModule) -> None:
-    """Rewrites the calls that there are rows for, in place."""
+def rewrite_calls(nodes: Iterable[fx.Node]) -> None:
+    """Rewrites those calls that there are rows for, in place."""
     traces = CallTraces()
-    for node in list(module.graph.nodes):
+    for node in list(nodes):
         target: Any = node.target
         rewrite = REWRITES.get(target)
         if rewrite is not None and _applies(node):

@@ -138,7 +138,7 @@ class OpenVinoExecutable(Executable):
             try:
                 request = requests.pop()
             except IndexError:
-                request = _Request(make_request(compiled), inputs, outputs, live, copies)
+                request = _Request(compiled, inputs, outputs, live, copies)
             results = request.infer(values)
             requests.append(request)
             if all_plain:
@@ -163,13 +163,14 @@ class OpenVinoExecutable(Executable):
         request = make_request(compiled)
         given = [x.check(activations[x.at]) for x in self._activations]
         for x, tensor in zip(self._activations, given, strict=True):
-            request.set_input_tensor(moved[x.place], wrap(tensor))
+            place = moved[x.place]
+            request.set_input_tensor(place, wrap(tensor, compiled.inputs[place]))
         scalars = self.scalars(activations)
         for place, tensor in scalars.items():
             request.set_input_tensor(moved[place], wrap(tensor))
         results = [y.make() for y in self._outputs]
         for place, tensor in enumerate(results):
-            request.set_output_tensor(place, wrap(tensor))
+            request.set_output_tensor(place, wrap(tensor, compiled.outputs[place]))
         kept = (prepared, given, results, scalars)
 
         def execute() -> list[Tensor]:
@@ -200,7 +201,7 @@ class _Request:
     """What one call at a time uses: a request, and memory for what is small.
 
     Args:
-        native: OpenVINO's request.
+        compiled: What runs.
         inputs: Activations, by their places.
         outputs: Of the model.
         live: Weights that are inputs, by their places.
@@ -217,13 +218,14 @@ class _Request:
 
     def __init__(
         self,
-        native: Any,
+        compiled: CompiledModel,
         inputs: Sequence[tuple[int, "_Input"]],
         outputs: Sequence["_Output"],
         live: Mapping[int, Tensor],
         copies: Mapping[int, int],
     ):
-        self.native = native
+        self.native = native = make_request(compiled)
+        self._inputs, self._outputs = compiled.inputs, compiled.outputs
         small, self.large_inputs = stage(
             inputs, lambda x: (x[1].check.dense_shape, x[1].check.dtype)
         )
@@ -236,9 +238,9 @@ class _Request:
         self.results: list[Any] = [None] * len(outputs)
         for (place, _), memory in made:
             self.results[place] = memory
-            native.set_output_tensor(place, wrap(memory))
+            native.set_output_tensor(place, wrap(memory, self._outputs[place]))
         for place, tensor in self.given.items():
-            native.set_input_tensor(place, wrap(tensor))
+            native.set_input_tensor(place, wrap(tensor, self._inputs[place]))
 
     def infer(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The model's results, from activations."""
@@ -249,11 +251,11 @@ class _Request:
         given = self.given.copy()
         for place, x in self.large_inputs:
             given[place] = tensor = x.check(values[x.at])
-            native.set_input_tensor(place, wrap(tensor))
+            native.set_input_tensor(place, wrap(tensor, self._inputs[place]))
         results = self.results.copy()
         for place, y in self.large_outputs:
             results[place] = tensor = y.make()
-            native.set_output_tensor(place, wrap(tensor))
+            native.set_output_tensor(place, wrap(tensor, self._outputs[place]))
         native.infer({}, share_outputs=True, decode_strings=False)
         for place in self.small_outputs:
             results[place] = results[place].clone()

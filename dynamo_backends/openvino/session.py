@@ -17,7 +17,7 @@ from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends._torch_private.forks import immortal_in_children
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.dtypes import DTYPES
-from dynamo_backends.openvino.vendor import CompiledModel, Core, Model, native, op, openvino
+from dynamo_backends.openvino.vendor import CompiledModel, Core, Model, Type, native, op, openvino
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def with_weights(model: Model, weights: Mapping[int, Tensor]) -> Model:
     copy = model.clone()
     parameters = copy.get_parameters()
     for place, tensor in weights.items():
-        constant = op.Constant(wrap(tensor), shared_memory=True)
+        constant = op.Constant(wrap(tensor, parameters[place]), shared_memory=True)
         constant.set_friendly_name(parameters[place].get_friendly_name())
         parameters[place].output(0).replace(constant.output(0))
         _round(constant, tensor)
@@ -155,16 +155,24 @@ def make_request(compiled: CompiledModel) -> Any:
     return request
 
 
-def wrap(tensor: Tensor) -> openvino.Tensor:
+def wrap(tensor: Tensor, port: Any = None) -> openvino.Tensor:
     """A row-major CPU tensor as OpenVINO's, sharing its memory.
 
     OpenVINO's tensor keeps the memory alive, requests that it is given to do not.
+
+    Args:
+        tensor: The tensor.
+        port: The input or output of a model that it is for; 64-bit integers may be pairs there (see
+            `wide_integers`).
     """
     if type(tensor) is not Tensor:  # a subclass may have ideas of its own about `numpy`
         tensor = from_dlpack(to_dlpack(tensor))
     if tensor.dtype == torch.bfloat16:
         carrier = tensor.view(torch.int16).numpy()
         return openvino.Tensor(carrier, list(tensor.shape), DTYPES[tensor.dtype])
+    if tensor.dtype == torch.int64 and port is not None and port.get_element_type() == Type.i32:
+        halves = tensor.view(-1).view(torch.int32).numpy()
+        return openvino.Tensor(halves, [*tensor.shape, 2], Type.i32)
     return openvino.Tensor(tensor.numpy(), shared_memory=True)
 
 

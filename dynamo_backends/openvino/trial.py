@@ -10,7 +10,6 @@ are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side fi
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +17,17 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.calls import tensors
-from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.value_ranges import ValueRanges
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
+from dynamo_backends.openvino.integer_ranges import UNKNOWN, Integers, is_long, known_inputs
 from dynamo_backends.openvino.session import Settings
+from dynamo_backends.openvino.wide_integers import is_wide
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.trials.kinds import kind_of
 from dynamo_backends.trials.together import (
@@ -56,7 +55,7 @@ _verdicts = Verdicts("ov", sources=("openvino", "graph/value_ranges.py"))
 def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
     """What is known about a call, after a trial if need be; `keep`: verdicts are kept on disk."""
     with disable_current_modes(), torch.no_grad():
-        known = _known_inputs(node)
+        known = known_inputs(node)
         reason = _untriable(node, known)
         if reason is not None:
             return Support(False, reason)
@@ -75,45 +74,39 @@ def try_together(nodes: Iterable[fx.Node], settings: Settings, keep: bool) -> No
     calls: dict[str, _Call] = {}
     with disable_current_modes(), torch.no_grad():
         for node in nodes:
-            known = _known_inputs(node)
+            known = known_inputs(node)
             if _untriable(node, known) is None:
                 calls[_kind(node, settings, known)] = node, known
     _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, settings), keep)
 
 
-@dataclass(frozen=True)
-class _Integers:
-    """What is known about a call on 64-bit integers that all fit into 32 bits.
-
-    Attributes:
-        values: Of all inputs, if they are known.
-        ranges: Else the least and the largest number of each input; None for other types.
-    """
-
-    values: tuple[Tensor, ...] = ()
-    ranges: tuple[tuple[int, int] | None, ...] = ()
+_Call = tuple[fx.Node, Integers]
 
 
-_UNKNOWN = _Integers()
-_Call = tuple[fx.Node, _Integers]
-
-
-def _kind(node: fx.Node, settings: Settings, known: _Integers) -> str:
+def _kind(node: fx.Node, settings: Settings, known: Integers) -> str:
     bits = [r and tuple(n.bit_length() * (1 if n > 0 else -1) for n in r) for r in known.ranges]
     return f"{settings} {kind_of(node)} {_described(node, known.values)}{bits or ''}"
 
 
 def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
     """Verdicts on those calls that are right as they are."""
-    trials: dict[str, Trial] = {}
-    for kind, (node, known) in calls.items():
-        tried, given = _tried_on(node, known)
-        trials[kind] = trial_of(tried, rules.spared, given)
-    make = bound(lambda graph: compile_graph(graph, settings))
-    return dict.fromkeys(right_together(trials, make), Verdict())
+    right: set[str] = set()
+    for is_narrow in (False, True):
+        trials: dict[str, Trial] = {}
+        for kind, (node, known) in calls.items():
+            if (known != UNKNOWN) == is_narrow:
+                tried, given = _tried_on(node, known)
+                trials[kind] = trial_of(tried, rules.spared, given)
+        right |= right_together(trials, bound(_compile(settings, is_narrow)))
+    return dict.fromkeys(right, Verdict())
 
 
-def _untriable(node: fx.Node, known: _Integers) -> str | None:
+def _compile(settings: Settings, is_narrow: bool) -> Compile:
+    """Compiles the graph of a trial, which cannot tell that its integers are small."""
+    return lambda graph: compile_graph(graph, settings, not is_narrow)
+
+
+def _untriable(node: fx.Node, known: Integers) -> str | None:
     """Why a call cannot even be tried; None if it can."""
     reason = rules.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
@@ -126,7 +119,8 @@ def _untriable(node: fx.Node, known: _Integers) -> str | None:
             return reason
         if 0 in value.shape:
             return "OpenVINO's kernels are not made for tensors without elements"
-    if known == _UNKNOWN and _is_long(node) and any(map(_is_long, node.all_input_nodes)):
+    is_unknown = known == UNKNOWN and any(map(is_long, node.all_input_nodes))
+    if is_unknown and is_long(node) and not is_wide(node):
         return "OpenVINO computes 64-bit integers in 32 bits"
     return None
 
@@ -136,36 +130,6 @@ def _used_tensors(node: fx.Node) -> Iterable[Tensor]:
     value: Any = node.meta.get("val")
     results = value if isinstance(value, Tensor) else [value[i] for i in used_results(node)]
     return (*(n.meta["val"] for n in node.all_input_nodes), *tensors(results))
-
-
-def _is_long(node: fx.Node) -> bool:
-    return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
-
-
-def _known_inputs(node: fx.Node) -> _Integers:
-    if not any(map(_is_long, node.all_input_nodes)):
-        return _UNKNOWN
-    values = [known_value(n) for n in (*node.all_input_nodes, node)]
-    if all(map(_is_small, values)):
-        return _Integers(values=tuple(v for v in values[:-1] if v is not None))
-    ranges = ValueRanges()
-    inputs = [ranges.of(n) if _is_long(n) else None for n in node.all_input_nodes]
-    longs = [*node.all_input_nodes, *([node] if _is_long(node) else ())]
-    if all(_is_within(ranges.of(n)) for n in longs if _is_long(n)):
-        return _Integers(ranges=tuple(inputs))
-    return _UNKNOWN
-
-
-def _is_within(found: Any) -> bool:
-    """Whether a range is known, and within 32 bits."""
-    return found is not None and all(isinstance(n, int) and abs(n) < 1 << 31 for n in found)
-
-
-def _is_small(value: Tensor | None) -> bool:
-    if value is None or value.dtype != torch.int64 or not value.numel():
-        return value is not None
-    bounds = torch.iinfo(torch.int32)
-    return bool(value.min() >= bounds.min and value.max() <= bounds.max)
 
 
 def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
@@ -183,8 +147,8 @@ def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
     return digest.hexdigest()[:16] if values else ""
 
 
-def _try(node: fx.Node, settings: Settings, known: _Integers) -> Verdict:
-    make: Compile = lambda graph: compile_graph(graph, settings)  # noqa: E731
+def _try(node: fx.Node, settings: Settings, known: Integers) -> Verdict:
+    make = _compile(settings, known != UNKNOWN)
     reason = _run(node, make, known)
     if reason is None:
         return Verdict()
@@ -195,7 +159,7 @@ def _try(node: fx.Node, settings: Settings, known: _Integers) -> Verdict:
     return Verdict(reason)
 
 
-def _run(node: fx.Node, compile_graph: Compile, known: _Integers) -> str | None:
+def _run(node: fx.Node, compile_graph: Compile, known: Integers) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is.
 
     It is run on the values that its inputs are known to have, or on a sample.
@@ -205,7 +169,7 @@ def _run(node: fx.Node, compile_graph: Compile, known: _Integers) -> str | None:
     return attempt(node, make, _VENDOR, plain, rules.spared, given and given())
 
 
-def _tried_on(node: fx.Node, known: _Integers) -> tuple[fx.Node, Given | None]:
+def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
     """The call that is tried in the place of another one, and on what; None: on samples."""
     if known.values:
         return node, lambda: [list(known.values)]
@@ -233,7 +197,7 @@ def _checked(graph: Graph) -> Graph:
     for inner in graph.calls:
         if inner.target is operator.getitem:
             continue
-        reason = _untriable(inner, _UNKNOWN)
+        reason = _untriable(inner, UNKNOWN)
         if reason is not None:
             raise LoweringError(inner.name, str(inner.target), reason)
     return graph

@@ -1,0 +1,415 @@
+"""Arithmetic of 64-bit integers as pairs of 32-bit ones, by the operator."""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import OpOverload
+
+aten = torch.ops.aten
+_LEAST = -(1 << 31)
+
+
+class Pair(NamedTuple):
+    """Integers of 64 bits: their lower and their upper halves, as int32."""
+
+    low: Tensor
+    high: Tensor
+
+
+def _constant(value: int, like: Tensor) -> Tensor:
+    value &= 0xFFFFFFFF
+    return like.new_full((), value - (1 << 32) if value >> 31 else value, dtype=torch.int32)
+
+
+def _like(x: Any) -> Tensor:
+    first: Tensor = x.low if isinstance(x, Pair) else x
+    return first
+
+
+def _pair(x: Any, like: Tensor) -> Pair:
+    """Integers of any kind, or a number, as a pair."""
+    if isinstance(x, Pair):
+        return x
+    if isinstance(x, Tensor):
+        if x.is_floating_point():
+            raise NotImplementedError("of floats")
+        low = x.to(torch.int32)
+        return Pair(low, low >> 31)
+    if not isinstance(x, int):
+        raise NotImplementedError(f"with {x!r}")
+    return Pair(_constant(x, like), _constant(x >> 32, like))
+
+
+def _on_pairs(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of one or two operands, which may be numbers or narrower."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("alpha", 1) != 1 or kwargs:
+            raise NotImplementedError(f"with {kwargs}")
+        like = next(_like(x) for x in args if isinstance(x, Pair | Tensor))
+        return rule(*(_pair(x, like) for x in args))
+
+    return call
+
+
+def _halves(operator: Any) -> Callable[..., Any]:
+    """Of operators that move elements, or compute with single bits: each half alone."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        def half(i: int) -> Any:
+            take = lambda x: x[i] if isinstance(x, Pair) else x  # noqa: E731
+            is_pair = lambda x: isinstance(x, Pair)  # noqa: E731
+            given, named = pytree.tree_map(take, (args, kwargs), is_leaf=is_pair)
+            return operator(*given, **named)
+
+        low, high = half(0), half(1)
+        return Pair(low, high) if isinstance(low, Tensor) else _zipped(low, high)
+
+    return call
+
+
+def _zipped(low: Any, high: Any) -> tuple[Pair, ...]:
+    return tuple(Pair(*both) for both in zip(low, high, strict=True))
+
+
+def _not_zero(x: Pair) -> Tensor:
+    return (x.low | x.high) != 0
+
+
+def _is_negative(x: Pair) -> Tensor:
+    return x.high < 0
+
+
+def _below(x: Tensor, y: Tensor) -> Tensor:
+    """x < y, without signs."""
+    return (x + _LEAST) < (y + _LEAST)
+
+
+def _add(x: Pair, y: Pair) -> Pair:
+    low = x.low + y.low
+    return Pair(low, x.high + y.high + _below(low, x.low).to(torch.int32))
+
+
+def _sub(x: Pair, y: Pair) -> Pair:
+    borrow = _below(x.low, y.low).to(torch.int32)
+    return Pair(x.low - y.low, x.high - y.high - borrow)
+
+
+def _neg(x: Pair) -> Pair:
+    return Pair(-x.low, ~x.high + (x.low == 0).to(torch.int32))
+
+
+def _equal(x: Pair, y: Pair) -> Tensor:
+    return ((x.low ^ y.low) | (x.high ^ y.high)) == 0
+
+
+def _less(x: Pair, y: Pair) -> Tensor:
+    return (x.high < y.high) | ((x.high == y.high) & _below(x.low, y.low))
+
+
+def _choose(condition: Tensor, x: Pair, y: Pair) -> Pair:
+    return Pair(*(torch.where(condition, a, b) for a, b in zip(x, y, strict=True)))
+
+
+def _where(condition: Tensor, x: Any, y: Any) -> Pair:
+    return _on_pairs(functools.partial(_choose, condition))(x, y)
+
+
+def _abs(x: Pair) -> Pair:
+    return _choose(_is_negative(x), _neg(x), x)
+
+
+def _max(x: Pair, y: Pair) -> Pair:
+    return _choose(_less(x, y), y, x)
+
+
+def _min(x: Pair, y: Pair) -> Pair:
+    return _choose(_less(y, x), y, x)
+
+
+def _clamp(x: Pair, least: Any = None, most: Any = None, **named: Any) -> Pair:
+    x = _pair(x, _like(x))
+    least, most = named.get("min", least), named.get("max", most)
+    x = x if least is None else _max(x, _pair(least, x.low))
+    return x if most is None else _min(x, _pair(most, x.low))
+
+
+def _sign(x: Pair) -> Pair:
+    low = torch.where(_is_negative(x), _constant(-1, x.low), _not_zero(x).to(torch.int32))
+    return Pair(low, low >> 31)
+
+
+def _unsigned_shift(x: Tensor, count: int) -> Tensor:
+    return (x >> count) & ((1 << (32 - count)) - 1) if count else x
+
+
+def _left(x: Any, count: Any) -> Pair:
+    x = _pair(x, _like(x))
+    zero = torch.zeros_like(x.low)
+    if not 0 <= count < 64:
+        return Pair(zero, zero)
+    if count >= 32:
+        return Pair(zero, x.low << (count - 32))
+    if not count:
+        return Pair(*x)
+    return Pair(x.low << count, (x.high << count) | _unsigned_shift(x.low, 32 - count))
+
+
+def _right(x: Any, count: Any) -> Pair:
+    x = _pair(x, _like(x))
+    sign = x.high >> 31
+    if not 0 <= count < 64:
+        return Pair(sign, sign)
+    if count >= 32:
+        return Pair(x.high >> (count - 32), sign)
+    if not count:
+        return Pair(*x)
+    return Pair(_unsigned_shift(x.low, count) | (x.high << (32 - count)), x.high >> count)
+
+
+def _product(x: Tensor, y: Tensor) -> Pair:
+    """Of numbers without signs, by their halves of 16 bits."""
+    x0, x1 = x & 0xFFFF, _unsigned_shift(x, 16)
+    y0, y1 = y & 0xFFFF, _unsigned_shift(y, 16)
+    least, mixed, other = x0 * y0, x0 * y1, x1 * y0
+    middle = _unsigned_shift(least, 16) + (mixed & 0xFFFF) + (other & 0xFFFF)
+    low = (middle << 16) | (least & 0xFFFF)
+    carried = _unsigned_shift(mixed, 16) + _unsigned_shift(other, 16) + (middle >> 16)
+    return Pair(low, x1 * y1 + carried)
+
+
+def _mul(x: Pair, y: Pair) -> Pair:
+    low, high = _product(x.low, y.low)
+    return Pair(low, high + x.high * y.low + x.low * y.high)
+
+
+def _digits(x: Pair, bits: int) -> list[Tensor]:
+    """The digits of 8 or 16 bits, the lowest one first, without signs."""
+    mask = (1 << bits) - 1
+    return [(half >> at) & mask for half in x for at in range(0, 32, bits)]
+
+
+def _from_digits(digits: list[Tensor], bits: int) -> Pair:
+    """The sum of numbers from 0 to 2**31, each times the power of its place."""
+    zero = torch.zeros_like(digits[0])
+    parts = [_left(Pair(digit, zero), bits * at) for at, digit in enumerate(digits)]
+    return functools.reduce(_add, parts)
+
+
+def _divided(x: Pair, by: int) -> tuple[Pair, Tensor]:
+    """The quotient and the remainder of numbers without signs, digit by digit in float32."""
+    if not 0 < by <= 1 << 16:
+        raise NotImplementedError(f"by {by}")
+    bits = 16 if by <= 256 else 8
+    rest = torch.zeros_like(x.low, dtype=torch.float32)
+    quotient: list[Tensor] = []
+    for digit in reversed(_digits(x, bits)):
+        rest = rest * float(1 << bits) + digit.to(torch.float32)
+        whole = (rest / by).floor()
+        rest = rest - whole * by  # a division may be off by one
+        less, more = (rest < 0).to(torch.float32), (rest >= by).to(torch.float32)
+        whole, rest = whole - less + more, rest + (less - more) * by
+        quotient.insert(0, whole.to(torch.int32))
+    return _from_digits(quotient, bits), rest.to(torch.int32)
+
+
+def _div(x: Any, by: Any, *, rounding_mode: str | None) -> Pair:
+    if not isinstance(by, int) or rounding_mode is None:
+        raise NotImplementedError(f"by {by!r}")
+    x = _pair(x, _like(x))
+    quotient, rest = _divided(_abs(x), abs(by))
+    is_negative = _is_negative(x) if by > 0 else ~_is_negative(x)
+    result = _choose(is_negative, _neg(quotient), quotient)
+    if rounding_mode == "floor":
+        down = (is_negative & (rest != 0)).to(torch.int32)
+        result = _sub(result, Pair(down, torch.zeros_like(down)))
+    return result
+
+
+def _remainder(x: Any, by: Any) -> Pair:
+    """With the sign of the divisor."""
+    result = _fmod(x, by)
+    zero = torch.zeros_like(result.low)
+    lacks = (result.low < 0) if by > 0 else (result.low > 0)
+    low = result.low + torch.where(lacks, _constant(by, zero), zero)
+    return Pair(low, low >> 31)
+
+
+def _fmod(x: Any, by: Any) -> Pair:
+    if not isinstance(by, int):
+        raise NotImplementedError(f"by {by!r}")
+    x = _pair(x, _like(x))
+    _, rest = _divided(_abs(x), abs(by))
+    low = torch.where(_is_negative(x), -rest, rest)
+    return Pair(low, low >> 31)
+
+
+def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    x = _pair(x, _like(x))
+    if dtype in (None, torch.int64):
+        return x
+    if dtype == torch.bool:
+        return _not_zero(x)
+    return _to_float(x).to(dtype) if dtype.is_floating_point else x.low.to(dtype)
+
+
+def _to_float(x: Pair) -> Tensor:
+    """The nearest float32, from three parts that are exact.
+
+    The sum of the first two is split into its rounded value and the rest. Of the third part, below
+    all of the rest's bits, it matters only whether it is 0.
+    """
+    high = (x.high >> 12).to(torch.float32) * 2.0**44
+    middle = (((x.high & 0xFFF) << 10) | _unsigned_shift(x.low, 22)).to(torch.float32) * 2.0**22
+    low = (x.low & 0x3FFFFF).to(torch.float32)
+    rounded = high + middle
+    lost = middle - (rounded - high)
+    is_more = (low > 0).to(torch.float32)
+    return rounded + torch.where(lost == 0, low, lost + is_more * 2.0**21)
+
+
+def _bits_for(count: int) -> int:
+    """Bits of digits of which a sum in float32 is exact."""
+    if count > 1 << 16:
+        raise NotImplementedError("a sum of so many integers")
+    return 16 if count <= 1 << 8 else 8
+
+
+def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
+    x = _pair(x, _like(x))
+    dims = list(range(x.low.ndim)) if dim is None or dim == [] else dim
+    count = x.low.numel() // max(x.low.sum(dims, keepdim).numel(), 1)
+    bits = _bits_for(count)
+    sums = [d.to(torch.float32).sum(dims, keepdim).to(torch.int32) for d in _digits(x, bits)]
+    return _from_digits(sums, bits)
+
+
+def _cumsum(x: Any, dim: int, *, dtype: Any = None) -> Pair:
+    x = _pair(x, _like(x))
+    bits = _bits_for(x.low.shape[dim] if x.low.ndim else 1)
+    sums = [d.to(torch.float32).cumsum(dim).to(torch.int32) for d in _digits(x, bits)]
+    return _from_digits(sums, bits)
+
+
+def _prod(x: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Pair:
+    x = _pair(x, _like(x))
+    if dim is None:
+        x, dim = Pair(*(half.reshape(-1) for half in x)), 0
+    if not x.low.ndim:
+        return Pair(*x)
+    while (size := x.low.shape[dim]) > 1:
+        first, second, odd = (
+            Pair(*(half.narrow(dim, start, length) for half in x))
+            for start, length in ((0, size // 2), (size // 2, size // 2), (size - 1, size % 2))
+        )
+        x = _mul(first, second)
+        if size % 2:
+            x = Pair(*(torch.cat(both, dim) for both in zip(x, odd, strict=True)))
+    return x if keepdim else Pair(*(half.squeeze(dim) for half in x))
+
+
+def _extreme(is_max: bool) -> Callable[..., Pair]:
+    def rule(x: Pair, dim: Any = (), keepdim: bool = False) -> Pair:
+        find: Any = torch.amax if is_max else torch.amin
+        dims = list(dim) if isinstance(dim, list | tuple) else [dim]
+        dims = dims or list(range(x.low.ndim))
+        if not x.low.ndim:
+            return Pair(*x)
+        first = find(x.high, dims, True)
+        worst = _constant(_LEAST if is_max else ~_LEAST, x.low)
+        second = find(torch.where(x.high == first, x.low + _LEAST, worst), dims, True) + _LEAST
+        if keepdim:
+            return Pair(second, first)
+        return Pair(second.squeeze(dims), first.squeeze(dims))
+
+    return rule
+
+
+def _with_position(is_max: bool) -> Callable[..., tuple[Pair, Tensor]]:
+    def rule(x: Pair, dim: int, keepdim: bool = False) -> tuple[Pair, Tensor]:
+        if not x.low.ndim:
+            raise NotImplementedError
+        values = _extreme(is_max)(x, dim, True)
+        position = aten.argmax.default(_equal(x, values).to(torch.float32), dim, keepdim)
+        return values if keepdim else Pair(*(h.squeeze(dim) for h in values)), position
+
+    return rule
+
+
+_MOVES = (
+    aten._unsafe_view.default, aten.alias.default, aten.as_strided.default, aten.cat.default,
+    aten.clone.default, aten.constant_pad_nd.default, aten.detach.default, aten.diagonal.default,
+    aten.expand.default, aten.flip.default, aten.gather.default, aten.index.Tensor,
+    aten.index_select.default, aten.lift_fresh_copy.default, aten.permute.default,
+    aten.repeat.default, aten.reshape.default, aten.roll.default, aten.select.int,
+    aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.stack.default, aten.t.default,
+    aten.transpose.int, aten.tril.default, aten.triu.default, aten.unbind.int,
+    aten.unsqueeze.default, aten.view.default,
+)  # fmt: skip
+"""Operators whose results are elements of their operands, or 0."""
+
+_BITS = (
+    aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor,
+    aten.bitwise_and.Scalar, aten.bitwise_or.Scalar, aten.bitwise_xor.Scalar,
+    aten.bitwise_not.default,
+)  # fmt: skip
+
+
+def _bits(target: Any) -> Callable[..., Pair]:
+    name = target.overloadpacket.__name__
+    operate = {
+        "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+        "bitwise_not": operator.invert,
+    }[name]  # fmt: skip
+    return _on_pairs(lambda *args: Pair(*(operate(*both) for both in zip(*args, strict=True))))
+
+
+RULES: Mapping[OpOverload, Callable[..., Any]] = {
+    **{target: _halves(target) for target in _MOVES},
+    **{target: _bits(target) for target in _BITS},
+    **dict.fromkeys((aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar), _left),
+    **dict.fromkeys((aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar), _right),
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _on_pairs(_add)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _on_pairs(_sub)),
+    **dict.fromkeys((aten.rsub.Tensor, aten.rsub.Scalar), _on_pairs(lambda x, y: _sub(y, x))),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _on_pairs(_mul)),
+    **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), _on_pairs(_equal)),
+    **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _on_pairs(lambda x, y: ~_equal(x, y))),
+    **dict.fromkeys((aten.lt.Tensor, aten.lt.Scalar), _on_pairs(_less)),
+    **dict.fromkeys((aten.gt.Tensor, aten.gt.Scalar), _on_pairs(lambda x, y: _less(y, x))),
+    **dict.fromkeys((aten.le.Tensor, aten.le.Scalar), _on_pairs(lambda x, y: ~_less(y, x))),
+    **dict.fromkeys((aten.ge.Tensor, aten.ge.Scalar), _on_pairs(lambda x, y: ~_less(x, y))),
+    **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _div),
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _remainder),
+    **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _fmod),
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum),
+    **dict.fromkeys((aten.prod.default, aten.prod.dim_int), _prod),
+    **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor), _clamp),
+    aten._to_copy.default: _to_copy,
+    aten.abs.default: _on_pairs(_abs),
+    aten.amax.default: _extreme(True),
+    aten.amin.default: _extreme(False),
+    aten.clamp_max.default: lambda x, most: _clamp(x, None, most),
+    aten.clamp_min.default: lambda x, least: _clamp(x, least),
+    aten.cumsum.default: _cumsum,
+    aten.logical_not.default: _on_pairs(lambda x: ~_not_zero(x)),
+    aten.masked_fill.Scalar: lambda x, mask, value: _where(mask, value, x),
+    aten.masked_fill.Tensor: lambda x, mask, value: _where(mask, value, x),
+    aten.max.dim: _with_position(True),
+    aten.maximum.default: _on_pairs(_max),
+    aten.min.dim: _with_position(False),
+    aten.minimum.default: _on_pairs(_min),
+    aten.neg.default: _on_pairs(_neg),
+    aten.relu.default: _on_pairs(lambda x: _max(x, _pair(0, x.low))),
+    aten.sgn.default: _on_pairs(_sign),
+    aten.sign.default: _on_pairs(_sign),
+    aten.where.self: _where,
+}
+"""What calls become, by the operator: of pairs in the place of 64-bit integers."""

@@ -1,0 +1,216 @@
+"""64-bit integers as pairs of 32-bit ones: OpenVINO computes no wider integers.
+
+Calls on integers that are not known to fit into 32 bits become calls on both halves (`pairs.py`).
+Inputs of the model are then the same memory as int32 with one more dimension, of size 2, and so
+are outputs.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import OpOverload
+from dynamo_backends.graph.call_tracing import CallTraces
+from dynamo_backends.graph.decompose import expand
+from dynamo_backends.graph.sizes import SIZES, is_ranged, sizes_of
+from dynamo_backends.interface.errors import LoweringError
+from dynamo_backends.openvino.integer_ranges import are_narrow, is_long
+from dynamo_backends.openvino.pairs import RULES, Pair
+
+aten = torch.ops.aten
+
+_POSITIONS: Mapping[OpOverload, tuple[int, ...]] = {
+    aten.gather.default: (2,),
+    aten.index.Tensor: (1,),
+    aten._unsafe_index.Tensor: (1,),
+    aten.index_select.default: (2,),
+    aten.embedding.default: (1,),
+    aten.scatter.src: (2,),
+    aten.scatter.value: (2,),
+    aten.scatter_add.default: (2,),
+    aten.index_add.default: (2,),
+    aten.index_put.default: (1,),
+}
+"""Which operands are positions: where eager takes them, they fit into 32 bits."""
+
+_ACCUMULATING = (
+    aten.cumsum.default, aten.prod.default, aten.prod.dim_int, aten.sum.default,
+    aten.sum.dim_IntList,
+)  # fmt: skip
+"""Operators whose results are 64-bit integers for narrower operands."""
+
+
+def is_wide(node: fx.Node) -> bool:
+    """Whether a call computes with integers that may not fit into 32 bits, and there is a rule."""
+    if node.op != "call_function" or node.target not in RULES:
+        return False
+    read = _operands(node)
+    if any(map(is_long, read)):
+        return not are_narrow(node)
+    is_sum = node.target in _ACCUMULATING and is_long(node)
+    return is_sum and not any(_is_float(x) for x in read) and not are_narrow(node)
+
+
+def _is_float(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """What a call reads, without positions."""
+    positions = _POSITIONS.get(node.target, ())  # type: ignore[call-overload]
+    values = [x for i, x in enumerate(node.args) if i not in positions]
+    return [x for x in pytree.tree_leaves((values, node.kwargs)) if isinstance(x, fx.Node)]
+
+
+def split_integers(
+    module: fx.GraphModule, wide: Collection[fx.Node]
+) -> tuple[frozenset[str], list[bool], list[fx.Node]]:
+    """Rewrites calls on integers that may not fit into 32 bits, in place.
+
+    Args:
+        module: Its inputs and outputs are row-major (see `legalize.store`).
+        wide: The calls (see `is_wide`), those included that bring inputs and outputs into order.
+
+    Returns:
+        The names of the inputs that are pairs now, for each output whether it is, and new calls.
+
+    Raises:
+        LoweringError: A call reads pairs for which there is no rule.
+    """
+    graph = module.graph
+    before = set(graph.nodes)
+    split = _Splitter(graph, wide)
+    for node in [node for node in graph.nodes if node in wide]:
+        split.rewrite(node)
+    outputs = split.join_outputs()
+    if wide:
+        graph.eliminate_dead_code()
+    return frozenset(split.inputs), outputs, [n for n in graph.nodes if n not in before]
+
+
+@functools.cache
+def _rule(target: Any) -> Callable[..., Any]:
+    """A rule whose results are plain tuples, as those of graphs are."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = RULES[target](*args, **kwargs)
+        if isinstance(result, Tensor | Pair):
+            return result if isinstance(result, Tensor) else tuple(result)
+        return tuple(tuple(x) if isinstance(x, Pair) else x for x in result)
+
+    return call
+
+
+class _Splitter:
+    def __init__(self, graph: fx.Graph, wide: Collection[fx.Node]):
+        self.graph = graph
+        self.inputs: set[str] = set()
+        self._traces = CallTraces()
+        self._pairs: dict[fx.Node, Any] = {}
+        self._widened: dict[fx.Node, Any] = {}
+        self._narrow = {node for node in graph.nodes if node not in wide and are_narrow(node)}
+        read = {x for node in wide for x in _operands(node)}
+        for place in graph.find_nodes(op="placeholder"):
+            if place in read and is_long(place):
+                self._split_input(place)
+
+    def _split_input(self, place: fx.Node) -> None:
+        first = next(n for n in self.graph.nodes if n.op != "placeholder")
+        value, users = place.meta["val"], list(place.users)
+        with self.graph.inserting_before(first):
+            halves = Pair(*(self._call(aten.select.int, place, -1, i) for i in (0, 1)))
+            for half in halves:
+                half.meta = {**place.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
+            narrow = self._narrowed(halves, place)
+        place.meta = {**place.meta, "val": value.new_empty((*value.shape, 2), dtype=torch.int32)}
+        if SIZES in place.meta:
+            place.meta[SIZES] = (*place.meta[SIZES], 2)
+        for user in users:
+            user.replace_input_with(place, narrow)
+        self._pairs[narrow] = halves
+        self.inputs.add(place.name)
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.graph.call_function(target, args, kwargs)
+
+    def _narrowed(self, pair: Any, node: fx.Node) -> fx.Node:
+        """The integers as those readers take them who know that they are small."""
+        narrow: fx.Node = self._call(aten._to_copy.default, pair.low, dtype=torch.int64)
+        narrow.meta = {**pair.low.meta, "val": node.meta["val"]}
+        return narrow
+
+    def rewrite(self, node: fx.Node) -> None:
+        """Replaces a call by what its rule makes of it."""
+        target: Any = node.target
+        positions = _POSITIONS.get(target, ())
+        if is_ranged(self.graph) and any(None in sizes_of(n) for n in (node, *_operands(node))):
+            raise LoweringError(node.name, str(target), "the sizes of 64-bit integers are unknown")
+        with self.graph.inserting_before(node):
+            args = [
+                x if i in positions else fx.map_arg(x, self._widen) for i, x in enumerate(node.args)
+            ]
+            call = self._call(target, *args, **fx.map_arg(node.kwargs, self._widen))
+            call.meta = dict(node.meta)
+        results = expand(call, _rule(target), traces=self._traces)
+        self.graph.erase_node(call)
+        with self.graph.inserting_before(node):
+            if isinstance(node.meta["val"], Tensor):
+                self._put(node, results)
+                return
+            for user in list(node.users):
+                self._put(user, results[user.args[1]])  # type: ignore[index]
+            self.graph.erase_node(node)
+
+    def _widen(self, node: fx.Node) -> Any:
+        """A pair in the place of 64-bit integers."""
+        if node in self._pairs or not is_long(node):
+            return self._pairs.get(node, node)
+        if node not in self._widened:
+            low = self._call(aten._to_copy.default, node, dtype=torch.int32)
+            high = self._call(aten.__rshift__.Scalar, low, 31)
+            for half in (low, high):
+                value = node.meta["val"]
+                half.meta = {**node.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
+            self._widened[node] = Pair(low, high)  # type: ignore[arg-type]
+        return self._widened[node]
+
+    def _put(self, node: fx.Node, result: Any) -> None:
+        if not isinstance(result, fx.Node):
+            pair = Pair(*result)
+            result = self._narrowed(pair, node)
+            self._pairs[result] = pair
+        node.replace_all_uses_with(result)
+        self.graph.erase_node(node)
+
+    def join_outputs(self) -> list[bool]:
+        """Makes pairs of outputs that are known as such; says which ones."""
+        output = self.graph.output_node()
+        results: Any = output.args[0]
+        joined = []
+        with self.graph.inserting_before(output):
+            for node in results:
+                pair = self._pairs.get(node)
+                joined.append(node if pair is None else self._joined(pair))
+        output.args = (tuple(joined),)
+        self._check_readers()
+        return [node in self._pairs for node in results]
+
+    def _joined(self, pair: Any) -> fx.Node:
+        value = pair.low.meta["val"]
+        joined: fx.Node = self._call(aten.stack.default, [pair.low, pair.high], -1)
+        joined.meta["val"] = value.new_empty((*value.shape, 2))
+        if SIZES in pair.low.meta:
+            joined.meta[SIZES] = (*pair.low.meta[SIZES], 2)
+        return joined
+
+    def _check_readers(self) -> None:
+        """Raises if a call reads of a pair the lower half alone, and not as positions."""
+        for narrow in self._pairs:
+            for user in narrow.users:
+                if user not in self._narrow and narrow in _operands(user):
+                    reason = "it reads 64-bit integers that OpenVINO computes as pairs of 32 bits"
+                    raise LoweringError(user.name, str(user.target), reason)

@@ -3,6 +3,9 @@
 import json
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import opened
 from dynamo_backends.interface.errors import CompileError, as_compile_error
@@ -34,6 +37,7 @@ def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> Open
         _require_dynamic(settings)
         # A kernel of OpenVINO divides by zero else, which ends the process.
         require_elements(graph, keeps_elements)
+        _require_own_types(graph)
     lowered = lower(opened(graph)[0] if ranged else graph, ranged, wide)
     with as_compile_error("OpenVINO cannot compile the model", plain):
         return _kind(ranged)(graph, lowered, settings)
@@ -42,6 +46,12 @@ def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> Open
 def _require_dynamic(settings: Settings) -> None:
     if not settings.device.startswith("CPU"):
         raise CompileError(f"OpenVINO's {settings.device} is given models of static shapes")
+
+
+def _require_own_types(graph: Graph) -> None:
+    values = [node.meta["val"] for node in (*graph.placeholders, *graph.outputs)]
+    if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in values):
+        raise CompileError("inputs and outputs of float64 are cast for one shape")
 
 
 def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVinoExecutable:

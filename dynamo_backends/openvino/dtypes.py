@@ -1,6 +1,7 @@
 """Which of torch's element types OpenVINO computes with, and what it makes of the others."""
 
 import torch
+from torch import Tensor, fx
 
 from dynamo_backends.openvino.vendor import Type
 
@@ -14,16 +15,48 @@ DTYPES = {
     torch.float16: Type.f16,
     torch.bfloat16: Type.bf16,
     torch.float32: Type.f32,
+    torch.float64: Type.f32,
 }
-"""OpenVINO's element types, by torch's (see `why_not` for others)."""
+"""OpenVINO's element types, by torch's (see `why_not` for others).
 
-_IN_FLOAT32 = "OpenVINO computes float64 in float32"
+It computes float64 in float32, and its casts have no infinities. So models have float32 in the
+place of float64 (see `use_float32`), to and from which torch casts inputs and outputs.
+"""
+
+aten = torch.ops.aten
+_NARROWER = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def why_not(dtype: torch.dtype) -> str | None:
-    """Why OpenVINO cannot take tensors of a dtype; None if it can."""
-    if dtype in DTYPES:
-        return None
+def why_not(node: fx.Node, dtype: torch.dtype) -> str | None:
+    """Why OpenVINO cannot take tensors of a dtype in a call; None if it can."""
     if dtype == torch.float64:
-        return _IN_FLOAT32
-    return f"OpenVINO does not compute with {dtype}"
+        return None if _is_cast(node) else "OpenVINO computes float64 in float32"
+    return None if dtype in DTYPES else f"OpenVINO does not compute with {dtype}"
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a call casts between float64 and a type of which float32 holds all numbers."""
+    if node.target is not aten._to_copy.default:
+        return False
+    dtypes = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
+    return len(dtypes) == 2 and dtypes <= {torch.float64, *_NARROWER}
+
+
+def use_float32(graph: fx.Graph) -> None:
+    """Puts float32 in the place of float64, which nothing but casts computes with.
+
+    Args:
+        graph: Whose calls have been asked about (see `why_not`).
+    """
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or value.dtype != torch.float64:
+            continue
+        node.meta["val"] = value.to(torch.float32)
+        if node.target is aten._to_copy.default:
+            node.kwargs = {**node.kwargs, "dtype": torch.float32}
+    for node in graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        (source,) = node.args
+        if source.meta["val"].dtype == node.meta["val"].dtype == torch.float32:
+            # Two outputs may be the same value, which is known of this operator.
+            node.target, node.kwargs = aten.clone.default, {}

@@ -212,6 +212,8 @@ def _converted(node: Any) -> Any:
     kind = _kind(node.output(0))
     if _kind(x) == kind:
         return None
+    if kind == Type.f32 and _kind(x) in _MANTISSA and _is_rounded(x):
+        return x.get_node().input_value(0).get_node()
     if kind in _MANTISSA and _kind(x) in (Type.f32, *_MANTISSA) and not _is_constant(x):
         wide = x if _kind(x) == Type.f32 else ops.convert(x, Type.f32).output(0)
         return ops.convert(_rounded(wide, kind), kind)
@@ -221,6 +223,18 @@ def _converted(node: Any) -> Any:
 
 
 _MANTISSA = {Type.f16: 10, Type.bf16: 7}
+_LEAST_POWER = {Type.f16: -14, Type.bf16: -126}
+
+
+def _is_rounded(x: Output) -> bool:
+    """Whether a value of 16 bits is a cast of one of 32 that `_converted` has rounded.
+
+    The processor's own cast to bfloat16 makes zeros of denormal numbers.
+    """
+    node = x.get_node()
+    if node.get_type_name() != "Convert" or _kind(node.input_value(0)) != Type.f32:
+        return False
+    return bool(node.input_value(0).get_node().get_type_name() == "Select")
 
 
 def _rounded(x: Output, kind: Type) -> Any:
@@ -238,15 +252,17 @@ def _rounded(x: Output, kind: Type) -> Any:
     product = ops.multiply(size, _number(2.0**23 + 1, x))
     power = ops.subtract(product, ops.subtract(product, size))
     power = ops.select(ops.less(size, power), ops.multiply(power, _number(0.5, x)), power)
-    if kind == Type.f16:
-        power = ops.maximum(_number(2.0**-14, x), power)
+    power = ops.maximum(_number(2.0 ** _LEAST_POWER[kind], x), power)
     last = ops.multiply(power, _number(1.5 * 2.0 ** (23 - _MANTISSA[kind]), x))
-    result = ops.multiply(ops.subtract(ops.add(given, last), last), up)
+    result = ops.multiply(ops.subtract(ops.add(size, last), last), up)
+    result = ops.select(ops.less(x, _number(0, x)), ops.negative(result), result)
     if kind == Type.f16:
         infinity = ops.multiply(x, _number(math.inf, x))
         result = ops.select(ops.less(_number(65504, x), ops.absolute(result)), infinity, result)
-    is_finite = ops.less(ops.absolute(x), _number(math.inf, x))
-    return ops.select(is_finite, result, x)
+    size = ops.absolute(x)
+    zero, infinity = _number(0, x), _number(math.inf, x)
+    is_plain = ops.logical_and(ops.less(zero, size), ops.less(size, infinity))
+    return ops.select(is_plain, result, x)
 
 
 def _sign(node: Any) -> Any:
@@ -306,7 +322,20 @@ def _swish(node: Any) -> Any:
     x, *scales = _inputs(node)
     if _kind(x) not in _FLOATS or scales:
         return None
-    return ops.divide(x, ops.add(_number(1, x), ops.exp(ops.negative(x))))
+    return ops.divide(x, ops.add(_number(1, x), _squared_exp(x, -0.5)))
+
+
+def _squared_exp(x: Output, half: float) -> Any:
+    """The exponential of 2 * half * x; the kernel has no results beyond 2.4e38."""
+    root = ops.exp(ops.multiply(x, _number(half, x)))
+    return ops.multiply(root, root)
+
+
+def _exp(node: Any) -> Any:
+    (x,) = _inputs(node)
+    if _kind(x) not in _FLOATS:
+        return None
+    return ops.select(ops.not_equal(x, x), x, _squared_exp(x, 0.5))
 
 
 def _softmax(node: Any) -> Any:
@@ -341,6 +370,8 @@ def _linear(node: Any) -> Any:
     wrapped = _wrapped(node)
     if wrapped is not None:
         return wrapped
+    if _kind(node.output(0)) == Type.f16 and _is_computed_with(node):
+        return _overflowing(node)
     if _kind(node.output(0)) not in _FLOATS or not _has_constant(node):
         return None
     merging = _MERGED_BY[node.get_type_name()]
@@ -350,6 +381,19 @@ def _linear(node: Any) -> Any:
     if not names & set(_SUMS if is_bias else merging) & set(merging):
         return None
     return ops.maximum(_number(-math.inf, node.output(0)), node)
+
+
+def _is_computed_with(node: Any) -> bool:
+    readers = node.output(0).get_target_inputs()
+    return any(r.get_node().get_type_name() in _SUMS + _PRODUCTS for r in readers)
+
+
+def _overflowing(node: Any) -> Any:
+    """A result in float16, infinite beyond its range; the kernels compute in float32."""
+    result = node.output(0)
+    size = ops.convert(ops.absolute(result), Type.f32)
+    is_large = ops.less_equal(ops.constant(65520, Type.f32), size)
+    return ops.select(is_large, ops.multiply(result, _number(math.inf, result)), node)
 
 
 def _has_constant(node: Any) -> bool:
@@ -376,7 +420,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "Elu": _activation(_elu),
     "Equal": _compared,
     "Erf": _erf,
-    "Exp": _keeping_nan,
+    "Exp": _exp,
     "Greater": _compared,
     "GreaterEqual": _compared,
     "HSigmoid": _activation(_keeping_nan),

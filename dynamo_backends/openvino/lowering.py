@@ -23,7 +23,7 @@ from dynamo_backends.graph.masked_attention import guard_hidden_queries
 from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
-from dynamo_backends.openvino.dtypes import DTYPES
+from dynamo_backends.openvino.dtypes import DTYPES, use_float32
 from dynamo_backends.openvino.integer_ranges import is_long
 from dynamo_backends.openvino.kernels import settle_kernels
 from dynamo_backends.openvino.rewrites import rewrite_calls
@@ -70,6 +70,7 @@ def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenV
     calls |= _store(module.graph, graph, calls)
     wide_inputs, wide_outputs, made = split_integers(module, calls)
     rewrite_calls(made)
+    use_float32(module.graph)
     for node in module.graph.nodes:
         _spell_out(node)
     places = _merge_outputs(module.graph)

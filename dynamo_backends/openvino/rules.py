@@ -44,7 +44,6 @@ WHOLE = (
     "index_add.default",
     "leaky_relu.default",
     "log_sigmoid_forward.default",
-    "logsumexp.default",
     "masked_fill.Scalar",
     "masked_fill.Tensor",
     "mish.default",

@@ -103,7 +103,8 @@ class OpenVinoExecutable(Executable):
 
     def _dense(self, weights: Sequence[Tensor]) -> dict[int, Tensor]:
         """The weights that the model has, by their places in it."""
-        return {place: in_row_major(weights[at]) for at, place in self._weights}
+        dense = {place: in_row_major(weights[at]) for at, place in self._weights}
+        return {place: t.to(computed_dtype(t.dtype)) for place, t in dense.items()}
 
     def moved(self, removed: Collection[int]) -> dict[int, int]:
         """Places of the model's inputs after some became constants."""
@@ -131,7 +132,7 @@ class OpenVinoExecutable(Executable):
         copies = passed_through(compiled)
         requests: list[_Request] = []  # those that no thread is using
         pid = self._pid
-        all_plain = all(y.export.is_plain for y in outputs)
+        all_plain = all(y.is_plain for y in outputs)
 
         def run(values: list[Tensor]) -> list[Tensor]:
             check_process(pid, "OpenVINO")
@@ -143,7 +144,7 @@ class OpenVinoExecutable(Executable):
             requests.append(request)
             if all_plain:
                 return results
-            return [y.export(result) for y, result in zip(outputs, results, strict=True)]
+            return [y.returned(result) for y, result in zip(outputs, results, strict=True)]
 
         run.keeps_alive = weights  # type: ignore[attr-defined] # constants share their memory
         return run
@@ -161,7 +162,7 @@ class OpenVinoExecutable(Executable):
             compiled = compile_model(with_weights(self._model, prepared), self._settings)
         moved = self.moved(list(prepared))
         request = make_request(compiled)
-        given = [x.check(activations[x.at]) for x in self._activations]
+        given = [x.row_major(activations[x.at]) for x in self._activations]
         for x, tensor in zip(self._activations, given, strict=True):
             place = moved[x.place]
             request.set_input_tensor(place, wrap(tensor, compiled.inputs[place]))
@@ -226,9 +227,7 @@ class _Request:
     ):
         self.native = native = make_request(compiled)
         self._inputs, self._outputs = compiled.inputs, compiled.outputs
-        small, self.large_inputs = stage(
-            inputs, lambda x: (x[1].check.dense_shape, x[1].check.dtype)
-        )
+        small, self.large_inputs = stage(inputs, lambda x: (x[1].check.dense_shape, x[1].dtype))
         self.small_inputs = [(x, memory) for (_, x), memory in small]
         self.given = {**live, **{place: memory for (place, _), memory in small}}
         self._copies = [(place, at, outputs[place].shape) for place, at in copies.items()]
@@ -250,7 +249,7 @@ class _Request:
         # These keep the memory alive while the request uses it.
         given = self.given.copy()
         for place, x in self.large_inputs:
-            given[place] = tensor = x.check(values[x.at])
+            given[place] = tensor = x.row_major(values[x.at])
             native.set_input_tensor(place, wrap(tensor, self._inputs[place]))
         results = self.results.copy()
         for place, y in self.large_outputs:
@@ -277,16 +276,33 @@ class _Input:
         self.at = at
         self.place = place
         self.check = Importer(value)
+        self.dtype = computed_dtype(value.dtype)
+
+    def row_major(self, tensor: Tensor) -> Tensor:
+        """A tensor as the model takes it."""
+        tensor = self.check(tensor)
+        return tensor if tensor.dtype == self.dtype else tensor.to(self.dtype)
 
 
 class _Output:
     """An output of the model."""
 
     def __init__(self, value: Tensor):
-        self.export = Exporter(value)
-        self.shape = self.export.storage.dense_shape(value.shape)
-        self.dtype = value.dtype
+        self._export = Exporter(value)
+        self._dtype = value.dtype
+        self.shape = self._export.storage.dense_shape(value.shape)
+        self.dtype = computed_dtype(value.dtype)
+        self.is_plain = self._export.is_plain and self.dtype == value.dtype
 
     def make(self) -> Tensor:
         """Memory for one result."""
         return torch.empty(self.shape, dtype=self.dtype)
+
+    def returned(self, result: Tensor) -> Tensor:
+        """A result of the model as torch promises it."""
+        return self._export(result.to(self._dtype))
+
+
+def computed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which OpenVINO has tensors of a dtype."""
+    return torch.float32 if dtype == torch.float64 else dtype

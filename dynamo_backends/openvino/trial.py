@@ -114,7 +114,7 @@ def _untriable(node: fx.Node, known: Integers) -> str | None:
     for value in _used_tensors(node):
         if value.device.type != "cpu":
             return f"OpenVINO does not read {value.device.type} memory"
-        reason = why_not(value.dtype)
+        reason = why_not(node, value.dtype)
         if reason is not None:
             return reason
         if 0 in value.shape:

@@ -322,30 +322,31 @@ def _swish(node: Any) -> Any:
     x, *scales = _inputs(node)
     if _kind(x) not in _FLOATS or scales:
         return None
-    return ops.divide(x, ops.add(_number(1, x), _squared_exp(x, -0.5)))
-
-
-def _squared_exp(x: Output, half: float) -> Any:
-    """The exponential of 2 * half * x; the kernel has no results beyond 2.4e38."""
-    root = ops.exp(ops.multiply(x, _number(half, x)))
-    return ops.multiply(root, root)
+    root = ops.exp(ops.multiply(x, _number(-0.5, x)))  # (see `_exp`)
+    return ops.divide(x, ops.add(_number(1, x), ops.multiply(root, root)))
 
 
 def _exp(node: Any) -> Any:
+    """Of large numbers as a square: the kernel has no results beyond 2.4e38."""
     (x,) = _inputs(node)
     if _kind(x) not in _FLOATS:
         return None
-    return ops.select(ops.not_equal(x, x), x, _squared_exp(x, 0.5))
+    is_large = ops.less(_number(80, x), x)
+    one = _number(1, x)
+    root = ops.exp(ops.multiply(x, ops.select(is_large, _number(0.5, x), one)))
+    result = ops.multiply(root, ops.select(is_large, root, one))
+    return ops.select(ops.not_equal(x, x), x, result)
 
 
 def _softmax(node: Any) -> Any:
-    """A row with NaN or inf is all NaN; the kernel has numbers beside NaN."""
+    """By its formula: the kernel has numbers beside NaN, and zeros for the least normal numbers."""
     (x,) = _inputs(node)
     if _kind(x) not in _FLOATS or _is_merged(x):
         return None
     axis = ops.constant([node.get_attributes()["axis"]], Type.i64)
-    total = ops.reduce_sum(node, axis, keep_dims=True)
-    return ops.add(node, ops.subtract(total, total))
+    below = ops.subtract(x, ops.reduce_max(x, axis, keep_dims=True))
+    each = ops.select(ops.not_equal(below, below), below, ops.exp(below))
+    return ops.divide(each, ops.reduce_sum(each, axis, keep_dims=True))
 
 
 def _reshape(node: Any) -> Any:

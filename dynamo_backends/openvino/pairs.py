@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +189,7 @@ def _mul(x: Pair, y: Pair) -> Pair:
     return Pair(low, high + x.high * y.low + x.low * y.high)
 
 
-def _digits(x: Pair, bits: int) -> list[Tensor]:
+def _digits(x: Sequence[Tensor], bits: int) -> list[Tensor]:
     """The digits of 8 or 16 bits, the lowest one first, without signs."""
     mask = (1 << bits) - 1
     return [(half >> at) & mask for half in x for at in range(0, 32, bits)]
@@ -202,12 +202,12 @@ def _from_digits(digits: list[Tensor], bits: int) -> Pair:
     return functools.reduce(_add, parts)
 
 
-def _divided(x: Pair, by: int) -> tuple[Pair, Tensor]:
+def _divided(x: Sequence[Tensor], by: int) -> tuple[Pair, Tensor]:
     """The quotient and the remainder of numbers without signs, digit by digit in float32."""
     if not 0 < by <= 1 << 16:
         raise NotImplementedError(f"by {by}")
     bits = 16 if by <= 256 else 8
-    rest = torch.zeros_like(x.low, dtype=torch.float32)
+    rest = torch.zeros_like(x[0], dtype=torch.float32)
     quotient: list[Tensor] = []
     for digit in reversed(_digits(x, bits)):
         rest = rest * float(1 << bits) + digit.to(torch.float32)
@@ -232,22 +232,39 @@ def _div(x: Any, by: Any, *, rounding_mode: str | None) -> Pair:
     return result
 
 
-def _remainder(x: Any, by: Any) -> Pair:
-    """With the sign of the divisor."""
-    result = _fmod(x, by)
-    zero = torch.zeros_like(result.low)
-    lacks = (result.low < 0) if by > 0 else (result.low > 0)
-    low = result.low + torch.where(lacks, _constant(by, zero), zero)
-    return Pair(low, low >> 31)
+def divide_narrow(x: Tensor, by: int, rounding_mode: str) -> Tensor:
+    """The quotient of integers of 32 bits and a small number."""
+    quotient, rest = _divided([x.abs()], abs(by))
+    is_negative = x < 0 if by > 0 else x >= 0
+    low = torch.where(is_negative, -quotient.low, quotient.low)
+    return low - (is_negative & (rest != 0)).to(torch.int32) if rounding_mode == "floor" else low
 
 
-def _fmod(x: Any, by: Any) -> Pair:
-    if not isinstance(by, int):
-        raise NotImplementedError(f"by {by!r}")
-    x = _pair(x, _like(x))
-    _, rest = _divided(_abs(x), abs(by))
-    low = torch.where(_is_negative(x), -rest, rest)
-    return Pair(low, low >> 31)
+def remainder_narrow(x: Tensor, by: int, rounding_mode: str) -> Tensor:
+    """What a division of integers of 32 bits by a small number leaves."""
+    _, rest = _divided([x.abs()], abs(by))
+    return _signed_rest(rest, x < 0, by, rounding_mode)
+
+
+def _signed_rest(rest: Tensor, is_negative: Tensor, by: int, rounding_mode: str) -> Tensor:
+    """With the sign of the dividend, or if it is rounded down with that of the divisor."""
+    rest = torch.where(is_negative, -rest, rest)
+    if rounding_mode == "trunc":
+        return rest
+    lacks = (rest < 0) if by > 0 else (rest > 0)
+    return rest + torch.where(lacks, _constant(by, rest), torch.zeros_like(rest))
+
+
+def _rest(rounding_mode: str) -> Callable[..., Pair]:
+    def rule(x: Any, by: Any) -> Pair:
+        if not isinstance(by, int):
+            raise NotImplementedError(f"by {by!r}")
+        x = _pair(x, _like(x))
+        _, rest = _divided(_abs(x), abs(by))
+        low = _signed_rest(rest, _is_negative(x), by, rounding_mode)
+        return Pair(low, low >> 31)
+
+    return rule
 
 
 def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -387,8 +404,8 @@ RULES: Mapping[OpOverload, Callable[..., Any]] = {
     **dict.fromkeys((aten.le.Tensor, aten.le.Scalar), _on_pairs(lambda x, y: ~_less(y, x))),
     **dict.fromkeys((aten.ge.Tensor, aten.ge.Scalar), _on_pairs(lambda x, y: ~_less(x, y))),
     **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _div),
-    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _remainder),
-    **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _fmod),
+    **dict.fromkeys((aten.remainder.Scalar, aten.remainder.Tensor), _rest("floor")),
+    **dict.fromkeys((aten.fmod.Scalar, aten.fmod.Tensor), _rest("trunc")),
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), _sum),
     **dict.fromkeys((aten.prod.default, aten.prod.dim_int), _prod),
     **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor), _clamp),

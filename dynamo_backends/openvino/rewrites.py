@@ -4,6 +4,7 @@ The rows of `REWRITES` are functions of a call's arguments. Each one is exact wh
 own rule, or the kernel behind it, is not.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import replace
+from dynamo_backends.openvino.pairs import divide_narrow, remainder_narrow
 
 aten = torch.ops.aten
 
@@ -25,11 +27,16 @@ def rewrite_calls(nodes: Iterable[fx.Node]) -> None:
         target: Any = node.target
         rewrite = REWRITES.get(target)
         if rewrite is not None and _applies(node):
-            replace(node, rewrite, traces=traces)
+            replace(node, rewrite, _INSIDE, traces)
 
 
 def _applies(node: fx.Node) -> bool:
     args: Any = node.args
+    if node.target in _INTEGER_DIVISIONS:
+        by = args[1]
+        if isinstance(by, fx.Node) and by.target is aten.scalar_tensor.default:
+            node.update_arg(1, by.args[0])  # which type promotion has made of a number
+        return not node.meta["val"].is_floating_point() and isinstance(node.args[1], int)
     if node.target is aten._to_copy.default:
         return bool(node.meta["val"].dtype == torch.bool)
     if node.target is aten.linalg_vector_norm.default:
@@ -37,6 +44,12 @@ def _applies(node: fx.Node) -> bool:
     if node.target is aten.index.Tensor:
         return sum(x is not None for x in args[1]) > 1
     return True
+
+
+_INTEGER_DIVISIONS = (
+    aten.div.Tensor_mode, aten.fmod.Scalar, aten.fmod.Tensor, aten.remainder.Scalar,
+    aten.remainder.Tensor,
+)  # fmt: skip
 
 
 def _log1p(x: Tensor) -> Tensor:
@@ -87,6 +100,40 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
     quotient = smaller / larger.masked_fill(larger == 0, 1.0)
     result = larger * (1 + quotient * quotient).sqrt()
     return torch.where((x == math.inf) | (y == math.inf), math.inf * torch.ones_like(x), result)
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """By the arc tangent of a number up to 1, and by the octant."""
+    height, width = y.abs(), x.abs()
+    larger, smaller = torch.maximum(height, width), torch.minimum(height, width)
+    quotient = smaller / larger.masked_fill(larger == 0, 1.0)
+    angle = quotient.masked_fill(smaller == math.inf, 1.0).atan()
+    angle = torch.where(height > width, math.pi / 2 - angle, angle)
+    return _copysign(torch.where(_sign_bit(x), math.pi - angle, angle), y)
+
+
+def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:
+    larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
+    return larger + _log1p((smaller - larger).masked_fill(smaller == larger, 0.0).exp())
+
+
+def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
+    """Each step doubles how many elements a sum is of (Hillis and Steele, 1986)."""
+    if not x.ndim:
+        return x.clone()
+    size = x.shape[dim]
+    for step in itertools.takewhile(lambda n: n < size, (1 << i for i in itertools.count())):
+        before = torch.full_like(x.narrow(dim, 0, step), -math.inf)
+        x = _log_add_exp(x, torch.cat([before, x.narrow(dim, 0, size - step)], dim))
+    return x
+
+
+def _divided(x: Tensor, by: int, *, rounding_mode: str) -> Tensor:
+    return divide_narrow(x.to(torch.int32), by, rounding_mode).to(x.dtype)
+
+
+def _rest(rounding_mode: str) -> Callable[..., Tensor]:
+    return lambda x, by: remainder_narrow(x.to(torch.int32), by, rounding_mode).to(x.dtype)
 
 
 def _is_nan(x: Tensor) -> Tensor:
@@ -183,6 +230,8 @@ def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
         bits = torch.iinfo(x.dtype).bits
         wide = x.to(torch.int32)
         if isinstance(count, int):
+            if 0 <= count < bits:
+                return operator(wide, wide.new_full((), count)).to(x.dtype)
             count = torch.full_like(wide, count)
         count = count.to(torch.int32)
         inside = (count >= 0) & (count < bits)
@@ -198,6 +247,13 @@ def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
 
 _left = _shift(aten.__lshift__.Tensor, True)
 _right = _shift(aten.__rshift__.Tensor, False)
+
+
+_INSIDE: Mapping[Any, Callable[..., Any]] = {
+    aten.__lshift__.Scalar: _left,
+    aten.__rshift__.Scalar: _right,
+}
+"""Rows that others need."""
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
@@ -227,24 +283,31 @@ REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.__rshift__.Tensor: _right,
     aten._to_copy.default: lambda x, **_: x != 0,
     aten.argmax.default: _arg_extreme(torch.amax),
+    aten.atan2.default: _atan2,
     aten.argmin.default: _arg_extreme(torch.amin),
     aten.bitwise_left_shift.Tensor: _left,
     aten.bitwise_right_shift.Tensor: _right,
     aten.celu.default: _celu,
     aten.copysign.Tensor: _copysign,
+    aten.div.Tensor_mode: _divided,
     aten.erfc.default: _erfc,
     aten.erfinv.default: _erfinv,
     aten.exp2.default: lambda x: (x * math.log(2)).exp(),
     aten.expm1.default: _expm1,
     aten.fmax.default: lambda x, y: torch.where((x >= y) | _is_nan(y), x, y),
     aten.fmin.default: lambda x, y: torch.where((x <= y) | _is_nan(y), x, y),
+    aten.fmod.Scalar: _rest("trunc"),
+    aten.fmod.Tensor: _rest("trunc"),
     aten.hypot.default: _hypot,
     aten.index.Tensor: _index,
     aten.linalg_vector_norm.default: _norm_of_one,
     aten.log1p.default: _log1p,
     aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.logcumsumexp.default: _log_cumsum_exp,
     aten.max.dim: _with_position(torch.amax),
     aten.min.dim: _with_position(torch.amin),
+    aten.remainder.Scalar: _rest("floor"),
+    aten.remainder.Tensor: _rest("floor"),
     aten.signbit.default: _sign_bit,
     aten.sort.default: _sort,
     aten.std.correction: _std,

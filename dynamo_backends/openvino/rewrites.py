@@ -129,11 +129,21 @@ def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
 
 
 def _divided(x: Tensor, by: int, *, rounding_mode: str) -> Tensor:
-    return divide_narrow(x.to(torch.int32), by, rounding_mode).to(x.dtype)
+    return divide_narrow(x.to(torch.int32), _in_dtype(by, x), rounding_mode).to(x.dtype)
 
 
 def _rest(rounding_mode: str) -> Callable[..., Tensor]:
-    return lambda x, by: remainder_narrow(x.to(torch.int32), by, rounding_mode).to(x.dtype)
+    def rewrite(x: Tensor, by: int) -> Tensor:
+        rest = remainder_narrow(x.to(torch.int32), _in_dtype(by, x), rounding_mode)
+        return rest.to(x.dtype)
+
+    return rewrite
+
+
+def _in_dtype(number: int, x: Tensor) -> int:
+    """A number as eager casts it to the dtype of a tensor."""
+    info = torch.iinfo(x.dtype)
+    return (number - info.min) % (1 << info.bits) + info.min
 
 
 def _is_nan(x: Tensor) -> Tensor:

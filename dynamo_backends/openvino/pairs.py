@@ -381,7 +381,7 @@ _BITS = (
 
 def _bits(target: Any) -> Callable[..., Pair]:
     name = target.overloadpacket.__name__
-    operate = {
+    operate: Callable[..., Tensor] = {
         "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
         "bitwise_not": operator.invert,
     }[name]  # fmt: skip

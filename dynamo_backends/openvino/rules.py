@@ -12,9 +12,13 @@ from dynamo_backends.graph.decompositions import inner_decompositions
 from dynamo_backends.trials.samples import without_nan
 from dynamo_backends.trials.trials import without_lost_means
 
+_TRUNCATED = "it becomes x - y * trunc(x / y), which has no correct digit for large x / y"
+_FLOORED = "it becomes x - y * floor(x / y), which has no correct digit for large x / y"
 WRONG: dict[str, str] = {
-    "fmod.Tensor": "it becomes x - y * trunc(x / y), which has no correct digit for large x / y",
-    "remainder.Tensor": "it becomes x - y * floor(x / y), which has no correct digit for large x/y",
+    "fmod.Scalar": _TRUNCATED,
+    "fmod.Tensor": _TRUNCATED,
+    "remainder.Scalar": _FLOORED,
+    "remainder.Tensor": _FLOORED,
 }
 """Conversions of floating-point calls that are wrong on inputs that a trial does not show, by the
 overload's name."""

@@ -122,7 +122,7 @@ class _Splitter:
         first = next(n for n in self.graph.nodes if n.op != "placeholder")
         value, users = place.meta["val"], list(place.users)
         with self.graph.inserting_before(first):
-            halves = Pair(*(self._call(aten.select.int, place, -1, i) for i in (0, 1)))
+            halves: Any = Pair(*(self._call(aten.select.int, place, -1, i) for i in (0, 1)))
             for half in halves:
                 half.meta = {**place.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
             narrow = self._narrowed(halves, place)
@@ -162,7 +162,7 @@ class _Splitter:
                 self._put(node, results)
                 return
             for user in list(node.users):
-                self._put(user, results[user.args[1]])  # type: ignore[index]
+                self._put(user, results[user.args[1]])
             self.graph.erase_node(node)
 
     def _widen(self, node: fx.Node) -> Any:
@@ -175,7 +175,7 @@ class _Splitter:
             for half in (low, high):
                 value = node.meta["val"]
                 half.meta = {**node.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
-            self._widened[node] = Pair(low, high)  # type: ignore[arg-type]
+            self._widened[node] = Pair(low, high)
         return self._widened[node]
 
     def _put(self, node: fx.Node, result: Any) -> None:

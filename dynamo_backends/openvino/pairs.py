@@ -372,25 +372,17 @@ _MOVES = (
 )  # fmt: skip
 """Operators whose results are elements of their operands, or 0."""
 
-_BITS = (
-    aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor,
-    aten.bitwise_and.Scalar, aten.bitwise_or.Scalar, aten.bitwise_xor.Scalar,
-    aten.bitwise_not.default,
-)  # fmt: skip
 
-
-def _bits(target: Any) -> Callable[..., Pair]:
-    name = target.overloadpacket.__name__
-    operate: Callable[..., Tensor] = {
-        "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
-        "bitwise_not": operator.invert,
-    }[name]  # fmt: skip
+def _bitwise(operate: Callable[..., Tensor]) -> Callable[..., Pair]:
     return _on_pairs(lambda *args: Pair(*(operate(*both) for both in zip(*args, strict=True))))
 
 
 RULES: Mapping[OpOverload, Callable[..., Any]] = {
     **{target: _halves(target) for target in _MOVES},
-    **{target: _bits(target) for target in _BITS},
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and.Scalar), _bitwise(operator.and_)),
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or.Scalar), _bitwise(operator.or_)),
+    **dict.fromkeys((aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar), _bitwise(operator.xor)),
+    aten.bitwise_not.default: _bitwise(operator.invert),
     **dict.fromkeys((aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar), _left),
     **dict.fromkeys((aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar), _right),
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _on_pairs(_add)),

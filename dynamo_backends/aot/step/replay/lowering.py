@@ -1,7 +1,7 @@
 """From a record to a program: its calls, written out as a straight line, are compiled."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.python_state.following import Conditions
 from dynamo_backends.aot.step.python_state.places import Place
-from dynamo_backends.aot.step.recording import Definition, numbers_of
+from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.templates import Number, leaves
 from dynamo_backends.aot.step.replay.trie import Entry, Trie
 from dynamo_backends.aot.step.variant import Variant
@@ -108,6 +109,7 @@ class RecordProgram:
         path: The calls.
         outputs: The numbers of the tensors that are returned.
         pure: Nothing but these is computed, and nothing is changed.
+        settings: Of the optimizers, by their ids.
 
     Attributes:
         outputs: The numbers of the tensors that are returned.
@@ -126,7 +128,9 @@ class RecordProgram:
         path: Sequence[Entry],
         outputs: Sequence[int],
         pure: bool,
+        settings: Mapping[int, OptimizerSettings],
     ):
+        self._settings = settings
         self.outputs = tuple(outputs)
         self._trie = segment.trie
         self._optimizers = definition.optimizers
@@ -167,9 +171,12 @@ class RecordProgram:
         )
 
     def _numbers(self, segment: Segment) -> tuple[Any, ...]:
-        with group_numbers_as(self._optimizers, segment.numbers):
-            numbers = numbers_of(self.variant.definition, ())
-        return (*numbers, *(self._trie.numbers[i] for i in self._line.places))
+        numbers: list[Any] = []
+        for optimizer in self._optimizers:
+            of_step = segment.numbers.get(id(optimizer))
+            numbers += self._settings[id(optimizer)].read()[1] if of_step is None else of_step
+        numbers += [self._trie.numbers[i] for i in self._line.places]
+        return tuple(numbers)
 
     def __call__(self, segment: Segment, inventory: Inventory) -> dict[int, Tensor]:
         """Runs it.

@@ -121,6 +121,7 @@ class _Functions:
         self._lock = threading.Lock()
         self._users = 0
         self._originals: list[tuple[Any, str, Any]] = []
+        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def enter(self) -> None:
         """One more thread is in a step."""
@@ -140,46 +141,56 @@ class _Functions:
 
     def _install(self) -> None:
         for owner, name in _SEEDS:
-            self._replace(owner, name, _cutting(getattr(owner, name), f"calls torch.{name}"))
+            self._replace(owner, name, _cutting)
         for owner, name in TRANSFORMS:
-            reason = "uses a transform of torch.func"
-            self._replace(owner, name, _eager(getattr(owner, name), reason))
+            self._replace(owner, name, _eager)
         function = torch.autograd.Function
         original = vars(function)["apply"]
         self._originals.append((function, "apply", original))
-        reason = "calls an autograd.Function"
+        function.apply = self._replacement(function, "apply", original, _applying)
 
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            session = active_session()
-            if session is not None:
-                session.go_eager(f"{reason} ({cls.__name__})")
-            return original.__get__(None, cls)(*args, **kwargs)
+    def _replace(self, owner: Any, name: str, make: Callable[[Any, str], Any]) -> None:
+        original = getattr(owner, name)
+        self._originals.append((owner, name, original))
+        setattr(owner, name, self._replacement(owner, name, original, make))
 
-        function.apply = classmethod(apply)  # type: ignore[assignment]
-
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        self._originals.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, replacement)
+    def _replacement(
+        self, owner: Any, name: str, original: Any, make: Callable[[Any, str], Any]
+    ) -> Any:
+        known = self._made.get((id(owner), name))
+        if known is None or known[0] is not original:
+            known = self._made[id(owner), name] = original, make(original, name)
+        return known[1]
 
 
 _FUNCTIONS = _Functions()
 
 
-def _cutting(original: Any, reason: str) -> Callable[..., Any]:
+def _cutting(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         session = active_session()
         if session is not None:
-            session.cut(reason)
+            session.cut(f"calls torch.{name}")
         return original(*args, **kwargs)
 
     return call
 
 
-def _eager(original: Any, reason: str) -> Callable[..., Any]:
+def _eager(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         session = active_session()
         if session is not None:
-            session.go_eager(reason)
+            session.go_eager("uses a transform of torch.func")
         return original(*args, **kwargs)
 
     return call
+
+
+def _applying(original: Any, name: str) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is not None:
+            session.go_eager(f"calls an autograd.Function ({cls.__name__})")
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    return classmethod(apply)

@@ -138,6 +138,7 @@ class Recorder:
             return (), None
         if kind == "get_grad" and type(template) is Ref and template.value >= first:
             segment.trie.kinds[template.value] = "gradient"
+            segment.trie.inputs.append(template.value)
         made = tuple(n for n in refs(template) if n >= first)
         return made, template
 

@@ -43,7 +43,7 @@ class Segment:
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self._inputs: list[int] = []
         self._storages: dict[int, int] = {}
-        trie.renew([n for n, kind in enumerate(trie.kinds) if kind == "input"])
+        trie.renew(trie.inputs)
 
     # Replaying
 

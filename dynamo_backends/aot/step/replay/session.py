@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.aot.step.hyperparameters import group_constants, group_numbers, read_number
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.templates import Items, differing_numbers, fill, refs
 from dynamo_backends.aot.step.replay.trie import Node, Trie, torch_state
 
@@ -41,6 +41,7 @@ class Session(TorchFunctionMode):
         trie: The records of the step.
         lives: Ids of the tensors that live from step to step.
         runner: Runs what was recorded.
+        settings: Of the optimizers, by their ids.
 
     Attributes:
         segment: The calls since the last cut.
@@ -51,8 +52,15 @@ class Session(TorchFunctionMode):
         cuts: How many cuts there were.
     """
 
-    def __init__(self, trie: Trie, lives: dict[int, Any], runner: Runner):
+    def __init__(
+        self,
+        trie: Trie,
+        lives: dict[int, Any],
+        runner: Runner,
+        settings: dict[int, OptimizerSettings],
+    ):
         super().__init__()
+        self._settings = settings
         self._lives = lives
         self._runner = runner
         self._recorder = Recorder(self)
@@ -189,12 +197,15 @@ class Session(TorchFunctionMode):
             kwargs: Keyword arguments.
             run: Executes it in eager.
         """
-        with self._suspended():
+        self._busy = True
+        try:
             return self._optimizer(kind, optimizer, args, kwargs, run)
+        finally:
+            self._busy = False
 
     def _optimizer(self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Any) -> Any:
-        constants = group_constants([optimizer]) if kind == "optimizer" else None
-        numbers = [read_number(place) for place in group_numbers([optimizer])]
+        constants, numbers = self._settings[id(optimizer)].read()
+        constants = constants if kind == "optimizer" else ()
         before = self.segment.numbers.get(id(optimizer), numbers)
         if kind == "optimizer" and before != numbers:
             self._cut("takes another step of an optimizer whose numbers have changed")

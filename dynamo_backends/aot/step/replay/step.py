@@ -18,6 +18,7 @@ from dynamo_backends.aot.step.replay.patches import Patches, active_session
 from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session
+from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
 from dynamo_backends.aot.step.step import Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
@@ -49,6 +50,7 @@ class ReplayStep(Step):
         self._tries: dict[Any, Trie] = {}
         self._lives: dict[int, Any] = {}
         self._lock = threading.RLock()
+        self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
         self._patches = Patches(definition.optimizers)
         self._failed: set[Node] = set()
 
@@ -66,7 +68,7 @@ class ReplayStep(Step):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._look()
         trie = self._tries.setdefault(process_state(), Trie())
-        session = Session(trie, self._lives, self)
+        session = Session(trie, self._lives, self, self._settings)
         function = StepCallInEager(self._definition)
         try:
             self._patches.enter(session)
@@ -221,7 +223,7 @@ class ReplayStep(Step):
         refuse_step(inventory.tensors, self._backend.name, self._backend.home)
         with TRACING:
             program = RecordProgram(
-                definition, self._backend, inventory, segment, path, outputs, pure
+                definition, self._backend, inventory, segment, path, outputs, pure, self._settings
             )
         program.variant.last_used = next(self._uses)
         if self.compilations:

@@ -123,9 +123,15 @@ class Node:
     function: Any = None
     state: State = ()
     single: int = -1
+    _path: list[Entry] | None = None
 
     def path(self) -> list[Entry]:
         """The calls from the root to here."""
+        if self._path is None:
+            self._path = self._find_path()
+        return self._path
+
+    def _find_path(self) -> list[Entry]:
         entries = []
         node: Node | None = self
         while node is not None and node.entry is not None:
@@ -159,6 +165,8 @@ class Trie:
         self.kinds: list[str] = []
         self.aliases: dict[int, int] = {}
         self.numbers: list[Any] = []
+        self.inputs: list[int] = []
+        """The numbers of inputs, and of gradients that are there before."""
         self.slots: dict[int, int] = {}
         """The numbers of tensors that live on, by their ids."""
 
@@ -167,6 +175,8 @@ class Trie:
         self.specs.append(spec)
         self.kinds.append(kind)
         self.values.append(value)
+        if kind == "input":
+            self.inputs.append(len(self.specs) - 1)
         return len(self.specs) - 1
 
     def slot(self, tensor: Tensor) -> int:

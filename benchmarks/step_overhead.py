@@ -1,4 +1,4 @@
-"""What a compiled step costs at each call besides its program: the user's Python, and the comparison.
+"""What a compiled step costs at each call besides its program: Python, and the comparison.
 
 python benchmarks/step_overhead.py
 python benchmarks/step_overhead.py --models mlp-sgd mlp-adamw

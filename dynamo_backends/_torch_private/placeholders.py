@@ -6,6 +6,7 @@
 | `torch._C._swap_tensor_impl` | 2.13 |
 | `torch._C._is_any_autocast_enabled`, `torch._C._set_grad_enabled` | 2.13 |
 | `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.13 |
+| `torch.utils._foreach_utils._foreach_supported_types` | 2.13; else clipping takes one by one |
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms, vmap
+from torch.utils import _foreach_utils
 
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Any = torch._C._set_grad_enabled
@@ -31,6 +33,10 @@ TRANSFORMS: tuple[tuple[Any, str], ...] = tuple(
     if hasattr(module, name)
 )
 """What each transform of `torch.func` calls before it wraps its first tensor."""
+
+
+FOREACH_TYPES: list[type] = getattr(_foreach_utils, "_foreach_supported_types", [])
+"""The classes of tensors for which torch takes lists of them at once, as in clipping."""
 
 
 class WrapperTensor(Tensor):

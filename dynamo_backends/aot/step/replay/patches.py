@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private import tables_of_global_hooks
-from dynamo_backends._torch_private.placeholders import TRANSFORMS
+from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORMS
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
+from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
 
 _SEEDS = (
@@ -55,6 +56,8 @@ class Patches:
 
     def exit(self) -> None:
         """Ends it."""
+        if getattr(_active, "session", None) is None:
+            return
         _active.session = None
         _FUNCTIONS.exit()
         for owner, name, value in self._saved:
@@ -138,8 +141,10 @@ class _Functions:
                 for owner, name, original in self._originals:
                     setattr(owner, name, original)
                 self._originals.clear()
+                FOREACH_TYPES.remove(Placeholder)
 
     def _install(self) -> None:
+        FOREACH_TYPES.append(Placeholder)
         for owner, name in _SEEDS:
             self._replace(owner, name, _cutting)
         for owner, name in TRANSFORMS:
@@ -147,7 +152,8 @@ class _Functions:
         function = torch.autograd.Function
         original = vars(function)["apply"]
         self._originals.append((function, "apply", original))
-        function.apply = self._replacement(function, "apply", original, _applying)
+        replacement: Any = self._replacement(function, "apply", original, _applying)
+        function.apply = replacement  # type: ignore[method-assign]
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any, str], Any]) -> None:
         original = getattr(owner, name)

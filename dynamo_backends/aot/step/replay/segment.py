@@ -110,6 +110,15 @@ class Segment:
         number = self.number_of(tensor)
         return number is None or number not in self.node.known
 
+    def writes_to_memory_of(self, values: Any) -> bool:
+        """Whether a call of this segment may change tensors that no call has had: views."""
+        if not any(entry.mutates for entry in self.node.path()):
+            return False
+        trie = self.trie
+        known = (trie.values[n] for n in self.node.known if trie.kinds[n] != "result")
+        storages = {storage_id(t) for t in known if t is not None} - {None}
+        return any(isinstance(t, Tensor) and storage_id(t) in storages for t in values)
+
     def held(self) -> list[int]:
         """The results that user code refers to."""
         trie = self.trie

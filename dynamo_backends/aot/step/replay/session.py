@@ -374,6 +374,8 @@ def _read_value(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
         for x in pytree.tree_leaves((args, kwargs))
         if isinstance(x, Tensor)
     ):
+        if session.replaying and session.segment.writes_to_memory_of(args):
+            session.cut("reads memory that it writes to")
         return func(*args, **kwargs)
     return session.call("read", func, args, kwargs)
 

@@ -1,9 +1,10 @@
 """A compiled step whose Python runs at every call."""
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +31,8 @@ log = logging.getLogger("dynamo_backends")
 
 MAX_PROGRAMS = 8
 """How many programs one place of a record may have."""
+
+MANY = 16  # calls that go another way at one line: worth a warning
 
 
 class ReplayStep(Step):
@@ -67,26 +70,51 @@ class ReplayStep(Step):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._look()
-        trie = self._tries.setdefault(process_state(), Trie())
+        state = process_state()
+        trie = self._tries.get(state)
+        if trie is None or trie.is_full:
+            trie = self._tries[state] = Trie()
         session = Session(trie, self._lives, self, self._settings)
-        function = StepCallInEager(self._definition)
         try:
             self._patches.enter(session)
             with session:
-                result = function(args, kwargs)
+                result = self._function(args, kwargs)
+            self._patches.exit()
+            session.finish()
         except BaseException:
             session.abandon()
             raise
         finally:
             self._patches.exit()
-        session.finish()
         self.cuts = session.cuts
         if session.divergence:
-            self.divergences.append(session.divergence)
+            self._note_divergence(session.divergence)
         if session.executed:
             self.eager_steps += 1
             result = pytree.tree_map_only(Tensor, _detached, result)
         return result
+
+    def _note_divergence(self, line: str) -> None:
+        self.divergences = [*self.divergences[1 - MANY :], line]
+        if self.divergences.count(line) == MANY:
+            log.warning(
+                "A step has gone another way than all calls before it %d times, at %s: such calls "
+                "run in eager. Pass what changes at each step as a tensor or a float.", MANY, line,
+            )  # fmt: skip
+            self.divergences.clear()
+
+    def _function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the user's function, for each part of the batch if it is accumulated."""
+        definition = self._definition
+        if definition.accumulate == 1:
+            return definition.function(*args, **kwargs)
+        call = StepCall(
+            definition.optimizers,
+            definition.models,
+            definition.accumulate,
+            lambda _: contextlib.nullcontext(),
+        )
+        return call(definition.function, args, kwargs)
 
     def snapshot(self) -> Any:
         """Refuses to save the step.
@@ -120,7 +148,8 @@ class ReplayStep(Step):
         held = segment.held()
         if not held and not any(entry.mutates or entry.draws for entry in path):
             return True
-        program = self._program(segment, node, path, held, pure=False)
+        outputs = {*held, *_shared_roots(segment.trie, held)}
+        program = self._program(segment, node, path, outputs, pure=False)
         if program is None or program.variant.program.prefers_eager:
             self.materialize(segment)
             return False
@@ -153,10 +182,14 @@ class ReplayStep(Step):
     def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
         """See `Runner.evaluate`."""
         trie, node = segment.trie, segment.node
-        found = {n: trie.values[n] for n in numbers if trie.kinds[n] != "result"}
         path = node.path()
         written = any(entry.mutates for entry in path)
-        wanted = list(dict.fromkeys(n for n in numbers if written or n not in found))
+        found = {
+            n: trie.values[n]
+            for n in numbers
+            if trie.kinds[n] != "result" and not (written and n in node.known)
+        }
+        wanted = list(dict.fromkeys(n for n in numbers if n not in found))
         if wanted:
             program = self._program(segment, node, path, wanted, pure=True)
             if program is None:
@@ -191,7 +224,7 @@ class ReplayStep(Step):
         self.refusals[line] = reason
 
     def _program(
-        self, segment: Segment, node: Node, path: Any, outputs: Sequence[int], pure: bool
+        self, segment: Segment, node: Node, path: Any, outputs: Iterable[int], pure: bool
     ) -> RecordProgram | None:
         """A program for the way to a place; compiles one if need be. None: only eager can."""
         assert self._inventory is not None
@@ -236,26 +269,10 @@ class ReplayStep(Step):
             yield from _variants(trie)
 
 
-class StepCallInEager:
-    """Calls a step's function, for each part of the batch if it is accumulated."""
-
-    def __init__(self, definition: Any):
-        self._definition = definition
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls it."""
-        definition = self._definition
-        if definition.accumulate == 1:
-            return definition.function(*args, **kwargs)
-        import contextlib
-
-        call = StepCall(
-            definition.optimizers,
-            definition.models,
-            definition.accumulate,
-            lambda _: contextlib.nullcontext(),
-        )
-        return call(definition.function, args, kwargs)
+def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
+    """Results that several of those held are views of: these share memory."""
+    roots = [trie.aliases[n] for n in held if n in trie.aliases]
+    return {n for n in roots if trie.kinds[n] == "result" and roots.count(n) > 1}
 
 
 def _variants(trie: Trie) -> Iterator[Variant]:

@@ -26,6 +26,12 @@ from dynamo_backends.aot.step.replay.templates import (
     with_number,
 )
 
+MAX_WAYS = 32
+"""How many calls may follow a place of a trie; the first one is dropped."""
+
+MAX_TENSORS = 200_000
+"""How many tensors a trie has at most."""
+
 State = tuple[Any, ...]
 
 Flags = tuple[bool, bool]
@@ -207,8 +213,15 @@ class Trie:
         """Adds a call behind a place."""
         node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
         self._prepare(node)
+        if len(parent.children) == MAX_WAYS:
+            del parent.children[0]
         parent.children.append(node)
         return node
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to begin anew: ways that are dropped leave their numbers behind."""
+        return len(self.specs) > MAX_TENSORS
 
     def _prepare(self, node: Node) -> None:
         entry, parent = node.entry, node.parent

@@ -21,7 +21,7 @@ from jax.extend import core
 
 from dynamo_backends.xla.equations import in_place_of
 
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     name
     for line in (
         "abs add and cbrt ceil clamp convert_element_type copy cos cosh div eq erf erf_inv erfc",
@@ -131,7 +131,7 @@ def _same_along(eqn: Any, same: Mapping[core.Var, frozenset[int]]) -> Collection
     name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
     every = range(len(shape))
     given = [_of_operand(atom, same, len(shape)) for atom in eqn.invars]
-    if name in _POINTWISE:
+    if name in POINTWISE:
         return set(every).intersection(*given)
     if name == "concatenate":
         return set(every).intersection(*given) - {eqn.params["dimension"]}

@@ -65,7 +65,8 @@ def _shapes_before(eqns: Sequence[Any]) -> dict[core.Var, Shape]:
         if _is_reshape(eqn):
             found[eqn.outvars[0]] = eqn.invars[0].aval.shape
         elif eqn.primitive.name in POINTWISE and len(eqn.outvars) == 1:
-            shapes = {found.get(a) for a in eqn.invars if _has_shape(a)}
+            operands = [a for a in eqn.invars if _has_shape(a)]
+            shapes = {found.get(a) if isinstance(a, core.Var) else None for a in operands}
             shape = shapes.pop() if len(shapes) == 1 else None
             if shape is not None:
                 found[eqn.outvars[0]] = shape
@@ -98,4 +99,4 @@ def _is_reshape(eqn: Any) -> bool:
 
 
 def _has_shape(atom: Any) -> bool:
-    return isinstance(atom, core.Var) and bool(atom.aval.shape)
+    return bool(atom.aval.shape)

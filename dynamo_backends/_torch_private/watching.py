@@ -7,10 +7,10 @@
 | `torch._dynamo.eval_frame.cached_backends`, `torch._dynamo.guards` | 2.11+ |
 | `torch._dynamo.hooks.Hooks`, `GuardFail`, `torch._guards.Guard` | 2.11+ |
 | `torch._dynamo.utils.graph_break_reasons`, `torch._dynamo.exc` | 2.11+ |
-| `torch._dynamo.exc.TorchDynamoException.frame_exec_strategy` | 2.13.0 |
+| `torch._dynamo.exc.TorchDynamoException.frame_exec_strategy` | 2.11, 2.13, 2.15 |
 | `torch._dynamo.pgo._CODE_STATE`, `_INIT_CODE_STATE` | 2.11+ |
 | `torch._C._dynamo.eval_frame`: cache entries and execution strategies of code objects | 2.11+ |
-| `torch._C._dynamo.eval_frame.set_guard_complete_hook` | 2.13.0 |
+| `torch._C._dynamo.eval_frame.set_guard_complete_hook` | 2.11, 2.13, 2.15 |
 | `torch._dynamo.eval_frame`: `_stance`, `OptimizeContext`: `callback`, `enter_exit_hooks` | 2.11+ |
 | `torch._dynamo.convert_frame.is_in_any_mode_without_ignore_compile_internals` | 2.11+ |
 | `torch._dynamo.backends.registry.lookup_backend` | 2.11+ |

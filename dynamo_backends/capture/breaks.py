@@ -38,8 +38,10 @@ class GraphBreak:
     def __str__(self) -> str:
         """The reason and the line, and what can be done, in one or two sentences."""
         where = f" at {self.source}" if self.source else ""
-        hint = next((f" {h.removesuffix('.')}." for h in self.hints), "")
-        return f"{self.reason} in {self.function}{where}.{hint}"
+        # Some of Dynamo's reasons have what can be done in their explanation alone.
+        hint = next(iter(self.hints), self.explanation.partition("Reason: ")[2])
+        remedy = f" {hint.removesuffix('.')}." if hint else ""
+        return f"{self.reason} in {self.function}{where}.{remedy}"
 
     @property
     def is_wanted(self) -> bool:

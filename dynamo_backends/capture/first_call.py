@@ -119,9 +119,8 @@ class FirstCallCheck:
 
     def _reuses_graphs(self, call: _Call) -> bool:
         """Whether graphs ran that were captured before; code without a graph is reused, too."""
-        if not call.reused or not call.frames:
-            return bool(call.reused)
-        return private.have_graphs(self._context, {id(code) for code in call.frames})
+        frames = {id(code) for code in call.frames}
+        return bool(call.reused) and private.have_graphs(self._context, frames)
 
     def _end(self) -> None:
         with contextlib.suppress(ValueError):  # another thread was faster

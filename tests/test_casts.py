@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import dynamo_backends
+from dynamo_backends import compile_step
 from tests.backend_checks import usable
 
 BACKENDS = ("openxla", "onnxrt", "ov", "tvm", "inductor_freezing")
@@ -134,3 +135,42 @@ def test_casts_of_weights_round(backend: str) -> None:
     with torch.no_grad():
         compiled = torch.compile(function, backend=dynamo_backends.compiler(usable(backend)))
         assert torch.equal(compiled(x)[1], layer.weight.bfloat16().t())
+
+
+class Shift(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = torch.nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.by) * 1.5
+
+
+@pytest.mark.parametrize("backend", ["openxla", "inductor", "onnxrt"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_casts_in_a_step_round(backend: str, dtype: torch.dtype) -> None:
+    if backend != "inductor":
+        usable(backend)
+
+    def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Tensor]:
+        def step(x: Tensor) -> Tensor:
+            y = model(x).to(dtype).float()
+            y[:3].sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return y.detach()
+
+        return step
+
+    eager, ours = Shift(), Shift()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (eager, ours)]
+    compiled = compile_step(
+        step_of(ours, optimizers[1]),
+        model=ours,
+        optimizer=optimizers[1],
+        backend=backend,
+    )
+    x, step = torch.tensor(VALUES), step_of(eager, optimizers[0])
+    for launches in (1, 2):  # a program with a wrong result is not launched again
+        assert torch.equal(compiled(x), step(x))
+        assert compiled.launches == launches

@@ -96,6 +96,7 @@ from dynamo_backends._torch_private.inductor import (
     prepacked_convolution,
     tell_inductor_of_images,
 )
+from dynamo_backends._torch_private.inductor_casts import settings_for_casts
 from dynamo_backends._torch_private.inductor_compiler import find_vectors, load_cpp
 from dynamo_backends._torch_private.lazy import (
     lazy_fallbacks,

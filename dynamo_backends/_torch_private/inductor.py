@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
+from dynamo_backends._torch_private.inductor_casts import settings_for_casts
 from dynamo_backends._torch_private.inductor_compiler import find_vectors
 from dynamo_backends._torch_private.inductor_keeps import (
     forgetting_constants,
@@ -47,9 +48,9 @@ from dynamo_backends._torch_private.tracing import (
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
-    from torch._inductor import standalone_compile
+    from torch._inductor import config, standalone_compile
 
-    with torch.no_grad(), _compiling():
+    with torch.no_grad(), _compiling(), config.patch(settings_for_casts(gm.graph)):
         return standalone_compile(gm, list(inputs), dynamic_shapes="from_graph")
 
 
@@ -93,14 +94,16 @@ def compile_step_with_inductor(
     aten = torch.ops.aten
     layers = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
     lstm = any(node.target in layers for node in gm.graph.nodes)
-    asserts = config.patch(size_asserts=config.size_asserts and not lstm)
+    settings = config.patch(
+        size_asserts=config.size_asserts and not lstm, **settings_for_casts(gm.graph)
+    )
     context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
     gm.graph.output_node().meta["user_visible_output_idxs"] = sorted(kept)
     places = gm.graph.find_nodes(op="placeholder")
     strides_changed = any(
         p.meta["val"].stride() != x.stride() for p, x in zip(places, inputs, strict=True)
     )
-    with torch.no_grad(), asserts, context[0], context[1], context[2], _compiling():
+    with torch.no_grad(), settings, context[0], context[1], context[2], _compiling():
         if strides_changed:
             view_to_reshape(gm)
             fake_tensor_prop(gm, list(inputs))

@@ -15,13 +15,13 @@ from dynamo_backends._torch_private import (
     compile_frozen_with_inductor,
     disable_current_modes,
     mode_for_inductor,
+    settings_for_casts,
 )
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
-from dynamo_backends.inductor.casts import settings_for_casts
 from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of

@@ -78,6 +78,12 @@ class IREE(Backend):
         """See `Backend.prepare`."""
         require_cpu(graph, "iree")
 
+    def keeps(self, options: IreeOptions) -> Collection[OpOverload]:
+        """See `Backend.keeps`."""
+        from dynamo_backends.iree.rules import WHOLE
+
+        return WHOLE
+
     def decomposes(self, options: IreeOptions) -> Collection[OpOverload]:
         """See `Backend.decomposes`."""
         from dynamo_backends.iree.rules import DECOMPOSED

@@ -1,8 +1,11 @@
-"""Calls that are handed to IREE in other words, because its own lowering of them is inexact.
+"""Calls that are handed to IREE in other words, because its own lowering is inexact or absent.
 
 Measured in float32 with IREE 3.13: `erf` and `tanh` stay 6e-8 short of 1, which `gelu` multiplies
 by its argument; `gelu` with "tanh" is off by 5e-5; `sin` and `cos` lose their digits from 1e3 on,
 and `sin` is off by 1e-7 next to 0; `log10` is not linked.
+Hyperbolic functions and their inverses lose their digits for small numbers and overflow too early;
+squares in norms overflow; a product before `softmax` is computed once more, with another rounding,
+where the maximum is subtracted from it, so that differences may be positive.
 `erf` and `trunc` drop the sign of zero, `clamp` turns NaN into a bound, `eq` holds for it, and
 `maximum` and `minimum` of single numbers, such as sums, lose it where they are fused with others.
 """
@@ -95,36 +98,236 @@ def _eq(x: Tensor, y: Any) -> Tensor:
     return ~(x != y)
 
 
+def _silu(x: Tensor) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    root = torch.exp(wide * -0.5)  # IREE's exponential is infinite from 88.4 on
+    return (wide / (1 + root * root)).to(x.dtype)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    below = torch.expm1(wide * input_scale) * (alpha * scale)
+    return torch.where(wide > 0, wide * scale, below).to(x.dtype)
+
+
+_NARROW = (torch.bfloat16, torch.float16)
+_EXP_IS_ALL = 20.0  # from here on exp(-x) is no part of sinh(x)
+_SQUARE_IS_ALL = 1e10
+_LOG_2 = math.log(2)
+
+
+def _of_magnitude(function: Callable[[Tensor], Tensor], odd: bool) -> Callable[[Tensor], Tensor]:
+    """An odd or even function, of its values for positive arguments; computed in float32."""
+
+    def spelled(x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in _NARROW else x
+        result = function(wide.abs())
+        if odd:
+            result = torch.where(wide > 0, result, torch.where(wide < 0, -result, wide))
+        return result.to(x.dtype)
+
+    return spelled
+
+
+def _half_exp(x: Tensor) -> Tensor:
+    """exp(x) / 2, also where exp(x) is infinite."""
+    root = torch.exp(x * 0.5)
+    return root * 0.5 * root
+
+
+def _sinh(x: Tensor) -> Tensor:
+    e = torch.expm1(x)
+    return torch.where(x > _EXP_IS_ALL, _half_exp(x), 0.5 * (e + e / (e + 1)))
+
+
+def _cosh(x: Tensor) -> Tensor:
+    e = torch.exp(x)
+    return torch.where(x > _EXP_IS_ALL, _half_exp(x), 0.5 * (e + 1 / e))
+
+
+def _asinh(x: Tensor) -> Tensor:
+    square = x * x
+    small = torch.log1p(x + square / (1 + torch.sqrt(square + 1)))
+    return torch.where(x > _SQUARE_IS_ALL, torch.log(x) + _LOG_2, small)
+
+
+def _acosh(x: Tensor) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    beyond = wide - 1
+    small = torch.log1p(beyond + torch.sqrt(beyond * beyond + 2 * beyond))
+    result = torch.where(wide > _SQUARE_IS_ALL, torch.log(wide) + _LOG_2, small)
+    return torch.where(wide < 1, torch.full((), math.nan), result).to(x.dtype)
+
+
+def _atanh(x: Tensor) -> Tensor:
+    return 0.5 * torch.log1p(2 * x / (1 - x))
+
+
+_ERFC = (
+    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
+    1.48851587, -0.82215223, 0.17087277,
+)  # fmt: skip
+"""Press et al., Numerical Recipes, "erfcc": relative error 1.2e-7 everywhere."""
+
+
+def _erfc(x: Tensor) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    far = wide.abs()
+    t = 1 / (1 + 0.5 * far)
+    series = torch.full((), _ERFC[-1])
+    for factor in reversed(_ERFC[:-1]):
+        series = series * t + factor
+    tail = t * torch.exp(series - wide * wide)
+    return torch.where(wide < 0, 2 - tail, tail).to(x.dtype)
+
+
+def _tan(x: Tensor) -> Tensor:
+    return _sin(x) / torch.cos(x)
+
+
+def _pow(x: Tensor, exponent: float) -> Tensor:
+    """As eager's kernels do, of which those of float16 have no roots."""
+    if x.dtype == torch.float16:
+        return torch.pow(x, exponent)
+    if exponent == 0.5:
+        return torch.sqrt(x)
+    if exponent == -0.5:
+        return 1 / torch.sqrt(x)
+    if exponent in (-1, -2):
+        return 1 / (x if exponent == -1 else x * x)
+    return torch.pow(x, exponent)
+
+
+def _norm(
+    x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if order != 2 or dtype is not None or x.dtype == torch.float64:
+        return torch.linalg.vector_norm(x, order, dim, keepdim, dtype=dtype)
+    wide = x.double()
+    dims = list(range(x.ndim)) if dim is None else dim
+    return (wide * wide).sum(dims, keepdim).sqrt().to(x.dtype)
+
+
+def _below_maximum(x: Tensor, dim: list[int]) -> tuple[Tensor, Tensor]:
+    """Differences from the maximum, none of them positive, and the maximum."""
+    most = x.amax(dim, True)
+    difference = x - most
+    # Of rows of infinities the differences are NaN, as eager's are.
+    return torch.where(difference > 0, torch.zeros_like(x), difference), most
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    powers = torch.exp(_below_maximum(wide, [dim])[0])
+    return (powers / powers.sum(dim, True)).to(torch.float32 if half_to_float else x.dtype)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    below = _below_maximum(wide, [dim])[0]
+    result = below - torch.log(torch.exp(below).sum(dim, True))
+    return result.to(torch.float32 if half_to_float else x.dtype)
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    wide = x.float() if x.dtype in _NARROW else x
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    below, most = _below_maximum(wide, dims)
+    infinite = (most == math.inf) | (most == -math.inf)
+    result = torch.where(infinite, most, torch.log(torch.exp(below).sum(dims, True)) + most)
+    return (result if keepdim else result.squeeze(dims)).to(x.dtype)
+
+
+def _position(extremum: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of the extremum, or of the first NaN."""
+
+    def spelled(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        nan = x != x
+        if dim is None:
+            any_nan = nan.any()
+            first = nan.to(torch.int32).reshape(-1).argmax(0)
+            found = extremum(x.reshape(-1), 0)
+            return torch.where(any_nan, first, found)
+        first = nan.to(torch.int32).argmax(dim, keepdim)
+        return torch.where(nan.any(dim, keepdim), first, extremum(x, dim, keepdim))
+
+    return spelled
+
+
+def _negative(x: Tensor) -> Tensor:
+    return x * -1
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    return torch.where(x < 0, x * -1, x) if x.dtype.is_signed else x.clone()
+
+
+def _fmod(x: Tensor, y: int) -> Tensor:
+    rest = torch.remainder(x, y)
+    other = (rest != 0) & ((x < 0) != (y < 0))
+    return torch.where(other, rest - y, rest)
+
+
+_OF_INTEGERS: dict[Any, Callable[..., Tensor]] = {
+    aten.abs.default: _magnitude,
+    aten.fmod.Scalar: _fmod,
+    aten.neg.default: _negative,
+}
+
 _SPELLINGS: dict[Any, Callable[..., Tensor]] = {
+    aten._log_softmax.default: _log_softmax,
+    aten._softmax.default: _softmax,
+    aten.acosh.default: _acosh,
+    aten.argmax.default: _position(torch.argmax),
+    aten.argmin.default: _position(torch.argmin),
+    aten.asinh.default: _of_magnitude(_asinh, odd=True),
+    aten.atanh.default: _of_magnitude(_atanh, odd=True),
     aten.clamp.default: _clamp,
+    aten.cosh.default: _of_magnitude(_cosh, odd=False),
     aten.cos.default: _reduced(torch.cos),
     aten.eq.Scalar: _eq,
     aten.eq.Tensor: _eq,
+    aten.elu.default: _elu,
     aten.erf.default: _erf,
+    aten.erfc.default: _erfc,
     aten.gelu.default: _gelu,
+    aten.linalg_vector_norm.default: _norm,
     aten.log10.default: _log10,
+    aten.logsumexp.default: _logsumexp,
     aten.maximum.default: _maximum,
     aten.minimum.default: _minimum,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.silu.default: _silu,
     aten.sin.default: _reduced(_sin),
+    aten.sinh.default: _of_magnitude(_sinh, odd=True),
+    aten.tan.default: _reduced(_tan),
     aten.trunc.default: _trunc,
 }
 
-_FOR_FLOAT32 = frozenset(
-    {aten.cos.default, aten.gelu.default, aten.log10.default, aten.sin.default}
-)
+FOR_FLOAT32 = frozenset(
+    {
+        aten.acosh.default, aten.asinh.default, aten.atanh.default, aten.cos.default,
+        aten.cosh.default, aten.erfc.default, aten.gelu.default, aten.log10.default,
+        aten.sin.default, aten.sinh.default, aten.tan.default,
+    }
+)  # fmt: skip
 """Those whose numbers are those of float32; what is narrower is computed in it."""
 
 
 def spell(graph: fx.Graph) -> None:
-    """Rewrites such calls on floating-point numbers, in place."""
+    """Rewrites such calls on numbers of one kind, in place."""
     for node in list(graph.nodes):
-        spelling = _SPELLINGS.get(node.target)
-        if spelling is not None and _is_spelled(node):
+        spelling = _spelling(node)
+        if spelling is not None:
             replace(node, spelling)
 
 
-def _is_spelled(node: fx.Node) -> bool:
+def _spelling(node: fx.Node) -> Callable[..., Tensor] | None:
+    if node.target not in _SPELLINGS and node.target not in _OF_INTEGERS:
+        return None
     dtypes = [n.meta["val"].dtype for n in node.all_input_nodes]
-    if node.target in _FOR_FLOAT32 and torch.float64 in dtypes:
-        return False
-    return all(dtype.is_floating_point for dtype in dtypes)
+    if not any(dtype.is_floating_point or dtype == torch.bool for dtype in dtypes):
+        return _OF_INTEGERS.get(node.target)
+    if node.target in FOR_FLOAT32 and torch.float64 in dtypes:
+        return None
+    return _SPELLINGS.get(node.target) if all(d.is_floating_point for d in dtypes) else None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.iree.indices import unguarded
+from dynamo_backends.iree.legalize import FOR_FLOAT32
 
 _DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"
 _OVERFLOW = "it is computed of exponentials, which overflow too early"
@@ -24,7 +25,8 @@ WRONG: dict[str, str] = {
     "bitwise_left_shift.Tensor": _SHIFT,
     "bitwise_right_shift.Tensor": _SHIFT,
 }
-"""Lowerings that are wrong on inputs that a trial does not show, by the overload's name."""
+"""Lowerings that are wrong on inputs that a trial does not show, by the overload's name; those that
+`legalize` has for float32 count in float64 alone."""
 
 UNSETTLED_AT_INFINITY = frozenset({"gelu.default"})
 """Where eager itself gives a number or NaN, depending on how many elements there are."""
@@ -53,6 +55,9 @@ _DIVISIONS = frozenset(
 )
 
 
+WHOLE = (torch.ops.aten.logsumexp.default, torch.ops.aten.silu.default)
+"""What `legalize` has in other words than torch's decompositions."""
+
 DECOMPOSED = (torch.ops.aten.squeeze.dims,)
 """What many decompositions end with; IREE has nothing for it."""
 
@@ -60,11 +65,17 @@ DECOMPOSED = (torch.ops.aten.squeeze.dims,)
 def why_not(node: fx.Node) -> str | None:
     """Why a call is not given to IREE; None if it may be tried."""
     name = str(node.target).removeprefix("aten.")
-    if name in WRONG:
+    if name in WRONG and not (node.target in FOR_FLOAT32 and _is_narrower(node)):
         return WRONG[name]
     if name in _DIVISIONS and _may_trap(node):
         return "the processor ends the process at an integer division by zero"
     return unguarded(node)
+
+
+def _is_narrower(node: fx.Node) -> bool:
+    """Whether a call is one of numbers of float32 or narrower ones."""
+    dtype = node.meta["val"].dtype
+    return bool(dtype.is_floating_point and dtype != torch.float64)
 
 
 def _may_trap(node: fx.Node) -> bool:

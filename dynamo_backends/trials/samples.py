@@ -97,6 +97,9 @@ _MOVES = frozenset(
 _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
 """Operators that sum squares, which eager does in float64."""
 
+_OPEN_AT_INFINITY = frozenset({"std_mean", "var_mean"})
+"""Their means of values with an infinity are that or NaN, depending on which value it is."""
+
 # Arguments whose values are positions or sizes; anything else may hold any number.
 _POSITIONS = frozenset(
     {
@@ -326,7 +329,10 @@ def _special_rows(
     node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
 ) -> Iterator[list[Tensor]]:
     """Samples with NaN and infinities at all places of rows, and with several equal elements."""
-    kinds = _ROWS[:-1] if packet_name(node.target) in _TIES_ARE_OPEN else _ROWS
+    name = packet_name(node.target)
+    kinds = _ROWS[:-1] if name in _TIES_ARE_OPEN else _ROWS
+    if name in _OPEN_AT_INFINITY:
+        kinds = tuple(kind for kind in _ROWS if math.isnan(kind[0]))
     fewest = min(values[i].numel() // _length(values[i]) for i in floats)
     for turn in range(math.ceil(len(kinds) / fewest)):
         found = sample(node.target, values)
@@ -338,7 +344,7 @@ def _special_rows(
     for place in floats:
         last[place] = _stored_as(values[place], _with_nan_at_the_end(last[place]))
     yield last
-    if packet_name(node.target) in _FIRST:
+    if name in _FIRST:
         generator = torch.Generator().manual_seed(0)
         yield [_tensor(v, _tied_floats, _signed_integers, generator) for v in values]
 

@@ -5,16 +5,20 @@ whatever their dtype, lets indices read outside of their tensor, and loses NaN i
 """
 
 import functools
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.tvm.dtypes import DTYPES, NARROW
-from dynamo_backends.tvm.elementwise import ELEMENTWISE
+from dynamo_backends.tvm.bitwise import BITWISE
+from dynamo_backends.tvm.dtypes import DTYPES, INTEGERS, NARROW, TO_TORCH
+from dynamo_backends.tvm.elementwise import ELEMENTWISE, reduced_extremum
+from dynamo_backends.tvm.ordering import ORDERING
+from dynamo_backends.tvm.statistics import STATISTICS
 from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, topi
 
 Convert = Callable[[fx.Node], Any]
@@ -55,6 +59,7 @@ class Importer(ExportedProgramImporter):
     def create_convert_map(self) -> dict[str, Convert]:
         """The conversions by the operators' names, such as "add.Tensor"."""
         table: dict[str, Convert] = super().create_convert_map()
+        table["scatter_add.default"] = self._scatter_add
         for name, (place, negative) in INDEXED.items():
             table[name] = functools.partial(self._with_safe_index, table[name], place, negative)
         own: dict[str, Convert] = {
@@ -66,37 +71,45 @@ class Importer(ExportedProgramImporter):
             "embedding.default": self._embedding,
             "index_select.default": self._index_select,
             "linalg_vector_norm.default": functools.partial(
-                self._norm, table["linalg_vector_norm.default"]
+                self._vector_norm, table["linalg_vector_norm.default"]
             ),
             "convolution.default": functools.partial(self._convolution_of, table),
+            "prod.dim_int": self._product_along,
             "scalar_tensor.default": functools.partial(
                 self._size_tensor, table["scalar_tensor.default"]
             ),
         }
-        elementwise = {
-            name: functools.partial(convert, self) for name, convert in ELEMENTWISE.items()
-        }
-        table = {**table, **own, **elementwise}
-        wrapping = {name: functools.partial(self._wrapping, table[name]) for name in WRAPPING}
-        return {**table, **wrapping}
+        tables = {**ELEMENTWISE, **BITWISE, **ORDERING, **STATISTICS}
+        others = {name: functools.partial(convert, self) for name, convert in tables.items()}
+        table = {**table, **own, **others}
+        for names, wide, narrow in (
+            (WRAPPING, "int64", ("int32",)),
+            (IN_FLOAT32, "float32", NARROW),
+        ):
+            for name in names:
+                table[name] = functools.partial(self._wider, table[name], wide, narrow)
+        return table
 
-    def _wrapping(self, convert: Convert, node: fx.Node) -> Any:
-        """Computes int32 in int64, and keeps the lower half.
+    def _wider(self, convert: Convert, wide: str, narrow: Collection[str], node: fx.Node) -> Any:
+        """Computes in a wider type, of a result in one of some types.
 
         TVM promises LLVM that nothing overflows, so LLVM leaves out the cut to 32 bits where the
         next operator of the loop is wider.
         """
-        if node.meta["val"].dtype != torch.int32:
+        dtype = DTYPES.get(node.meta["val"].dtype)
+        if dtype not in narrow:
             return convert(node)
-        given = {n: self.env[n] for n in node.all_input_nodes}
+        given, types = {n: self.env[n] for n in node.all_input_nodes}, node.meta["val"]
         for source, value in given.items():
             if isinstance(value, relax.Expr):
-                self.env[source] = self.emit(relax.op.astype(value, "int64"))
+                self.env[source] = self.emit(relax.op.astype(value, wide))
+        node.meta["val"] = types.to(TO_TORCH[wide])
         try:
-            wide = convert(node)
+            result = convert(node)
         finally:
             self.env.update(given)
-        return self.emit(relax.op.astype(wide, "int32"))
+            node.meta["val"] = types
+        return self.emit(relax.op.astype(result, dtype))
 
     def emit(self, expression: Any) -> Any:
         """Adds an expression to the function that is being built."""
@@ -145,27 +158,56 @@ class Importer(ExportedProgramImporter):
             return result
         return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
 
-    def _norm(self, convert: Convert, node: fx.Node) -> Any:
+    def _vector_norm(self, convert: Convert, node: fx.Node) -> Any:
         """Squares of large float32 numbers are summed in float64, where they do not overflow."""
-        arguments: Any = node.args
-        (source, *rest), result = arguments, node.meta["val"].dtype
-        x = self.env[source]
-        order = rest[0] if rest else 2
-        if (result, str(x.ty.dtype), order) != (torch.float32, "float32", 2) or node.kwargs:
+        arguments: Any = (*node.args, *(None, 2, None, False)[len(node.args) :])
+        source, order, dims, keep = arguments
+        x, dtype = self.env[source], DTYPES[node.meta["val"].dtype]
+        if node.kwargs or order not in (1, 2, math.inf, -math.inf) or str(x.ty.dtype) != dtype:
             return convert(node)
-        dims, keep = (*rest[1:], *(None, False)[len(rest[1:]) :])[:2]
-        wide = self.emit(relax.op.astype(x, "float64"))
-        squares = self.emit(relax.op.multiply(wide, wide))
-        total = self.emit(relax.op.sum(squares, list(dims) if dims else None, keepdims=bool(keep)))
-        return self.emit(relax.op.astype(self.emit(relax.op.sqrt(total)), "float32"))
+        dims, keep = list(dims) if dims else None, bool(keep)
+        wide = self.emit(relax.op.astype(x, "float64" if dtype == "float32" else dtype))
+        if abs(order) == math.inf:
+            absolute = self.emit(relax.op.abs(x))
+            return reduced_extremum(self, absolute, dims, keep, order > 0)
+        if order == 1:
+            terms = self.emit(relax.op.abs(wide))
+        else:
+            terms = self.emit(relax.op.multiply(wide, wide))
+        total = self.emit(relax.op.sum(terms, dims, keepdims=keep))
+        root = total if order == 1 else self.emit(relax.op.sqrt(total))
+        return self.emit(relax.op.astype(root, dtype))
 
     def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
         """A size that varies, as a tensor."""
         size: Any = node.args[0]
+        dtype = DTYPES[node.meta["val"].dtype]
+        if isinstance(size, int) and dtype in INTEGERS:  # which begins again beyond its ends
+            return relax.const(int(torch.tensor(size).to(node.meta["val"].dtype)), dtype)
         if isinstance(size, int | float):
             return convert(node)
-        dtype = DTYPES[node.meta["val"].dtype]
         return self.block_builder.emit_te(lambda n: topi.full((), dtype, n.astype(dtype)), size)
+
+    def _product_along(self, node: fx.Node) -> Any:
+        arguments: Any = self.retrieve_args(node)
+        x, dim, *keep = arguments
+        x = self.emit(relax.op.astype(x, DTYPES[node.meta["val"].dtype]))
+        return self.emit(relax.op.prod(x, [dim], keepdims=bool(keep and keep[0])))
+
+    def _scatter_add(self, node: fx.Node) -> Any:
+        x, dim, index, source = self.retrieve_args(node)
+        shape = [int(n) for n in index.ty.shape]
+        if shape != [int(n) for n in source.ty.shape]:
+            starts = [0] * len(shape)
+            axes = list(range(len(shape)))
+            source = self.emit(relax.op.strided_slice(source, axes, starts, shape))
+        return self.emit(relax.op.scatter_elements(x, index, source, dim, "add"))
+
+    def isnan(self, x: Any) -> Any:
+        """Where numbers are NaN."""
+        if str(x.ty.dtype) in NARROW:
+            x = self.emit(relax.op.astype(x, "float32"))
+        return self.emit(relax.op.isnan(x))
 
     def _embedding(self, node: fx.Node) -> Any:
         table, index = self.retrieve_args(node)[:2]
@@ -237,6 +279,7 @@ INDEXED: dict[str, tuple[int, bool]] = {
     "index_put.default": (1, True),
     "scatter.src": (2, False),
     "scatter.value": (2, False),
+    "scatter_add.default": (2, False),
 }
 
 
@@ -255,6 +298,31 @@ WRAPPING = (
     "sub.Tensor",
 )
 """Operators whose results leave int32, and begin again at the other end."""
+
+
+IN_FLOAT32 = (
+    "acosh.default",
+    "asinh.default",
+    "atan2.default",
+    "clamp.Tensor",
+    "clamp.default",
+    "clamp_max.default",
+    "clamp_min.default",
+    "copysign.Tensor",
+    "cosh.default",
+    "fmod.Scalar",
+    "fmod.Tensor",
+    "gelu.default",
+    "linalg_vector_norm.default",
+    "mul.Scalar",
+    "mul.Tensor",
+    "pow.Tensor_Tensor",
+    "remainder.Scalar",
+    "remainder.Tensor",
+    "silu.default",
+    "sinh.default",
+)
+"""Operators that TVM lacks in float16 or bfloat16, or computes with too few digits there."""
 
 
 @functools.cache

@@ -5,6 +5,8 @@ import torch
 NARROW = ("float16", "bfloat16")
 """Floating-point types in which TVM is not to sum, and the C library does not compute."""
 
+INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8"})
+
 DTYPES = {
     torch.bool: "bool",
     torch.uint8: "uint8",

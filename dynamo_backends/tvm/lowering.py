@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.interface.errors import CompileError, LoweringError, lines_of
 from dynamo_backends.tvm.converters import Importer
-from dynamo_backends.tvm.dtypes import DTYPES
+from dynamo_backends.tvm.dtypes import DTYPES, INTEGERS
 from dynamo_backends.tvm.vendor import relax, tvm
 
 MAIN = "main"
@@ -140,9 +140,6 @@ def _item(importer: Importer, node: fx.Node) -> Any:
     return found
 
 
-_INTEGERS = {"int8", "int16", "int32", "int64", "uint8"}
-
-
 def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
     """A result of the type that torch promises; only the width of integers is put right.
 
@@ -155,7 +152,7 @@ def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
         raise ValueError("its conversion gives no tensor of a known shape")
     shape, dtype = list(kind.shape.values), str(kind.dtype)
     expected = DTYPES[value.dtype]
-    if dtype != expected and dtype in _INTEGERS and expected in _INTEGERS:
+    if dtype != expected and dtype in INTEGERS and expected in INTEGERS:
         result, dtype = importer.emit(relax.op.astype(result, expected)), expected
     varies = importer.varying(node)
     known = [int(n) if isinstance(n, tvm.tirx.IntImm) else None for n in shape]

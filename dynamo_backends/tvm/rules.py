@@ -21,12 +21,8 @@ _DIVISIONS = frozenset(
 )
 
 _POOL = "max_pool2d_with_indices.default"
-"""TVM's kernel turns NaN into a number."""
-
-_FINITE = frozenset({"amax.default", "amin.default", _POOL})
-"""TVM begins these with the least finite number, and ends with it where a row is all infinite.
-Hardly any network of images would run whole without them, so their trials are without what they
-compute otherwise; other calls that do so are refused by their trial."""
+"""TVM's kernel turns NaN into a number, and begins with the least finite one. Hardly any network of
+images would run whole without it, so its trials are without NaN and infinities."""
 
 WHOLE = (
     "addmm.default",
@@ -57,9 +53,7 @@ def why_not(node: fx.Node) -> str | None:
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     """An input of a trial without what a call is known to compute otherwise."""
     name = str(node.target).removeprefix("aten.")
-    if name in _FINITE:
-        tensor = without_infinities(tensor)
-    return without_nan(tensor) if name == _POOL else tensor
+    return without_nan(without_infinities(tensor)) if name == _POOL else tensor
 
 
 def _is_integer(value: Any) -> bool:

@@ -244,3 +244,13 @@ def test_means_are_large_and_products_without_zeros():
 def test_rows_have_numbers_of_all_sizes():
     found = given(aten._softmax.default, torch.empty(6, 20), 1, False)
     assert any(x.isfinite().all() and x.max() > 1e19 for (x,) in found)
+
+
+def test_means_beside_variances_have_no_infinity():
+    """Eager's are NaN or infinite, depending on the position."""
+    x = torch.ones(4)
+    for rows in (x.index_fill(0, torch.tensor(0), INF), x.index_fill(0, torch.tensor(3), INF)):
+        assert torch.var_mean(rows, 0)[0].isnan()
+    found = torch.cat([x.view(-1) for (x,) in given(aten.var_mean.correction, torch.empty(4, 5))])
+    assert found.isnan().any()
+    assert not found.isinf().any()

@@ -159,24 +159,21 @@ class Importer(ExportedProgramImporter):
         return self.emit(relax.op.add(result, self.emit(relax.op.reshape(bias, [1, -1, 1, 1]))))
 
     def _vector_norm(self, convert: Convert, node: fx.Node) -> Any:
-        """Squares of large float32 numbers are summed in float64, where they do not overflow."""
+        """Powers of float32 numbers are summed in float32, as in eager; of one, its magnitude."""
         arguments: Any = (*node.args, *(None, 2, None, False)[len(node.args) :])
         source, order, dims, keep = arguments
         x, dtype = self.env[source], DTYPES[node.meta["val"].dtype]
         if node.kwargs or order not in (1, 2, math.inf, -math.inf) or str(x.ty.dtype) != dtype:
             return convert(node)
         dims, keep = list(dims) if dims else None, bool(keep)
-        wide = self.emit(relax.op.astype(x, "float64" if dtype == "float32" else dtype))
+        absolute = self.emit(relax.op.abs(x))
         if abs(order) == math.inf:
-            absolute = self.emit(relax.op.abs(x))
             return reduced_extremum(self, absolute, dims, keep, order > 0)
-        if order == 1:
-            terms = self.emit(relax.op.abs(wide))
-        else:
-            terms = self.emit(relax.op.multiply(wide, wide))
-        total = self.emit(relax.op.sum(terms, dims, keepdims=keep))
-        root = total if order == 1 else self.emit(relax.op.sqrt(total))
-        return self.emit(relax.op.astype(root, dtype))
+        value: torch.Tensor = source.meta["val"]
+        if order == 1 or value.numel() == node.meta["val"].numel():
+            return self.emit(relax.op.sum(absolute, dims, keepdims=keep))
+        squares = self.emit(relax.op.multiply(x, x))
+        return self.emit(relax.op.sqrt(self.emit(relax.op.sum(squares, dims, keepdims=keep))))
 
     def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
         """A size that varies, as a tensor."""

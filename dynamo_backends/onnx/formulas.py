@@ -167,6 +167,68 @@ def _first_nan_or(op: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     return torch.where(has_nan, nan.argmax(dim, keepdim), found)
 
 
+def _order(x: Tensor) -> Tensor:
+    """Numbers in the order of torch, in which NaN is the largest."""
+    return torch.where(x.isnan(), math.inf, (x.double() * 0.5).clamp(max=3e38))
+
+
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    indices = aten.sort(_order(x), dim, descending)[1]
+    return x.gather(dim, indices), indices
+
+
+def _topk(
+    x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    indices = aten.topk(_order(x), k, dim, largest, sorted)[1]
+    return x.gather(dim, indices), indices
+
+
+def _remainder(x: Tensor, y: Tensor) -> Tensor:
+    rest = aten.fmod(x, y)
+    return torch.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+def _copysign(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(_signbit(y), -x.abs(), x.abs())
+
+
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    """Squares of neither are formed, so that none overflows."""
+    x, y = x.abs(), y.abs()
+    largest = torch.maximum(x, y)
+    ratio = torch.where((largest > 0) & (largest < math.inf), torch.minimum(x, y) / largest, 0.0)
+    return torch.where(
+        (x == math.inf) | (y == math.inf), math.inf, largest * (ratio * ratio + 1).sqrt()
+    )
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    ratio = y.abs() / x.abs()
+    ratio = torch.where((y == 0) & (x == 0), 0.0, ratio)
+    angle = torch.where(y.isinf() & x.isinf(), 1.0, ratio).atan()
+    return _copysign(torch.where(_signbit(x), -angle + math.pi, angle), y)
+
+
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
+    """By a comparison, which has all 64 bits."""
+    return torch.where(x > y, x, y)
+
+
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x < y, x, y)
+
+
+def _fmax(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((x >= y) | y.isnan(), x, y)
+
+
+def _fmin(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where((x <= y) | y.isnan(), x, y)
+
+
 def _norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
@@ -220,6 +282,16 @@ def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = Non
     return x if keepdim else x.squeeze(dim)
 
 
+def _is_on_cpu(node: fx.Node) -> bool:
+    """Whether a call is on a CPU: TensorRT has no float64."""
+    return bool(node.all_input_nodes[0].meta["val"].device.type == "cpu")
+
+
+def _is_rsqrt(node: fx.Node) -> bool:
+    """Whether a power is -0.5, which eager computes as `rsqrt`: of -0.0 it is -inf."""
+    return bool(node.args[1] == -0.5)
+
+
 def _always(_: fx.Node) -> bool:
     return True
 
@@ -265,7 +337,20 @@ FORMULAS: Mapping[Any, Formula] = {
     aten.argmax.default: Formula(_argmax, _FLOATS),
     aten.argmin.default: Formula(_argmin, _FLOATS),
     aten.linalg_vector_norm.default: Formula(_norm),
-    aten.std.correction: Formula(_std),
+    aten.max.default: Formula(_amax, _FLOATS),
+    aten.min.default: Formula(_amin, _FLOATS),
+    aten.sort.default: Formula(_sort, _FLOAT, _is_on_cpu),
+    aten.topk.default: Formula(_topk, _FLOAT, _is_on_cpu),
+    aten.remainder.Tensor: Formula(_remainder, _FLOATS),
+    aten.copysign.Tensor: Formula(_copysign, _FLOATS),
+    aten.hypot.default: Formula(_hypot),
+    aten.atan2.default: Formula(_atan2),
+    aten.maximum.default: Formula(_maximum, (torch.int64,)),
+    aten.minimum.default: Formula(_minimum, (torch.int64,)),
+    aten.fmax.default: Formula(_fmax, _FLOATS),
+    aten.fmin.default: Formula(_fmin, _FLOATS),
+    aten.pow.Tensor_Scalar: Formula(lambda x, _: x.rsqrt(), _FLOAT, _is_rsqrt),
+    aten.std.correction: Formula(_std, _FLOAT, _is_on_cpu),
     aten.logsumexp.default: Formula(_logsumexp, _FLOATS),
     aten.max_pool2d_with_indices.default: Formula(_max_pool, _FLOATS, _is_pool_of_rows),
     aten.prod.default: Formula(_prod, _INTEGERS),

@@ -162,6 +162,30 @@ def test_gradients_of_tanh_are_exact_near_1():
     assert (error <= 3 * own + 1.2e-7).all()
 
 
+PAIRED = (0.0, -0.0, 1.0, -1.0, 0.5, -3.0, INF, -INF, NAN, 1e30, -1e30, 1e-30, 7.3)
+
+
+@pytest.mark.parametrize("name", ["copysign", "hypot", "atan2", "fmax", "fmin"])
+def test_functions_of_two_numbers(name: str):
+    x = torch.tensor(PAIRED).repeat_interleave(len(PAIRED))
+    y = torch.tensor(PAIRED).repeat(len(PAIRED))
+    function = getattr(torch, name)
+    with torch.no_grad():
+        assert_same(compiled(lambda x, y: function(x, y) * 1.0)(x, y), function(x, y))
+
+
+def test_nan_is_the_largest_number():
+    x = torch.tensor([[NAN, INF, 3.4028e38, -INF, 1.0, NAN], [-INF, NAN, 0.0, 5.0, -1.0, INF]])
+
+    def function(x: Tensor) -> list[Tensor]:
+        rows = [x.sort().values, x.sort(0, True).values, x.gather(1, x.argsort(1))]
+        return [*rows, x.topk(3).values, x.topk(6, largest=False).values, x.max(), x[1, 2:].min()]
+
+    with torch.no_grad():
+        for result, expected in zip(compiled(function)(x), function(x), strict=True):
+            assert torch.equal(result.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 def test_signs_of_zeros(dtype: torch.dtype):
     x = torch.tensor(HARD[:-1], dtype=dtype)

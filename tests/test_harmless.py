@@ -11,7 +11,7 @@ from tests.test_autoload import run
 
 SNAPSHOT = """
 import json, os, sys, threading
-import torch, torch._dynamo, torch._functorch.config, torch._inductor.config
+import numpy, torch, torch._dynamo, torch._functorch.config, torch._inductor.config
 {before}
 
 def settings(config):
@@ -30,6 +30,7 @@ def snapshot():
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "grad": torch.is_grad_enabled(),
         "random": torch.get_rng_state().sum().item(),
+        "random in numpy": repr(numpy.random.get_state()),
     }}
     if "jax" in sys.modules:
         import jax
@@ -44,6 +45,7 @@ print(json.dumps([k for k in before if before[k] != after[k]]))
 
 CHANGE = """
 torch.set_num_threads(3)
+numpy.random.rand()
 os.environ["A"] = "1"
 torch._dynamo.config.verbose = True
 threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -71,7 +73,7 @@ def changes(action: str, before: str = "") -> list[list[str]]:
     return [json.loads(line) for line in printed.splitlines()[-2:]]
 
 
-SEEN = ["environment", "dynamo", "threads", "torch threads"]
+SEEN = ["environment", "dynamo", "threads", "torch threads", "random in numpy"]
 
 
 def test_importing_changes_no_setting_and_starts_no_thread():
@@ -81,6 +83,11 @@ def test_importing_changes_no_setting_and_starts_no_thread():
 def test_compiling_changes_no_setting():
     # XLA's own threads are started on first use, not before.
     assert changes(USE, before="import jax") == [["threads"], SEEN]
+
+
+def test_importing_jax_leaves_the_random_state_of_numpy():
+    (difference, _) = changes(USE)
+    assert "random in numpy" not in difference
 
 
 def test_eight_threads_at_once():

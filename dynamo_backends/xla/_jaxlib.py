@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
 
+import dynamo_backends.xla.jax_import  # noqa: F401 - before jax
+
+# isort: split
 import jax
 import jaxlib.version
 import numpy as np

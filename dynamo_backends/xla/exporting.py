@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import dynamo_backends.xla.jax_import  # noqa: F401 - before jax
+
+# isort: split
 import jax
 import torch
 from torch import Tensor

@@ -3,6 +3,7 @@
 Importing this package fills the table in `registry`.
 """
 
+import dynamo_backends.xla.jax_import  # noqa: F401 - before jax
 from dynamo_backends.xla.lowering import (
     activation,
     adaptive_pooling,

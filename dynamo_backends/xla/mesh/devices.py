@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import dynamo_backends.xla.jax_import  # noqa: F401 - before jax
+
+# isort: split
 import jax
 import numpy as np
 import torch

@@ -49,17 +49,6 @@ def hook_on_a_result(run: Run) -> Any:
     return step
 
 
-def hook_on_a_parameter(run: Run) -> Any:
-    run.state.calls = 0
-
-    def hook(gradient: Tensor) -> Tensor:
-        run.state.calls += 1
-        return gradient * run.state.calls
-
-    run.model[0].weight.register_hook(hook)
-    return plain(run)
-
-
 def hook_on_a_module(run: Run) -> Any:
     run.state.calls = []
     run.model[2].register_full_backward_hook(lambda m, i, o: run.state.calls.append(o[0].norm()))
@@ -87,7 +76,7 @@ def maps_rows(run: Run) -> Any:
 
 
 EAGER: list[Callable[[Run], Any]] = [
-    own_function, hook_on_a_result, hook_on_a_parameter, hook_on_a_module, checkpoints, maps_rows,
+    own_function, hook_on_a_result, hook_on_a_module, checkpoints, maps_rows,
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ METADATA: frozenset[Callable[..., Any]] = frozenset(
         "shape", "dtype", "device", "layout", "ndim", "names", "itemsize", "nbytes", "is_sparse",
         "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta", "is_cuda", "is_cpu", "is_xpu",
         "is_mps", "is_nested", "is_vulkan", "is_maia", "is_mtia", "is_ipu", "is_xla", "name",
+        "_backward_hooks", "_post_accumulate_grad_hooks",
     )
     | _methods(
         "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__",
@@ -61,9 +62,10 @@ BARRIERS: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 """What needs the contents of a tensor, or its memory."""
 
+HOOKS = (_T.register_hook, _T.register_post_accumulate_grad_hook)
+"""Registers a hook."""
+
 REFUSED: dict[Callable[..., Any], str] = {
-    _T.register_hook: "registers a hook on a tensor",
-    _T.register_post_accumulate_grad_hook: "registers a hook on a tensor",
     _T.retain_grad: "retains the gradient of a tensor that it computes",
     _T.__reversed__: "reverses a tensor",
 }

@@ -1,7 +1,7 @@
 """Records the torch calls of a step while they are executed in eager."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import accumulation, hooks_of_node, hooks_on_gradient
+from dynamo_backends._torch_private import accumulation, hooks_of_node
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.backward import backward_without_hooks, is_hooked
 from dynamo_backends.aot.step.replay.interpreter import consumed_by
 from dynamo_backends.aot.step.replay.observer import Observer
 from dynamo_backends.aot.step.replay.placeholders import TensorSpec
@@ -55,7 +56,7 @@ class Recorder:
         """
         segment: Segment = self._session.segment
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if func in functions.BACKWARD:
+        if kind == "backward":
             return self._record_backward(func, args, kwargs)
         self._check(segment, func, kwargs, tensors)
         given = self._templates(segment, func, args, kwargs, tensors)
@@ -168,16 +169,21 @@ class Recorder:
         self._check(segment, func, kwargs, tensors)
         given = self._templates(segment, func, args, kwargs, tensors)
         assert given is not None
-        leaves = dict(_leaves(segment))
-        if any(_is_hooked(t) for t in leaves.values()):
+        hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
+        leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
+        if _has_other_hooks(leaves.values(), args[2] if hooked else ()):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
         with Observer() as observer:
             result = func(*args, **kwargs)
-        entry = Entry("backward", func, *given, None, state, self.line(), mutates=True)
+        made: list[int] = []
+        template = None
+        if result is not None:
+            computed, template = self._result(segment, result, "call")
+            made += computed
+        entry = Entry("backward", func, *given, template, state, self.line(), mutates=True)
         entry.draws = observer.draws
-        made = []
         for number, tensor in leaves.items():
             gradient = tensor.grad
             if gradient is not before[number] and gradient is not None:
@@ -261,7 +267,8 @@ def _moved(before: TensorSpec, tensor: Tensor) -> bool:
     return (now.size, now.stride, now.dtype) != (before.size, before.stride, before.dtype)
 
 
-def _is_hooked(leaf: Tensor) -> bool:
-    if any(hooks_on_gradient(leaf)):
-        return True
-    return any(hooks_of_node(accumulation(leaf)))
+def _has_other_hooks(leaves: Iterable[Tensor], hooked: Sequence[Tensor]) -> bool:
+    """Whether there are hooks besides those of the hooked leaves on their gradients."""
+    return any(is_hooked(leaf) or any(hooks_of_node(accumulation(leaf))) for leaf in leaves) or any(
+        any(hooks_of_node(accumulation(leaf))) for leaf in hooked
+    )

@@ -1,7 +1,7 @@
 """One segment of a step: the calls between two cuts, followed through a trie of records."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -118,6 +118,19 @@ class Segment:
         known = (trie.values[n] for n in self.node.known if trie.kinds[n] != "result")
         storages = {storage_id(t) for t in known if t is not None} - {None}
         return any(isinstance(t, Tensor) and storage_id(t) in storages for t in values)
+
+    def is_result(self, tensor: Tensor) -> bool:
+        """Whether a call of this segment has made a tensor."""
+        number = self.number_of(tensor)
+        return number is not None and self.trie.kinds[number] == "result"
+
+    def leaves(self, replaying: bool) -> Iterator[Tensor]:
+        """The tensors that calls have had and that may have hooks, always in the same order."""
+        kinds, values = self.trie.kinds, self.trie.values
+        for number in sorted(n for n in self.node.known if kinds[n] in ("slot", "input")):
+            tensor = values[number] if replaying else self.real(number)
+            if tensor is not None and tensor.requires_grad and tensor.is_leaf:
+                yield tensor
 
     def held(self) -> list[int]:
         """The results that user code refers to."""

@@ -10,6 +10,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.backward import (
+    backward_without_hooks,
+    call_hooks,
+    is_hooked,
+    needs_engine,
+    options_of,
+)
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
@@ -179,11 +186,28 @@ class Session(TorchFunctionMode):
         """Whether gradients that the record says nothing of are there as they were."""
         entry, values = node.entry, self.segment.trie.values
         assert entry is not None
-        return (
-            all(values[n].grad is None for n in entry.absent)
-            and all(values[n].grad is not None for n in entry.present)
-            and not any(_has_hooks(values[n]) for n in (*entry.absent, *entry.present))
+        return all(values[n].grad is None for n in entry.absent) and all(
+            values[n].grad is not None for n in entry.present
         )
+
+    def backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compares a backward pass with the record, or records it; calls hooks of leaves."""
+        hooked = [leaf for leaf in self.segment.leaves(self.replaying) if is_hooked(leaf)]
+        if not hooked:
+            return self.call("backward", func, args, kwargs)
+        given = options_of(func, args, kwargs)
+        if given.get("create_graph") or "inputs" in given or any(map(needs_engine, hooked)):
+            self.go_eager("has hooks in its backward pass")
+            return func(*args, **kwargs)
+        roots, gradients = given["tensors"], given.get("grad_tensors")
+        options = {"retain_graph": bool(given.get("retain_graph"))}
+        computed, order = self.call(
+            "backward", backward_without_hooks, (roots, gradients, hooked), options
+        )
+        with self, torch.no_grad():
+            for i in order:
+                call_hooks(hooked[i], computed[i])
+        return None
 
     def optimizer(
         self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Callable[[], Any]
@@ -333,12 +357,6 @@ def _has_tensors(args: Any, kwargs: Any) -> bool:
     return any(isinstance(x, Tensor) for x in pytree.tree_leaves((args, kwargs)))
 
 
-def _has_hooks(tensor: Tensor) -> bool:
-    hooks: Any = tensor._backward_hooks
-    after: Any = tensor._post_accumulate_grad_hooks
-    return bool(hooks) or bool(after)
-
-
 def _may_change(func: Any, template: Any, place: tuple[int, ...]) -> bool:
     for index in place:
         template = template.items[index]
@@ -393,6 +411,14 @@ def _refuse(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _register_hook(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """Those of leaves that were there before are called where backward passes are."""
+    segment, tensor = session.segment, args[0]
+    if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
+        session.go_eager("registers a hook on a tensor")
+    return func(*args, **kwargs)
+
+
 def _data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
     """Python's data become tensors, which are inputs; unless tensors are among them."""
     if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
@@ -419,7 +445,7 @@ def _set_grad(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _backward(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.call("backward", func, args, kwargs)
+    return session.backward(func, args, kwargs)
 
 
 def _set_flag(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
@@ -441,6 +467,7 @@ _HANDLERS: dict[Any, Callable[[Session, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.REFUSED, _refuse),
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
     **dict.fromkeys(functions.BACKWARD, _backward),
+    **dict.fromkeys(functions.HOOKS, _register_hook),
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),
     functions.GRAD_FN: _read_history,

@@ -1,0 +1,249 @@
+"""Steps by replay: hooks on parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dynamo_backends import compile_step
+from tests.aot.replay.checks import Case, Run, assert_equal, batches, network
+from tests.aot.replay.test_training import accumulates, clips, plain, reads_the_loss
+
+
+def counts(run: Run) -> Any:
+    run.state.calls = 0
+
+    def hook(gradient: Tensor) -> Tensor:
+        run.state.calls += 1
+        return gradient * run.state.calls
+
+    run.model[0].weight.register_hook(hook)
+    return plain(run)
+
+
+def keeps_the_order(run: Run) -> Any:
+    run.state.order = []
+    for name, parameter in run.model.named_parameters():
+        parameter.register_hook(lambda g, name=name: run.state.order.append(name))
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: run.state.order.append((name, p.grad.norm()))
+        )
+    return plain(run)
+
+
+def several_on_one(run: Run) -> Any:
+    weight = run.model[2].weight
+    run.state.kept = []
+    weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    weight.register_hook(run.state.kept.append)
+    weight.register_hook(lambda g: g * 2)
+    return clips(run)
+
+
+def keeps_the_gradient_itself(run: Run) -> Any:
+    run.state.kept = []
+    run.model[0].weight.register_hook(run.state.kept.append)
+    return clips(run)  # which changes .grad in place
+
+
+def changes_it_in_place(run: Run) -> Any:
+    def hook(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    run.model[0].bias.register_post_accumulate_grad_hook(hook)
+    return plain(run)
+
+
+def hooked_and_accumulated(run: Run) -> Any:
+    run.state.norms = []
+    run.model[0].weight.register_hook(lambda g: run.state.norms.append(g.norm()))
+    run.model[0].weight.register_hook(lambda g: g + 0.01)
+    return accumulates(run)
+
+
+def masks_rows(run: Run) -> Any:
+    mask = torch.arange(3) > 0
+    run.model[2].weight.register_hook(lambda g: g * mask[:, None].to(g))
+    return plain(run)
+
+
+def reads_values(run: Run) -> Any:
+    run.state.norms = []
+    run.model[0].weight.register_hook(lambda g: run.state.norms.append(g.norm().item()))
+    return plain(run)
+
+
+def goes_by_value(run: Run) -> Any:
+    def hook(gradient: Tensor) -> Any:
+        return gradient * 0.5 if gradient.norm() > 0.2 else None
+
+    run.model[0].weight.register_hook(hook)
+    return plain(run)
+
+
+def comes_and_goes(run: Run) -> Any:
+    run.state.n = 0
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        run.state.n += 1
+        handle = None
+        if run.state.n % 2:
+            handle = run.model[0].weight.register_hook(lambda g: g * 3)
+        loss = plain(run)(x, y)
+        if handle is not None:
+            handle.remove()
+        return loss
+
+    return step
+
+
+def steps_in_the_backward_pass(run: Run) -> Any:
+    """An optimizer for each parameter, which steps as soon as there is a gradient."""
+    for parameter in run.model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.5)
+        run.optimizers.append(optimizer)
+
+        def hook(p: Tensor, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def logs_the_loss(run: Run) -> Any:
+    run.model[0].weight.register_hook(lambda g: g * 0.9)
+    return reads_the_loss(run)
+
+
+def two_passes(run: Run) -> Any:
+    run.model[0].weight.register_hook(lambda g: g * 0.9)
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        out = run.model(x)
+        first, second = F.cross_entropy(out, y), out.square().mean()
+        first.backward(retain_graph=True)
+        torch.autograd.backward([second], [torch.tensor(0.5, dtype=out.dtype)])
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return first, second
+
+    return step
+
+
+class Tied(nn.Module):
+    """A weight that is used twice, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.unused = nn.Linear(2, 2)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.tanh(self.first(torch.tanh(self.first(x)))))
+        return result
+
+
+def on_all(run: Run) -> Any:
+    run.state.calls = []
+    for name, parameter in run.model.named_parameters():
+        parameter.register_hook(lambda g, name=name: run.state.calls.append((name, g.sum())))
+    return plain(run)
+
+
+CASES: dict[str, Case] = {
+    **{f.__name__: Case(f) for f in (
+        keeps_the_order, several_on_one, keeps_the_gradient_itself, changes_it_in_place,
+        masks_rows, reads_values, logs_the_loss, two_passes, steps_in_the_backward_pass,
+    )},
+    **{f.__name__: Case(f, most_eager=6) for f in (
+        counts, hooked_and_accumulated, goes_by_value, comes_and_goes,
+    )},
+    "tied": Case(on_all, model=lambda: Tied().double()),
+}  # fmt: skip
+
+
+ONE_PROGRAM = (
+    "keeps_the_order", "several_on_one", "masks_rows", "changes_it_in_place", "two_passes",
+    "steps_in_the_backward_pass",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - set(ONE_PROGRAM)))
+def test_hooks_on_parameters_are_those_of_eager(name: str) -> None:
+    assert_equal(CASES[name])
+
+
+@pytest.mark.parametrize("name", ONE_PROGRAM)
+def test_such_a_step_is_one_program(name: str) -> None:
+    step = assert_equal(CASES[name])
+    assert (step.compilations, step.cuts) == (1, 0)
+
+
+def on_several(run: Run) -> Any:
+    run.state.calls = []
+    hook: Callable[..., None] = lambda gradients: run.state.calls.append(len(gradients))  # noqa: E731
+    torch.autograd.graph.register_multi_grad_hook(tuple(run.model.parameters()), hook)
+    return plain(run)
+
+
+def queues_a_callback(run: Run) -> Any:
+    run.state.calls = []
+
+    def hook(gradient: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: run.state.calls.append(1))
+
+    run.model[0].weight.register_hook(hook)
+    return plain(run)
+
+
+def on_a_node(run: Run) -> Any:
+    run.state.node = None
+    weight = run.model[0].weight
+    node = torch.autograd.graph.get_gradient_edge(weight).node
+    node.register_prehook(lambda gradients: (gradients[0] * 2,))
+    run.nodes = [node]  # type: ignore[attr-defined]
+    return plain(run)
+
+
+@pytest.mark.parametrize("loop", [on_several, queues_a_callback, on_a_node])
+def test_hooks_that_need_the_engine_run_in_eager(loop: Callable[[Run], Any]) -> None:
+    step = assert_equal(Case(loop, eager=True))
+    assert len(step.refusals) == 1
+
+
+@pytest.mark.parametrize(
+    "result", [1, torch.ones(2), torch.ones(6, 4)], ids=["a number", "a shape", "a dtype"]
+)
+def test_a_hook_with_a_wrong_result_raises_as_in_eager(result: Any) -> None:
+    def error(is_compiled: bool) -> BaseException:
+        model: Any = network()
+        run = Run(model, torch.optim.SGD(model.parameters(), 0.1))
+        handle = model[0].weight.register_hook(lambda g: None)
+        step = plain(run)
+        if is_compiled:
+            step = compile_step(step, model=model, optimizer=run.optimizer, backend="aot_eager",
+                                python="replay")  # fmt: skip
+            generator = torch.Generator().manual_seed(0)
+            for i in range(2):
+                step(*batches(i, generator))
+        handle.remove()
+        model[0].weight.register_hook(lambda g: result)
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            step(*batches(0, torch.Generator().manual_seed(0)))
+        return caught.value
+
+    expected, raised = error(False), error(True)
+    assert type(raised) is type(expected)

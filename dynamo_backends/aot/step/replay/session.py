@@ -17,7 +17,7 @@ from dynamo_backends.aot.step.replay.backward import (
     needs_engine,
     options_of,
 )
-from dynamo_backends.aot.step.replay.placeholders import is_placeholder
+from dynamo_backends.aot.step.replay.handlers import HANDLERS
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
@@ -83,6 +83,10 @@ class Session(TorchFunctionMode):
         """Whether torch calls are followed now."""
         return self.following and not self._busy
 
+    def lives_on(self, tensor: Tensor) -> bool:
+        """Whether a tensor lives from step to step."""
+        return id(tensor) in self._lives
+
     @contextlib.contextmanager
     def _suspended(self) -> Iterator[None]:
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
@@ -103,7 +107,7 @@ class Session(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.is_active:
             return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
+        handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)
         return self.call("call", func, args, kwargs)
@@ -365,114 +369,3 @@ def _may_change(func: Any, template: Any, place: tuple[int, ...]) -> bool:
 
 def _with_history(text: str, node: str) -> str:
     return f"{text[:-1]}, grad_fn=<{node}>)" if node and "grad_fn" not in text else text
-
-
-# Handlers
-
-
-def _native(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-def _flag(position: int) -> Callable[..., Any]:
-    def read(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor = args[0]
-        if not is_placeholder(tensor):
-            return func(*args)
-        segment, number = session.segment, tensor.step_value
-        spec = segment.trie.specs[number]
-        return segment.flags.get(number, (spec.requires_grad, spec.is_leaf))[position]
-
-    return read
-
-
-def _read_value(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    if all(
-        session.segment.is_untouched(x)
-        for x in pytree.tree_leaves((args, kwargs))
-        if isinstance(x, Tensor)
-    ):
-        if session.replaying and session.segment.writes_to_memory_of(args):
-            session.cut("reads memory that it writes to")
-        return func(*args, **kwargs)
-    return session.call("read", func, args, kwargs)
-
-
-def _read_history(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    if is_placeholder(args[0]):
-        if not _flag(0)(session, func, args, kwargs) or _flag(1)(session, func, args, kwargs):
-            return None
-        session.go_eager("looks at the autograd graph (grad_fn)")
-    return func(*args, **kwargs)
-
-
-def _refuse(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    session.go_eager(functions.REFUSED[func])
-    return func(*args, **kwargs)
-
-
-def _register_hook(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    """Those of leaves that were there before are called where backward passes are."""
-    segment, tensor = session.segment, args[0]
-    if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
-        session.go_eager("registers a hook on a tensor")
-    return func(*args, **kwargs)
-
-
-def _data(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    """Python's data become tensors, which are inputs; unless tensors are among them."""
-    if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
-        return session.call("read", func, args, kwargs)
-    return func(*args, **kwargs)
-
-
-def _get_grad(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    segment = session.segment
-    number = segment.number_of(args[0])
-    if session.replaying and number is not None and number in segment.gradients:
-        gradient = segment.gradients[number]
-        return None if gradient is None else segment.trie.value(gradient)
-    if is_placeholder(args[0]):
-        return None
-    gradient = func(*args)
-    if gradient is None or (not session.replaying and segment.number_of(gradient) is not None):
-        return gradient
-    return session.call("get_grad", func, args, kwargs)
-
-
-def _set_grad(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.call("set_grad", func, args, kwargs)
-
-
-def _backward(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.backward(func, args, kwargs)
-
-
-def _set_flag(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
-    tensor, flag = args[0], (*args[1:], *kwargs.values(), True)[0]
-    if is_placeholder(tensor):
-        return session.call("call", func, args, kwargs)
-    if tensor.requires_grad is flag:
-        return func(*args, **kwargs)
-    if not session.replaying and session.segment.number_of(tensor) is not None:
-        return session.call("call", func, args, kwargs)
-    if not session.segment.is_untouched(tensor) or id(tensor) in session._lives:
-        session.go_eager("changes requires_grad of a tensor")
-    return func(*args, **kwargs)
-
-
-_HANDLERS: dict[Any, Callable[[Session, Any, Any, Any], Any]] = {
-    **dict.fromkeys(functions.METADATA, _native),
-    **dict.fromkeys(functions.BARRIERS, _read_value),
-    **dict.fromkeys(functions.REFUSED, _refuse),
-    **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
-    **dict.fromkeys(functions.BACKWARD, _backward),
-    **dict.fromkeys(functions.HOOKS, _register_hook),
-    functions.REQUIRES_GRAD: _flag(0),
-    functions.IS_LEAF: _flag(1),
-    functions.GRAD_FN: _read_history,
-    functions.GET_GRAD: _get_grad,
-    functions.SET_GRAD: _set_grad,
-    functions.SET_REQUIRES_GRAD: _set_flag,
-    torch.Tensor.requires_grad_: _set_flag,
-}

@@ -1,0 +1,120 @@
+"""What a session does at functions of torch that are more, or less, than a call of the record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.placeholders import is_placeholder
+
+
+def _native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _flag(position: int) -> Callable[..., Any]:
+    def read(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if not is_placeholder(tensor):
+            return func(*args)
+        segment, number = session.segment, tensor.step_value
+        spec = segment.trie.specs[number]
+        return segment.flags.get(number, (spec.requires_grad, spec.is_leaf))[position]
+
+    return read
+
+
+def _read_value(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if all(
+        session.segment.is_untouched(x)
+        for x in pytree.tree_leaves((args, kwargs))
+        if isinstance(x, Tensor)
+    ):
+        if session.replaying and session.segment.writes_to_memory_of(args):
+            session.cut("reads memory that it writes to")
+        return func(*args, **kwargs)
+    return session.call("read", func, args, kwargs)
+
+
+def _read_history(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if is_placeholder(args[0]):
+        if not _flag(0)(session, func, args, kwargs) or _flag(1)(session, func, args, kwargs):
+            return None
+        session.go_eager("looks at the autograd graph (grad_fn)")
+    return func(*args, **kwargs)
+
+
+def _refuse(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    session.go_eager(functions.REFUSED[func])
+    return func(*args, **kwargs)
+
+
+def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Those of leaves that were there before are called where backward passes are."""
+    segment, tensor = session.segment, args[0]
+    if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
+        session.go_eager("registers a hook on a tensor")
+    return func(*args, **kwargs)
+
+
+def _data(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Python's data become tensors, which are inputs; unless tensors are among them."""
+    if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
+        return session.call("read", func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _get_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    segment = session.segment
+    number = segment.number_of(args[0])
+    if session.replaying and number is not None and number in segment.gradients:
+        gradient = segment.gradients[number]
+        return None if gradient is None else segment.trie.value(gradient)
+    if is_placeholder(args[0]):
+        return None
+    gradient = func(*args)
+    if gradient is None or (not session.replaying and segment.number_of(gradient) is not None):
+        return gradient
+    return session.call("get_grad", func, args, kwargs)
+
+
+def _set_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.call("set_grad", func, args, kwargs)
+
+
+def _backward(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.backward(func, args, kwargs)
+
+
+def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, flag = args[0], (*args[1:], *kwargs.values(), True)[0]
+    if is_placeholder(tensor):
+        return session.call("call", func, args, kwargs)
+    if tensor.requires_grad is flag:
+        return func(*args, **kwargs)
+    if not session.replaying and session.segment.number_of(tensor) is not None:
+        return session.call("call", func, args, kwargs)
+    if not session.segment.is_untouched(tensor) or session.lives_on(tensor):
+        session.go_eager("changes requires_grad of a tensor")
+    return func(*args, **kwargs)
+
+
+HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
+    **dict.fromkeys(functions.METADATA, _native),
+    **dict.fromkeys(functions.BARRIERS, _read_value),
+    **dict.fromkeys(functions.REFUSED, _refuse),
+    **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
+    **dict.fromkeys(functions.BACKWARD, _backward),
+    **dict.fromkeys(functions.HOOKS, _register_hook),
+    functions.REQUIRES_GRAD: _flag(0),
+    functions.IS_LEAF: _flag(1),
+    functions.GRAD_FN: _read_history,
+    functions.GET_GRAD: _get_grad,
+    functions.SET_GRAD: _set_grad,
+    functions.SET_REQUIRES_GRAD: _set_flag,
+    torch.Tensor.requires_grad_: _set_flag,
+}
+"""What handles a function, from the session, the function and its arguments; others are calls."""

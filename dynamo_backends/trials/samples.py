@@ -33,7 +33,14 @@ _PAIRED = (0.0, -0.0, 1.5, -1.5, *_SPECIAL)
 _MOST_TURNS = 8  # of pairs, in tensors of a few elements
 
 # What is special about a row, and where: at its start, in its middle, or at its end.
-_ROWS = ((_NAN, 0.0), (_NAN, 0.5), (_NAN, 1.0), (_INF, 0.0), (-_INF, 1.0), (-_INF, None))
+_ROWS: tuple[tuple[float, float | None], ...] = (
+    (_NAN, 0.0),
+    (_NAN, 0.5),
+    (_NAN, 1.0),
+    (_INF, 0.0),
+    (-_INF, 1.0),
+    (-_INF, None),
+)
 
 _FIRST = frozenset({"argmax", "argmin", "max", "min"})
 """Their indices are those of the first of several equal elements."""

@@ -6,7 +6,7 @@ An element is right if one of these holds:
 - both are smaller than the smallest normal number, which vendors flush to zero;
 - the operator works element by element, and the two are near each other and of the same sign;
 - it is not much farther from a reference in float64 than eager is;
-- the reference moves as far when its inputs move by what rounding may do to them.
+- the reference moves a quarter as far when its inputs move by what rounding may do to them.
 
 The reference is computed only where it is needed, which may take longer than the rest of a trial.
 """
@@ -40,6 +40,12 @@ _OF_OTHERS = 0.25
 
 _OWN = 10
 """A result may be so many times as far from the reference as eager's."""
+
+_MOVES = 4
+"""Sums round at each addition, where the inputs of the reference move once."""
+
+_RANDOM = 4
+"""Directions in which elements move by different amounts; one of them may move hardly at all."""
 
 _OUT_OF_BOUNDS = re.compile(r"out of (DATA )?(bounds|range)")
 """In torch's errors of indices on CPUs, which are of different types."""
@@ -177,7 +183,7 @@ class Expectation:
         right = (r - precise).abs() <= torch.maximum(own, tolerance * precise.abs())
         right &= precise.isfinite()
         right |= r == rounded.to(precise.dtype)
-        right |= (r.isnan() & precise.isnan()) | (((e - r).abs() <= 2 * moves) & r.isfinite())
+        right |= (r.isnan() & precise.isnan()) | (((e - r).abs() <= _MOVES * moves) & r.isfinite())
         return right
 
     @functools.cached_property
@@ -190,9 +196,9 @@ class Expectation:
         generator = torch.Generator().manual_seed(0)
         far = [torch.zeros(p.shape, dtype=p.dtype.to_real(), device=p.device) if is_inexact(p)
                else torch.zeros(p.shape, device=p.device) for p in self._precise]  # fmt: skip
-        random = [_random_direction(x, generator) for x in self._args]
-        for direction in (1.0, -1.0, random, [-r for r in random]):
-            each = direction if isinstance(direction, list) else [direction] * len(self._args)
+        same: list[list[Any]] = [[direction] * len(self._args) for direction in (1.0, -1.0)]
+        random = [[_random_direction(x, generator) for x in self._args] for _ in range(_RANDOM)]
+        for each in (*same, *random):
             args = [_moved(x, along) for x, along in zip(self._args, each, strict=True)]
             for i, (p, q) in enumerate(zip(self._precise, self._reference(args), strict=True)):
                 if is_inexact(p):

@@ -96,7 +96,7 @@ def test_without_barriers_the_simplifier_rewrites_some_of_them() -> None:
     """And verification reports the call, whatever rounding does to it."""
     compiler = dynamo_backends.compiler("openxla", fallback="error", verify="off", cache=False)
     wrong = wrong_pairs(torch.compile(every_pair, backend=compiler)(VALUES), VALUES)
-    assert {"add, sub", "exp, log", "mul, sqrt", "mul, mul"} <= set(wrong)
+    assert {"add, sub", "mul, sqrt", "mul, mul"} <= set(wrong)
     torch.compiler.reset()
     compiler = dynamo_backends.compiler("openxla", fallback="error", cache=False)
     compiled = torch.compile(PAIRS["add, sub"], backend=compiler)

@@ -9,7 +9,7 @@ stay (`_is_convolved`), and that of `tanh` where nothing magnifies its last digi
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -133,7 +133,12 @@ def _extreme_integer(where: Any, x: Tensor, dim: Sequence[int], keepdim: bool) -
     dims = [d % x.dim() for d in dim] or list(range(x.dim()))
     for d in dims:
         x = x.gather(d, where(x, d, True))
-    for d in sorted(dims, reverse=True) if not keepdim else ():
+    return x if keepdim else _squeeze(x, dims)
+
+
+def _squeeze(x: Tensor, dims: Iterable[int]) -> Tensor:
+    """One dimension after the other: onnxscript has no lowering of `squeeze.dims`."""
+    for d in sorted((d % max(x.dim(), 1) for d in dims), reverse=True):
         x = x.squeeze(d)
     return x
 
@@ -236,7 +241,7 @@ def _norm(
     dims = range(x.dim()) if dim is None else dim if isinstance(dim, Sequence) else [dim]
     if order and all(x.shape[d] == 1 for d in dims):
         x = x.abs().to(dtype or x.dtype)
-        return x if keepdim else x.squeeze(list(dims))
+        return x if keepdim else _squeeze(x, dims)
     return aten.linalg_vector_norm(x, order, dim, keepdim, dtype=dtype)
 
 
@@ -257,7 +262,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     largest = x.amax(dims, True)
     largest = torch.where(largest.abs() == math.inf, 0.0, largest)
     result = (x - largest).exp().sum(dims, True).log() + largest
-    return result if keepdim else result.squeeze(dims)
+    return result if keepdim else _squeeze(result, dims)
 
 
 def _max_pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,16 @@ def test_a_missing_kernel_is_a_reason():
     assert "Could not find an implementation" in found["aten.rsqrt.default"]
 
 
+def test_norms_are_right_in_trials():
+    """Of samples whose squares overflow eager has no result; large weights cancel."""
+    weight, bias = torch.randn(8), torch.randn(8)
+    x = torch.randn(4, 6, 8)
+    assert reasons(lambda *args: nn.functional.layer_norm(args[0], (8,), *args[1:]),
+                   x, weight, bias) == {}  # fmt: skip
+    norm = nn.BatchNorm2d(512).train()
+    assert reasons(norm, torch.randn(4, 512, 2, 2)) == {}
+
+
 def test_an_operator_without_lowering_is_a_reason():
     found = reasons(lambda x: torch.special.bessel_j0(x) + 1, torch.randn(4))
     assert found == {"aten.special_bessel_j0.default": "onnxscript has no lowering of it"}

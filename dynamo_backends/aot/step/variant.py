@@ -144,13 +144,16 @@ class Variant:
             self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
         self._name = graph_name(self.report)
-        function = getattr(definition.function, "__qualname__", type(definition.function).__name__)
-        if any(node.target is not torch.ops.aten.alias.default for node in self.graph.calls):
+        # A part of a step (see `replay`) may have no operators; the step has some elsewhere.
+        if python is not None or not self._has_no_operators():
             publish(self.report)
         elif backend.strict:
-            raise uncaptured_error(backend.name, function, NO_OPERATORS)
+            raise uncaptured_error(backend.name, _name_of(definition), NO_OPERATORS)
         else:
-            publish_uncaptured(self.report, function, NO_OPERATORS)
+            publish_uncaptured(self.report, _name_of(definition), NO_OPERATORS)
+
+    def _has_no_operators(self) -> bool:
+        return all(node.target is torch.ops.aten.alias.default for node in self.graph.calls)
 
     def _checks(
         self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
@@ -338,3 +341,8 @@ def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> Grap
     report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
     report.ops_on_backend = count_ops(graph.calls)
     return report
+
+
+def _name_of(definition: Definition) -> str:
+    function = definition.function
+    return str(getattr(function, "__qualname__", type(function).__name__))

@@ -5,6 +5,7 @@
 | `Tensor._make_wrapper_subclass`, `torch._C._disabled_torch_function_impl` | 2.13 |
 | `torch._C._swap_tensor_impl` | 2.13 |
 | `torch._C._is_any_autocast_enabled`, `torch._C._set_grad_enabled` | 2.13 |
+| `torch._C`: `_len_torch_function_stack`, `_pop_torch_function_stack` | 2.13 |
 | `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.13 |
 | `torch.utils._foreach_utils._foreach_supported_types` | 2.13; else clipping takes one by one |
 """
@@ -19,6 +20,8 @@ from torch.utils import _foreach_utils
 
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Any = torch._C._set_grad_enabled
+
+function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack
 
 _SET_CLASS: Any = vars(object)["__class__"].__set__
 
@@ -37,6 +40,16 @@ TRANSFORMS: tuple[tuple[Any, str], ...] = tuple(
 
 FOREACH_TYPES: list[type] = getattr(_foreach_utils, "_foreach_supported_types", [])
 """The classes of tensors for which torch takes lists of them at once, as in clipping."""
+
+
+def pop_function_modes(depth: int) -> None:
+    """Leaves torch function modes until there are as many as before.
+
+    Args:
+        depth: How many.
+    """
+    while function_mode_depth() > depth:
+        torch._C._pop_torch_function_stack()
 
 
 class WrapperTensor(Tensor):

@@ -1,5 +1,6 @@
 """Steps by replay: cuts, parts in eager, exceptions, signals and threads."""
 
+import gc
 import signal
 import threading
 import warnings
@@ -157,7 +158,11 @@ def test_an_exception_arrives_as_itself_and_nothing_has_changed() -> None:
 
 
 def test_an_interruption_leaves_a_state_that_eager_could_have() -> None:
-    """Raises at the n-th line of Python, for many n: the state is that before or after a step."""
+    """Raises at the n-th call of a function, for many n: the state is that before or after a step.
+
+    Python runs the handlers of signals where functions begin, and not between any two of its
+    instructions; there, locks of C that are held in `with` are released.
+    """
     generator = torch.Generator().manual_seed(0)
     batch = batches(0, generator)
     run, step = _trained(plain, compiled=True)
@@ -186,16 +191,15 @@ def test_an_interruption_leaves_a_state_that_eager_could_have() -> None:
 
 
 def _interrupted(step: Any, batch: Any, count: int) -> bool:
-    """Calls a step and interrupts it at a line; whether it was."""
+    """Calls a step and interrupts it where a function begins; whether it was."""
     import sys
 
     left = [count]
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        left[0] -= event == "line"
+    def trace(frame: FrameType, event: str, _: Any) -> None:
+        left[0] -= event == "call"
         if left[0] == 0:
             raise KeyboardInterrupt
-        return trace
 
     sys.settrace(trace)
     try:
@@ -302,7 +306,7 @@ def test_its_option_is_checked() -> None:
     with pytest.raises(OptionError, match="python must be"):
         compile_step(
             lambda x: x, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            python="once",  # type: ignore[arg-type]
+            python="once",
         )  # fmt: skip
 
 
@@ -323,3 +327,38 @@ def test_schedulers_do_not_warn() -> None:
         for i in range(4):
             step(*batches(i, torch.Generator().manual_seed(i)))
     assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+class _Finalized:
+    """Calls torch when it is collected, as wrappers of tensors may."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        torch.ones(2).detach()
+
+
+def _collecting(run: Run) -> Any:
+    run.state.n = 0
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        run.state.n += 1
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        if run.state.n == 1:
+            _Finalized()
+            gc.collect()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def test_finalizers_are_no_part_of_a_step() -> None:
+    step = _trained(_collecting, compiled=True)[1]
+    generator = torch.Generator().manual_seed(0)
+    for i in range(3):
+        step(*batches(i, generator))
+    assert step.eager_steps == 1, step.divergences

@@ -1,5 +1,6 @@
 """Steps by replay: hooks on parameters."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dynamo_backends import compile_step
+from dynamo_backends.runtime import freezing
 from tests.aot.replay.checks import Case, Run, assert_equal, batches, network
 from tests.aot.replay.test_training import accumulates, clips, plain, reads_the_loss
 
@@ -247,3 +250,54 @@ def test_a_hook_with_a_wrong_result_raises_as_in_eager(result: Any) -> None:
 
     expected, raised = error(False), error(True)
     assert type(raised) is type(expected)
+
+
+@pytest.mark.parametrize("of_user", [False, True])
+def test_hooks_of_all_optimizers(of_user: bool) -> None:
+    """Frozen weights have one, for the rest of the process; a user's is called at each step."""
+    freezing._watch_optimizers()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    calls: list[Any] = []
+
+    def train(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = compile_step(
+        train, model=model, optimizer=optimizer, backend="aot_eager", python="replay"
+    )
+    watch = register_optimizer_step_post_hook if of_user else lambda _: contextlib.ExitStack()
+    handle: Any = watch(lambda *args: calls.append(args[0]))
+    with handle:
+        for _ in range(4):
+            step(torch.ones(3, 4))
+    assert calls == [optimizer] * 4 * of_user
+    assert of_user or step.eager_steps == 1, step.divergences
+
+
+def test_a_method_of_the_users_on_an_optimizer_runs_at_every_call() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    take, calls = optimizer.step, []
+
+    def counted() -> None:
+        calls.append(len(calls))
+        take()
+
+    optimizer.step = counted  # type: ignore[method-assign, assignment]
+
+    def train(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = compile_step(
+        train, model=model, optimizer=optimizer, backend="aot_eager", python="replay"
+    )
+    for _ in range(4):
+        step(torch.ones(3, 4))
+    assert calls == [0, 1, 2, 3]
+    assert optimizer.step is counted
+    assert step.eager_steps == 1, step.divergences

@@ -1,7 +1,9 @@
 """What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORM
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
+from dynamo_backends.runtime import freezing
 
 _SEEDS = (
     (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
@@ -25,6 +28,13 @@ def active_session() -> Session | None:
     """The call of a step that this thread is in, if its torch calls are followed."""
     session: Session | None = getattr(_active, "session", None)
     return session if session is not None and session.is_active else None
+
+
+def _note_collection(phase: str, info: Any) -> None:
+    """Called by Python when it begins and ends to collect garbage, in the thread that does so."""
+    session: Session | None = getattr(_active, "session", None)
+    if session is not None:
+        session.collecting = phase == "start"
 
 
 class Patches:
@@ -48,18 +58,18 @@ class Patches:
         for optimizer, methods in self._optimizers:
             for name, method in methods.items():
                 own = vars(optimizer).get(name, _MISSING)
+                if own is not _MISSING and not hasattr(own, "_wrapped_by_lr_sched"):
+                    continue  # the user's, whose Python runs at every call
                 self._saved.append((optimizer, name, own))
                 method.original = getattr(optimizer, name)  # type: ignore[attr-defined]
                 vars(method).update(vars(getattr(method.original, "__func__", method.original)))  # type: ignore[attr-defined]
                 vars(optimizer)[name] = method
-        _FUNCTIONS.enter()
+        _FUNCTIONS.enter(self)
 
     def exit(self) -> None:
-        """Ends it."""
-        if getattr(_active, "session", None) is None:
-            return
+        """Ends it; may be called again, as after an interruption."""
         _active.session = None
-        _FUNCTIONS.exit()
+        _FUNCTIONS.exit(self)
         for owner, name, value in self._saved:
             if value is _MISSING:
                 vars(owner).pop(name, None)
@@ -78,8 +88,13 @@ def _is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def has_global_hooks() -> bool:
-    """Whether there are hooks of all modules or optimizers of the process."""
-    return any(tables_of_global_hooks())
+    """Whether the user has hooks of all modules or optimizers of the process.
+
+    Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
+    versions of what it updates, which tells them as well.
+    """
+    hooks = chain.from_iterable(table.values() for table in tables_of_global_hooks())
+    return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
 
 
 def _stepping(optimizer: Any) -> Callable[..., Any]:
@@ -122,36 +137,43 @@ class _Functions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
+        self._users: set[Any] = set()
         self._originals: list[tuple[Any, str, Any]] = []
         self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def enter(self) -> None:
-        """One more thread is in a step."""
+    def enter(self, user: Any) -> None:
+        """One more step is being called."""
         with self._lock:
-            self._users += 1
-            if self._users == 1:
+            self._users.add(user)
+            if not self._originals:
                 self._install()
 
-    def exit(self) -> None:
-        """One less is."""
+    def exit(self, user: Any) -> None:
+        """It is no more; a signal may have come before it was noted, or after."""
         with self._lock:
-            self._users -= 1
-            if not self._users:
-                for owner, name, original in self._originals:
-                    setattr(owner, name, original)
-                self._originals.clear()
-                FOREACH_TYPES.remove(Placeholder)
+            self._users.discard(user)
+            if not self._users and self._originals:
+                self._restore()
+
+    def _restore(self) -> None:
+        if _note_collection in gc.callbacks:
+            gc.callbacks.remove(_note_collection)
+        if Placeholder in FOREACH_TYPES:
+            FOREACH_TYPES.remove(Placeholder)
+        for owner, name, original in self._originals:
+            setattr(owner, name, original)
+        self._originals.clear()
 
     def _install(self) -> None:
+        function = torch.autograd.Function
+        original = vars(function)["apply"]
+        self._originals.append((function, "apply", original))  # first: see `enter`
         FOREACH_TYPES.append(Placeholder)
+        gc.callbacks.append(_note_collection)
         for owner, name in _SEEDS:
             self._replace(owner, name, _cutting)
         for owner, name in TRANSFORMS:
             self._replace(owner, name, _eager)
-        function = torch.autograd.Function
-        original = vars(function)["apply"]
-        self._originals.append((function, "apply", original))
         replacement: Any = self._replacement(function, "apply", original, _applying)
         function.apply = replacement  # type: ignore[method-assign]
 

@@ -57,6 +57,7 @@ class Session(TorchFunctionMode):
         executed: Whether anything was computed call by call.
         divergence: The line at which the call went another way than all records.
         cuts: How many cuts there were.
+        collecting: Whether Python collects garbage: finalizers may call torch, too.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class Session(TorchFunctionMode):
         self.executed = False
         self.divergence = ""
         self.following = True
+        self.collecting = False
         self._busy = False
         self._begin(trie)
 
     @property
     def is_active(self) -> bool:
         """Whether torch calls are followed now."""
-        return self.following and not self._busy
+        return self.following and not self._busy and not self.collecting
 
     def lives_on(self, tensor: Tensor) -> bool:
         """Whether a tensor lives from step to step."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
 from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.microbatches import StepCall
@@ -75,16 +76,19 @@ class ReplayStep(Step):
         if trie is None or trie.is_full:
             trie = self._tries[state] = Trie()
         session = Session(trie, self._lives, self, self._settings)
+        modes = function_mode_depth()
         try:
             self._patches.enter(session)
-            with session:
-                result = self._function(args, kwargs)
+            session.__enter__()
+            result = self._function(args, kwargs)
+            pop_function_modes(modes)
             self._patches.exit()
             session.finish()
         except BaseException:
             session.abandon()
             raise
-        finally:
+        finally:  # a signal may have come in between
+            pop_function_modes(modes)
             self._patches.exit()
         self.cuts = session.cuts
         if session.divergence:

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynamo_backends
 from dynamo_backends import Executable, Options
+from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, FallbackRefusedError, OptionError
 from dynamo_backends.pipeline import background
@@ -354,3 +355,37 @@ def test_calls_see_nothing_of_what_the_thread_traces():
     torch.testing.assert_close(captured(x), x.cos())
     torch.testing.assert_close(run(x), model(x))
     assert backend.compiled == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_fake_mode_of_the_capture_is_left_to_the_calling_thread(dynamic: bool):
+    modes: list[Any] = []
+
+    class UsesTheMode(Gated):
+        """Compiles while a call is executed on the fake tensors of the capture."""
+
+        devices: frozenset[str] = frozenset()
+
+        def prepare(self, graph: Graph, options: Options) -> None:
+            super().prepare(graph, options)
+            modes.append(private.mode_of([place.meta["val"] for place in graph.placeholders]))
+            modes[0].in_kernel_invocation = True  # until the program is there
+
+        def compile(self, graph: Graph, options: Options) -> Executable:
+            values = [node.meta["val"] for node in (*graph.placeholders, *graph.calls)]
+            self.devices = frozenset(str(v.device) for v in values if isinstance(v, Tensor))
+            return super().compile(graph, options)
+
+    backend = UsesTheMode()
+    backend.gate.set()
+    run = compiled(lambda x: (x * 2).relu().sum(1), backend, dynamic)
+    x = torch.randn(3, 5)
+    with dynamo_backends.record() as reports:
+        for _ in range(2):
+            torch.testing.assert_close(run(x), (x * 2).relu().sum(1))
+            assert background.wait(60)
+    modes[0].in_kernel_invocation = False
+    (report,) = reports
+    assert not report.failures
+    assert backend.compiled == 1
+    assert backend.devices == {"cpu"}

@@ -5,7 +5,7 @@
 | `torch._C._to_dlpack`, `_from_dlpack`, `_has_storage`, `_storage_Use_Count` | 2.11+ |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.13 |
 | `UntypedStorage._cdata`, `torch.SymInt.node.hint` | 2.11+ |
-| `torch._subclasses.fake_tensor.FakeTensor` | 2.11+ |
+| `torch._subclasses.fake_tensor.FakeTensor`, its `fake_device` | 2.11+ |
 | `torch.utils._python_dispatch.is_traceable_wrapper_subclass` | 2.11+ |
 | `ShapeEnv.bound_sympy`, `torch.utils._sympy.numbers.int_oo` | 2.11+ |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11+ |

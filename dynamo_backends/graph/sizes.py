@@ -124,11 +124,12 @@ class Evaluation:
         if isinstance(value, Tensor):
             if value.layout != torch.strided or not isinstance(value, FakeTensor):
                 return value
-            # Also of those that do not vary: other threads may use the mode that made them.
+            # Also of those that do not vary: other threads may use the mode that made them, during
+            # whose calls `value.device` is "meta".
             size, stride = map(self, value.shape), map(self, value.stride())
             with self._mode:
                 memory = torch.empty_strided(
-                    list(size), list(stride), dtype=value.dtype, device=value.device
+                    list(size), list(stride), dtype=value.dtype, device=value.fake_device
                 )
                 return lazy_as(value, memory)
         if isinstance(value, list | tuple):

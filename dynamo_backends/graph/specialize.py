@@ -13,6 +13,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import settle_numbers
 from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import data_dependent
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.sizes import Evaluation, Symbolic, is_symbolic
 
@@ -71,7 +72,9 @@ def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Gra
     """A copy of the graph for the sizes that `args` have.
 
     Symbolic integers become Python integers, and `meta["val"]` tensors get concrete sizes. The
-    placeholders stay as they are, so that the calling convention does not change.
+    placeholders stay as they are, so that the calling convention does not change. The fake tensors
+    of the copy belong to a new `FakeTensorMode`: a mode serves one thread at a time, and that of
+    the capture is used again when the backward graph is compiled.
 
     Args:
         graph: A graph with symbolic shapes.
@@ -100,7 +103,7 @@ def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
 
 
 def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
-    if not is_dynamic(graph):
+    if not is_dynamic(graph) and data_dependent(graph):
         return False
     bindings: dict[sympy.Expr, Any] = {}
     for place, value in zip(graph.placeholders, args, strict=True):

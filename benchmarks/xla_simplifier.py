@@ -7,12 +7,13 @@
 `openxla` compiles without the simplifier (docs/differences.md). Each model is compiled as it is now
 and with the simplifier in one process, and both programs are timed interleaved. A ratio is the
 fastest time with the simplifier over the fastest without it: above 1, what is done now is faster.
-Memory is the largest that XLA states for a program's temporaries, without the simplifier over with
-it. Inference is of the classic suite and of three models more, training steps are those of
-`compile_step` with AdamW, generation is 16 decoding steps of a Llama with a static cache.
+Memory is what the largest program takes while it runs (arguments, results and temporaries as XLA
+states them), without the simplifier over with it; temporaries alone are shown, too. Inference is of
+the classic suite and of three models more, training steps are those of `compile_step` with AdamW,
+generation is 16 decoding steps of a Llama with a static cache.
 
-The exit status is 1 if the geometric mean of a part is below 0.99, a ratio below 0.97, or
-temporaries take over 5% more memory.
+The exit status is 1 if the geometric mean of a part is below 0.99, a ratio below 0.97, or a program
+takes over 5% more memory.
 """
 
 import argparse
@@ -57,13 +58,15 @@ class Row:
         part: One of `PARTS`.
         name: The model.
         milliseconds: Fastest, without the simplifier and with it.
-        bytes: Of temporaries in the largest program, likewise.
+        bytes: Of the largest program while it runs, likewise.
+        temporary_bytes: Of these, what is neither an argument nor a result.
     """
 
     part: str
     name: str
     milliseconds: tuple[float, float]
     bytes: tuple[int, int]
+    temporary_bytes: tuple[int, int]
 
     @property
     def ratio(self) -> float:
@@ -74,6 +77,12 @@ class Row:
     def memory(self) -> float:
         """How much memory it takes, relative to the other."""
         return self.bytes[0] / self.bytes[1] if self.bytes[1] else 1.0
+
+    @property
+    def temporaries(self) -> float:
+        """The same of temporaries."""
+        now, before = self.temporary_bytes
+        return now / before if before else 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +119,7 @@ def measure(
         processor_time: Of all threads, in the place of the time that passes.
     """
     runs: dict[str, Run] = {}
-    temporaries: dict[str, int] = {}
+    memory: dict[str, tuple[int, int]] = {}
     for way, passes in ((NOW, _jaxlib.CPU_DISABLED_PASSES), (BEFORE, ())):
         torch.compiler.reset()
         with (
@@ -120,22 +129,26 @@ def measure(
         ):
             runs[way] = make()
             runs[way]()
-        temporaries[way] = max(found, default=0)
+        memory[way] = max(found, default=(0, 0))
     clock = time.process_time if processor_time else time.perf_counter
     timings = harness.compare(runs, rounds, baseline=BEFORE, clock=clock)
     fastest = {way: min(timing.samples) * 1e3 for way, timing in timings.items()}
-    return Row(part, name, (fastest[NOW], fastest[BEFORE]), (temporaries[NOW], temporaries[BEFORE]))
+    total, temporaries = zip(memory[NOW], memory[BEFORE], strict=True)
+    return Row(part, name, (fastest[NOW], fastest[BEFORE]), total, temporaries)
 
 
 @contextlib.contextmanager
-def _statistics() -> Iterator[list[int]]:
-    """Bytes of temporaries of each program that is compiled meanwhile."""
-    found: list[int] = []
+def _statistics() -> Iterator[list[tuple[int, int]]]:
+    """Bytes of each program that is compiled meanwhile: all, and those of temporaries."""
+    found: list[tuple[int, int]] = []
     compile_with = _jaxlib._compile
 
     def watched(*args: Any) -> Any:
         executable = compile_with(*args)
-        found.append(_jaxlib.temporary_bytes(executable))
+        stats = executable.get_compiled_memory_stats()
+        held = stats.argument_size_in_bytes + stats.output_size_in_bytes
+        held -= stats.alias_size_in_bytes
+        found.append((held + stats.temp_size_in_bytes, stats.temp_size_in_bytes))
         return executable
 
     with mock.patch.object(_jaxlib, "_compile", watched):
@@ -203,14 +216,21 @@ def _decoding(size: tuple[int, int], length: int) -> Run:
 
 def table(rows: Sequence[Row]) -> Table:
     """All rows, and the geometric mean of each part."""
-    found = Table("part", "model", "without ms", "with ms", "speed", "temporaries")
+    found = Table("part", "model", "without ms", "with ms", "speed", "memory", "temporaries")
     for part in dict.fromkeys(row.part for row in rows):
         some = [row for row in rows if row.part == part]
         for row in some:
             times = (f"{ms:.2f}" for ms in row.milliseconds)
-            found.add_row(part, row.name, *times, f"{row.ratio:.3f}", f"{row.memory:.3f}")
+            found.add_row(
+                part,
+                row.name,
+                *times,
+                f"{row.ratio:.3f}",
+                f"{row.memory:.3f}",
+                f"{row.temporaries:.3f}",
+            )
         mean = harness.geometric_mean([row.ratio for row in some])
-        found.add_row(part, "geometric mean", "", "", f"{mean:.3f}", "", end_section=True)
+        found.add_row(part, "geometric mean", "", "", f"{mean:.3f}", "", "", end_section=True)
     return found
 
 

@@ -125,6 +125,7 @@ import random, sys, torch, dynamo_backends
 from tests.test_positions import CASES, POSITIONS, X, _alike, _computed, _given
 backend, seed, count, names = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 draw = random.Random(seed)
+torch._dynamo.config.recompile_limit = 1000  # all lambdas are one code object
 compiled = [(n, way, torch.compile(lambda x, i, n=n, way=way: way(CASES[n], x, i), backend=backend,
              dynamic=False)) for n in names for way in (_given, _computed)]
 for _ in range(count):

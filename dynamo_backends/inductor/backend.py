@@ -83,7 +83,9 @@ class InductorFreezing(Backend):
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""
-        return whole_operators()
+        from dynamo_backends.inductor.decompositions import CHECKED
+
+        return frozenset(whole_operators()) - CHECKED
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""

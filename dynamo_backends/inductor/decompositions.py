@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import decompose
+from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
 from dynamo_backends.interface.errors import LoweringError
@@ -26,6 +27,10 @@ from dynamo_backends.kernels.image_operators import (
 )
 
 aten = torch.ops.aten
+
+
+CHECKED = frozenset({aten.max_unpool2d.default, aten.max_unpool3d.default})
+"""Inductor's rules take negative positions, which eager refuses. Ours check them."""
 
 
 def decompose_for_inductor(graph: fx.Graph) -> None:
@@ -44,7 +49,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = private.inductor_decompositions()
     ways = {**POOLS, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
-    return table | images | _DRAWS
+    checked = checked_decompositions(keep=())
+    return table | images | _DRAWS | {op: checked[op] for op in CHECKED}
 
 
 def _choice(way: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -35,6 +35,34 @@ def own_function(run: Run) -> Any:
     return lambda x, y: plain(run)(Double.apply(run.model[0](x))[:, :4], y)
 
 
+def views_of_weights_after_a_cut(run: Run) -> Any:
+    """They are made before a value that Python reads, used and written to behind it."""
+    run.state.norms = []
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        whole, row = run.model[0].weight.detach(), run.model[2].weight.detach()[1]
+        run.state.norms.append(row.norm().item())
+        before = row.sum() + whole.sum()
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        torch._foreach_lerp_([whole], [run.model[0].weight.detach() * 2], 0.25)
+        return loss, before, row.sum() + whole.sum()
+
+    return step
+
+
+def writes_to_a_row_after_a_cut(run: Run) -> Any:
+    def step(x: Tensor, y: Tensor) -> Any:
+        row = run.model[2].weight.detach()[1]
+        size = row.norm().item()
+        row.mul_(0.9)
+        return plain(run)(x, y), size
+
+    return step
+
+
 def hook_on_a_result(run: Run) -> Any:
     run.state.norms = []
 
@@ -96,6 +124,41 @@ def test_or_it_raises_with_the_line(loop: Callable[[Run], Any]) -> None:
     )
     with pytest.raises(StepCaptureError, match=r"the step .* at .*\.py:\d+"):
         step(*batches(0, torch.Generator().manual_seed(0)))
+
+
+def test_views_of_weights_that_a_cut_leaves():
+    assert_equal(Case(views_of_weights_after_a_cut))
+
+
+def test_a_part_of_a_weight_that_a_cut_leaves_is_written_to_in_eager():
+    assert_equal(Case(writes_to_a_row_after_a_cut, eager=True))
+
+
+def test_an_argument_may_be_a_view_of_a_weight_at_some_calls():
+    runs = [Run(network(), None) for _ in range(2)]
+    runs[1].model.load_state_dict(runs[0].model.state_dict())
+    found: list[list[Any]] = [[], []]
+    for run, results, backend in zip(runs, found, (None, "aot_eager"), strict=True):
+        optimizer = torch.optim.SGD(run.model.parameters(), 0.1)
+
+        def step(x: Tensor, row: Tensor, run: Run = run, optimizer: Any = optimizer) -> Tensor:
+            loss = run.model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return row * 2 + loss  # after the step: a view has the new contents
+
+        function: Any = step
+        if backend is not None:
+            function = compile_step(
+                step, model=run.model, optimizer=optimizer, backend=backend, python="replay"
+            )
+        weight, other = run.model[2].weight, torch.ones(6, dtype=torch.float64)
+        x = torch.ones(2, 4, dtype=torch.float64)
+        for i in range(9):
+            row = (other, weight.detach()[0], weight.detach()[2], run.model[0].bias.detach())[i % 4]
+            results.append(function(x, row).detach().clone())
+    compare("results", found[1], found[0])
 
 
 def test_a_value_read_after_the_update_makes_no_second_program() -> None:

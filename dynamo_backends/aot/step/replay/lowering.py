@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import storage_id
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
 from dynamo_backends.aot.step.bindings import NewStateError
@@ -32,15 +33,20 @@ class StraightLine:
         trie: Of the record.
         path: The calls.
         outputs: The numbers of the tensors that are returned.
+        tensors: What lives on.
     """
 
-    def __init__(self, trie: Trie, path: Sequence[Entry], outputs: Sequence[int]):
+    def __init__(
+        self, trie: Trie, path: Sequence[Entry], outputs: Sequence[int], tensors: Sequence[Tensor]
+    ):
         self._trie = trie
         self._path = path
         self._outputs = outputs
         mentioned = {n for entry in path for n in entry.mentioned()}
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
-        self.inputs = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
+        given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
+        self.views = _Views(trie, given, tensors)
+        self.inputs = [n for n in given if n not in self.views.bases]
         self.places = sorted(
             {
                 leaf.index
@@ -58,6 +64,7 @@ class StraightLine:
         """Runs the calls."""
         tensors: dict[int, Any] = dict(zip(self.inputs, inputs, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
+        tensors.update(self.views.made())
         execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
         self.entry = None
         return [tensors[n] for n in self._outputs]
@@ -98,6 +105,61 @@ class StraightLine:
         return Conditions((), (), (), (), ())
 
 
+class _Views:
+    """Inputs of a record that are views of tensors that live on, such as a weight's `detach()`.
+
+    A program with both as inputs would not know that they share memory. It gets the tensor that
+    lives on and makes the view itself. Views with a history are left as they are.
+
+    Args:
+        trie: Of the record.
+        inputs: The numbers of the inputs.
+        tensors: What lives on.
+
+    Attributes:
+        bases: For each input that is a view the position of the tensor that lives on.
+    """
+
+    def __init__(self, trie: Trie, inputs: Sequence[int], tensors: Sequence[Tensor]):
+        self._trie = trie
+        self._inputs = inputs
+        self._tensors = tensors
+        self._storages = {storage_id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        self._storages.pop(None, None)
+        self.bases = self._find(tensors)
+        self._geometry = {n: _geometry(trie.values[n]) for n in self.bases}
+
+    def _find(self, tensors: Sequence[Tensor]) -> dict[int, int]:
+        found = {}
+        for number in self._inputs:
+            view = self._trie.values[number]
+            storage = storage_id(view)
+            i = self._storages.get(storage)
+            if i is not None and not view.requires_grad and storage_id(tensors[i]) == storage:
+                found[number] = i
+        return found
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the inputs of a call are views of the same tensors in the same way."""
+        values = self._trie.values
+        return self._find(tensors) == self.bases and all(
+            _geometry(values[n]) == geometry for n, geometry in self._geometry.items()
+        )
+
+    def made(self) -> dict[int, Tensor]:
+        """Inside of a trace: the views by their numbers."""
+        views = {}
+        for number, i in self.bases.items():
+            views[number] = base = self._tensors[i].detach()
+            if _geometry(base) != self._geometry[number]:  # such a view can be read, not written to
+                views[number] = base.as_strided(*self._geometry[number])
+        return views
+
+
+def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
 class RecordProgram:
     """A compiled record.
 
@@ -134,7 +196,7 @@ class RecordProgram:
         self.outputs = tuple(outputs)
         self._trie = segment.trie
         self._optimizers = definition.optimizers
-        self._line = StraightLine(segment.trie, path, outputs)
+        self._line = StraightLine(segment.trie, path, outputs, inventory.tensors)
         self._draws = any(entry.draws for entry in path)
         self._pure = pure
         batch = self._batch()
@@ -168,6 +230,7 @@ class RecordProgram:
         return (
             guards.why_not_inputs(tensors, self._numbers(segment)) is None
             and shared_memory(self._batch()) == self._shared
+            and self._line.views.hold(tensors)
         )
 
     def _numbers(self, segment: Segment) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@
 | `torch._inductor.config.post_grad_custom_post_pass` (takes the last FX graph) | 2.13.0 |
 | `torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass` (newer torch) | 2.13.0 |
 | `torch.compiler.config.cache_key_tag`, `torch._inductor.cpu_vec_isa.pick_vec_isa` | 2.13.0 |
-| `torch._inductor.config.cpp_cache_precompile_headers` | 2.13.0 |
 | `torch._inductor.lowering.make_fallback` | 2.11+ |
 | `torch._inductor.ir.ExternKernel.require_channels_last` | 2.11+ |
 | `torch.ops.mkldnn._convolution_pointwise` | 2.11+ |
@@ -23,7 +22,7 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -38,7 +37,10 @@ from dynamo_backends._torch_private.inductor_keeps import (
     forgetting_constants,
     packed_weights_in_cache,
 )
-from dynamo_backends._torch_private.joined_kernels import joined_kernels
+from dynamo_backends._torch_private.joined_kernels import (
+    defer_precompiled_header,
+    joined_kernels,
+)
 from dynamo_backends._torch_private.tracing import (
     disable_current_modes,
     keep_unused_draws,
@@ -286,16 +288,8 @@ def _compiling() -> Iterator[None]:
     config: Any = torch.compiler.config
     tag, own = config.cache_key_tag, f"vectors {pick_vec_isa()}"
     key = config.patch(cache_key_tag=tag if tag.endswith(own) else f"{tag} {own}")
-    with key, joined_kernels(), _without_precompiled_header():
+    with key, joined_kernels(), defer_precompiled_header():
         yield
-
-
-def _without_precompiled_header() -> AbstractContextManager[Any]:
-    """To precompile it takes three times as long as to read it, and graphs have few files."""
-    from torch._inductor import config
-
-    name = "cpp_cache_precompile_headers"
-    return config.patch({name: False}) if hasattr(config, name) else nullcontext()
 
 
 def compile_quantized_with_inductor(

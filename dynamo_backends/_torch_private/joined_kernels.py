@@ -5,17 +5,19 @@
 | `torch._inductor.async_compile.AsyncCompile`: `cpp_pybinding`, `wait`, `submit` | 2.13.0 |
 | `torch._inductor.async_compile.get_compile_threads` | 2.13.0 |
 | `torch._inductor.codecache.CppPythonBindingsCodeCache.load_async` | 2.13.0 |
+| `torch._inductor.config.cpp_cache_precompile_headers` | 2.13.0 |
 
 Inductor compiles each kernel in a file of its own. Most of that time is the same for every file:
 starting the compiler, reading headers, and linking.
 """
 
 import functools
+import itertools
 import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -227,3 +229,21 @@ def _bindings(numbers: Iterable[int]) -> str:
         for n in numbers
     )
     return _BINDINGS.replace("FUNCTIONS", "\n".join(rows))
+
+
+_FEW = 4
+_compilations = itertools.count()
+
+
+def defer_precompiled_header() -> AbstractContextManager[Any]:
+    """Leaves Inductor's header to be read whole by the first compilations of a process.
+
+    To precompile it takes three times as long as to read it. Later compilations read a
+    precompiled header, if the user's setting has them do so, in a third of the time.
+    """
+    from torch._inductor import config
+
+    name = "cpp_cache_precompile_headers"
+    if next(_compilations) >= _FEW or not hasattr(config, name):
+        return nullcontext()
+    return config.patch({name: False})

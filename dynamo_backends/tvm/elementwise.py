@@ -114,15 +114,7 @@ def reduced_extremum(importer: Any, x: Any, dims: Any, keep: bool, largest: bool
     dims = list(dims) if dims else None
     if "float" not in dtype:
         return importer.emit((op.max if largest else op.min)(x, dims, keepdims=keep))
-
-    def combine(x: Any, y: Any) -> Any:
-        first = x > y if largest else x < y
-        return tvm.tirx.Select(tvm.tirx.any(first, tvm.tirx.isnan(x)), x, y)
-
-    def identity(kind: Any) -> Any:
-        return tvm.tirx.const(-math.inf if largest else math.inf, kind)
-
-    reduce = tvm.te.comm_reducer(combine, identity, "extremum")
+    reduce = extremum_reducer(largest)
     reduced = range(x.ty.ndim) if dims is None else [d % x.ty.ndim for d in dims]
 
     def each(tensor: Any) -> Any:
@@ -140,6 +132,20 @@ def reduced_extremum(importer: Any, x: Any, dims: Any, keep: bool, largest: bool
         return tvm.te.compute(shape, element, name="extremum")
 
     return importer.block_builder.emit_te(each, x)
+
+
+def extremum_reducer(largest: bool = True) -> Callable[..., Any]:
+    """Reduces floating-point numbers to the largest or the least, NaN if there is one."""
+
+    def combine(x: Any, y: Any) -> Any:
+        select = tvm.tirx.Select  # twice: a condition of two parts takes twice as long
+        return select(tvm.tirx.isnan(x), x, select(x > y if largest else x < y, x, y))
+
+    def identity(kind: Any) -> Any:
+        return tvm.tirx.const(-math.inf if largest else math.inf, kind)
+
+    reducer: Callable[..., Any] = tvm.te.comm_reducer(combine, identity, "extremum")
+    return reducer
 
 
 def _differs(importer: Any, node: fx.Node) -> Any:

@@ -1,16 +1,18 @@
-"""Conversions of calls that order elements: positions of extrema, sorting.
+"""Conversions of calls that order elements: positions of extrema, sorting, maximum pools.
 
 TVM compares numbers with `<`, which NaN fails, and begins extrema with the least finite number.
 Here integers are ordered that stand for the numbers: NaN is the largest, and zeros are equal.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from dynamo_backends.tvm.dtypes import NARROW
-from dynamo_backends.tvm.vendor import relax, tvm
+from dynamo_backends.tvm.elementwise import extremum_reducer
+from dynamo_backends.tvm.vendor import relax, topi, tvm
 
 op = relax.op
 
@@ -100,10 +102,56 @@ def _topk(importer: Any, node: fx.Node) -> Any:
     return importer.emit(relax.Tuple([values, indices]))
 
 
+def _max_pool(importer: Any, node: fx.Node) -> Any:
+    """The largest number of each window, NaN if there is one; without its position."""
+    x, size, stride, padding, dilation, ceil = _arguments(
+        importer, node, size=(), stride=(), padding=0, dilation=1, ceil=False
+    )
+    count = 2 if "2d" in str(node.target) else 3
+    dtype, first = str(x.ty.dtype), x.ty.ndim - count
+    is_float = "float" in dtype
+    if ceil and any(d >= first for d in importer.varying(node.args[0])):
+        raise ValueError("the number of its windows depends on a size that varies")
+    windows = [
+        [given[min(i, len(given) - 1)] if isinstance(given, list | tuple) else given
+         for given in (size, stride or size, padding, dilation)]
+        for i in range(count)
+    ]  # fmt: skip
+    numbers = node.meta["val"][0].shape[first:]
+
+    def each(tensor: Any) -> Any:
+        shape, before, after = list(tensor.shape[:first]), [0] * first, [0] * first
+        for n, number, (k, s, p, d) in zip(tensor.shape[first:], numbers, windows, strict=True):
+            reach, is_fixed = d * (k - 1) + 1, isinstance(n, tvm.tirx.IntImm)
+            shape.append(int(number) if is_fixed else (n + 2 * p - reach) // s + 1)
+            before.append(p)
+            after.append(max((int(number) - 1) * s + reach - p - int(n), 0) if is_fixed else p)
+        if any((*before, *after)):
+            kind = tensor.dtype
+            least = tvm.tirx.const(-math.inf, kind) if is_float else tvm.tirx.min_value(kind)
+            tensor = topi.nn.pad(tensor, before, after, least)
+        axes = [tvm.te.reduce_axis((0, k)) for k, *_ in windows]
+
+        def element(*index: Any) -> Any:
+            steps = zip(index[first:], axes, windows, strict=True)
+            place = [i * s + axis * d for i, axis, (_, s, _, d) in steps]
+            return reduce(tensor(*index[:first], *place), axis=axes)
+
+        return tvm.te.compute(shape, element, name="max_pool")
+
+    reduce = extremum_reducer() if is_float else tvm.te.max
+    if dtype in NARROW:
+        x = importer.emit(op.astype(x, "float32"))
+    result = importer.block_builder.emit_te(each, x)
+    return importer.emit(op.astype(result, dtype)) if dtype in NARROW else result
+
+
 ORDERING: dict[str, Callable[[Any, fx.Node], Any]] = {
     "argmax.default": _position(op.argmax, least=False),
     "argmin.default": _position(op.argmin, least=True),
     "max.dim": _extremum(op.argmax, least=False),
+    "max_pool2d_with_indices.default": _max_pool,
+    "max_pool3d_with_indices.default": _max_pool,
     "min.dim": _extremum(op.argmin, least=True),
     "sort.default": _sort,
     "topk.default": _topk,

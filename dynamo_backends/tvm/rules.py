@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.trials.samples import without_infinities, without_nan
 
 _DIVISIONS = frozenset(
     {
@@ -19,10 +18,6 @@ _DIVISIONS = frozenset(
         "remainder.Tensor",
     }
 )
-
-_POOL = "max_pool2d_with_indices.default"
-"""TVM's kernel turns NaN into a number, and begins with the least finite one. Hardly any network of
-images would run whole without it, so its trials are without NaN and infinities."""
 
 WHOLE = (
     "addmm.default",
@@ -48,12 +43,6 @@ def why_not(node: fx.Node) -> str | None:
     if name in _DIVISIONS and not safe and _is_integer(node.meta.get("val")):
         return "an integer divided by zero would end the process"
     return None
-
-
-def spared(node: fx.Node, tensor: Tensor) -> Tensor:
-    """An input of a trial without what a call is known to compute otherwise."""
-    name = str(node.target).removeprefix("aten.")
-    return without_nan(without_infinities(tensor)) if name == _POOL else tensor
 
 
 def _is_integer(value: Any) -> bool:

@@ -50,4 +50,4 @@ def _untriable(node: fx.Node) -> str | None:
 
 def _try(node: fx.Node) -> Verdict:
     make = lambda graph: compile_graph(graph, _SETTINGS).bind(())[0]  # noqa: E731
-    return Verdict(attempt(node, make, _VENDOR, plain, rules.spared) or "")
+    return Verdict(attempt(node, make, _VENDOR, plain) or "")

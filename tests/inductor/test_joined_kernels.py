@@ -1,5 +1,6 @@
 """Inductor's C++ kernels of a graph share files, and are what they are by themselves."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor import async_compile
+from torch._inductor import async_compile, config
 
+from dynamo_backends._torch_private import joined_kernels as joined_kernels_module
 from dynamo_backends._torch_private.joined_kernels import (
     Kernel,
     joined,
@@ -164,3 +166,13 @@ def test_a_second_process_loads_what_the_first_one_compiled(files: Callable[[], 
     first = compiled()
     assert first
     assert compiled() == first
+
+
+def test_a_header_is_precompiled_for_many_graphs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(joined_kernels_module, "_compilations", itertools.count())
+    settings = []
+    for _ in range(6):
+        with joined_kernels_module.defer_precompiled_header():
+            settings.append(config.cpp_cache_precompile_headers)
+    own = config.cpp_cache_precompile_headers
+    assert settings == [False] * 4 + [own] * 2

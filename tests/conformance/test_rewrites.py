@@ -32,7 +32,6 @@ SEEDS_OF = {
 }
 """All of which have run after 40 commits, or 20."""
 TO_MEND: dict[str, set[int]] = {
-    "onnxrt": {1904},  # a product beyond float32 in a matrix product: differences.md, One rounding
     "iree": {
         187,  # x.triu().bfloat16().float() is not rounded
         781,  # tan(1e30): differences.md, Sines of huge numbers

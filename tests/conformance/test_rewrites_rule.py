@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from dynamo_backends.conformance.rewrites.eager_paths import (
+    LARGER,
     Decomposition,
-    LargerProducts,
     OtherMemory,
+    OtherProducts,
     apart,
     transposed,
 )
@@ -29,6 +30,7 @@ def verdict(templates, values, wrong):
 
 
 EIGHT = [1.0] * 7
+BIG = 1.8e19  # two of its squares are beyond float32, one is not
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,22 @@ EIGHT = [1.0] * 7
         # Eager's small products round twice, its large ones once.
         (["{x} @ {x}.mT"], [[-INF, 1e30], [1.0, 1e30]], [[INF, -INF], [-INF, INF]], True),
         (["{x} @ {x}.mT"], [[-INF, 1e30], [1.0, 1e30]], [[INF, INF], [INF, INF]], False),
+        (["{x} @ {x}.mT"], [[-INF, 1e30], [1.0, 1e30]], [[INF, 1.0], [1.0, INF]], False),
+        # The order of summands decides whether a rounding or an infinity comes first.
+        (["{x} @ {x}.mT"], [[1e30, -INF], [1e30, 1.0]], [[INF, -INF], [-INF, INF]], True),
+        (["{x} @ {x}.mT"], [[1e30, -INF], [1e30, 1.0]], [[INF, INF], [INF, INF]], False),
+        (
+            ["{x} @ {x}.mT"],
+            [[BIG, BIG, BIG], [BIG, BIG, -BIG]],
+            [[INF, BIG**2], [BIG**2, INF]],
+            True,
+        ),
+        (["{x} @ {x}.mT"], [[BIG, BIG, BIG], [BIG, BIG, -BIG]], [[INF, 0.0], [0.0, INF]], False),
+        (["{x} @ {x}.mT"], [[BIG, BIG, BIG], [BIG, BIG, -BIG]], [[INF, -INF], [-INF, INF]], False),
+        (["{x} @ {x}.mT"], [[BIG, BIG, BIG], [BIG, BIG, -BIG]], [[INF, NAN], [NAN, INF]], False),
+        (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 11.0], [11.0, 25.0]], True),
+        (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 11.01], [11.0, 25.0]], False),
+        (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 10.0], [10.0, 25.0]], False),
         # At the border of what there is, eager's move has the kind and the size of the result.
         (["{x}.exp()"], [88.72284], [INF], True),
         (["{x}.exp()"], [88.72284], [-INF], False),
@@ -68,7 +86,15 @@ def test_what_is_right(templates, values, result, right):
 
 
 @pytest.mark.parametrize(
-    "path", [OtherMemory(apart), OtherMemory(transposed), LargerProducts(), Decomposition()]
+    "path",
+    [
+        OtherMemory(apart),
+        OtherMemory(transposed),
+        OtherProducts(LARGER),
+        OtherProducts(LARGER, backwards=True),
+        OtherProducts(backwards=True),
+        Decomposition(),
+    ],
 )
 def test_other_paths_of_eager_compute_the_same(path):
     x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))

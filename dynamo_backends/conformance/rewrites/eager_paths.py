@@ -71,23 +71,35 @@ def transposed(x: Tensor) -> Tensor:
     return x.permute(order).contiguous().permute(order)
 
 
-class LargerProducts(_Path):
-    """Multiplies matrices as parts of larger ones.
+class OtherProducts(_Path):
+    """Multiplies matrices as parts of larger ones, or sums from the last product to the first.
 
     Large products are computed by a library, which rounds a product and a sum once: -inf plus
-    1e30 * 1e30 is -inf there, and NaN in small products.
+    1e30 * 1e30 is -inf there, and NaN in small products. Which of the summands comes first decides
+    whether a sum overflows.
+
+    Args:
+        times: As many times larger.
+        backwards: The order in which products are summed.
     """
+
+    def __init__(self, times: int = 1, backwards: bool = False):
+        super().__init__()
+        self._times = times
+        self._backwards = backwards
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See the base class."""
         if func not in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
             return func(*args, **kwargs)
         x, y = args
-        large = func(torch.cat([x] * _TIMES, -2), torch.cat([y] * _TIMES, -1))
+        if self._backwards:
+            x, y = x.flip(-1), y.flip(-2)
+        large = func(torch.cat([x] * self._times, -2), torch.cat([y] * self._times, -1))
         return large[..., : x.shape[-2], : y.shape[-1]].contiguous()
 
 
-_TIMES = 32
+LARGER = 32
 
 
 class Decomposition(_Path):

@@ -5,8 +5,8 @@ An element is right if it is of eager's kind (a number, NaN, inf, -inf) and one 
 - it is within 1e-4 of eager's, relative to eager's; 2 units in the last place in 16 bits;
 - the same to eager's with denormal numbers flushed to zero;
 - it is at most ten times as far from the float64 reference as eager's;
-- eager gives it for the same numbers elsewhere in memory or in larger matrix products, or by
-  torch's decompositions: then eager has several results (`eager_paths`);
+- eager gives it for the same numbers elsewhere in memory, in larger matrix products or those whose
+  sums run backwards, or by torch's decompositions: then eager has several results (`eager_paths`);
 - eager itself moves as far, or to that kind, when inputs move by a millionth of themselves, or when
   calls round their results otherwise.
 
@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.conformance.rewrites.eager_paths import (
+    LARGER,
     Decomposition,
-    LargerProducts,
     OtherMemory,
+    OtherProducts,
     Rounding,
     apart,
     transposed,
@@ -207,8 +208,14 @@ def _without_denormals(x: Tensor) -> Tensor:
 
 def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
     """Eager's results by its other paths."""
-    paths = (OtherMemory(apart), OtherMemory(transposed), LargerProducts(), Decomposition())
-    for path in paths:
+    for path in (
+        OtherMemory(apart),
+        OtherMemory(transposed),
+        OtherProducts(LARGER),
+        OtherProducts(LARGER, backwards=True),
+        OtherProducts(backwards=True),
+        Decomposition(),
+    ):
         with path:
             yield graph.run(inputs)
 

@@ -86,6 +86,27 @@ def test_what_is_right(templates, values, result, right):
 
 
 @pytest.mark.parametrize(
+    ("value", "right"), [(NAN, True), (1e-40, True), (0.0, True), (1e-30, False), (INF, False)]
+)
+def test_other_paths_may_flush_denormal_numbers(value: float, right: bool):
+    # Eager's layer norm of numbers beyond 1e19 is NaN, or 0 by torch's decomposition.
+    values = {
+        "x0": torch.tensor([[[1e30, 1.0, 1.0, 1.0]]]),
+        "x1": torch.tensor([[[1.0, 1.0, 1e-40, 1.0]]]),
+    }
+    graph = RandomGraph(
+        tuple(Input(name, (1, 1, 4), torch.float32) for name in values),
+        (
+            Call("v0", "F.layer_norm({x}, {x}.shape[-1:])", {"x": "x0"}),
+            Call("v1", "torch.hypot({x}, {y})", {"x": "v0", "y": "x1"}),
+        ),
+        ("v1",),
+    )
+    result = torch.tensor([[[1.0, 1.0, value, 1.0]]])
+    assert (mismatch(graph, values, [result]) is None) is right
+
+
+@pytest.mark.parametrize(
     "path",
     [
         OtherMemory(apart),

@@ -207,7 +207,8 @@ def _without_denormals(x: Tensor) -> Tensor:
 
 
 def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
-    """Eager's results by its other paths."""
+    """Eager's results by its other paths, with and without denormal numbers in inputs."""
+    flushed = {n: _flush(x) for n, x in inputs.items()}
     for path in (
         OtherMemory(apart),
         OtherMemory(transposed),
@@ -216,8 +217,9 @@ def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values
         OtherProducts(backwards=True),
         Decomposition(),
     ):
-        with path:
-            yield graph.run(inputs)
+        for values in (inputs, flushed):
+            with path:
+                yield graph.run(values)
 
 
 def _moved(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:

@@ -99,7 +99,8 @@ def test_steps_whose_first_layer_needs_no_gradient_of_its_input(backend: str, ki
     eager, y = copy.deepcopy(model), torch.tensor([0, 1, 4, 2])
     reference, _ = function_of(eager, eager)
     function, optimizer = function_of(model, model)
-    fallback = "split" if backend == "ov" else "error"
+    # OpenVINO takes no whole steps, and ONNX Runtime none with gradients of convolutions.
+    fallback = "split" if backend in ("ov", "onnxrt") else "error"
     step = compile_step(
         function, model=model, optimizer=optimizer, backend=backend, fallback=fallback
     )

@@ -63,6 +63,34 @@ def writes_to_a_row_after_a_cut(run: Run) -> Any:
     return step
 
 
+def a_loss_of_detached_values_between(run: Run) -> Any:
+    """As in SAC: the first backward pass does not go through what it detaches."""
+    run.state.losses = []
+    scale = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    other = torch.optim.Adam([scale], 0.1)
+    run.optimizers.append(other)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scores = run.model(x).log_softmax(-1)
+        first = -(scale * (scores.amax(-1) + 0.5).detach()).mean()
+        run.state.losses.append(first.item())
+        other.zero_grad()
+        first.backward()
+        other.step()
+        second = (scale - x.mean()).square().mean()
+        run.state.losses.append(second.item())
+        second.backward()
+        other.step()
+        run.state.losses.append(scale.item())  # of all histories that of the scores is left
+        loss = F.nll_loss(scores, y)
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        return loss
+
+    return step
+
+
 def hook_on_a_result(run: Run) -> Any:
     run.state.norms = []
 
@@ -132,6 +160,11 @@ def test_views_of_weights_that_a_cut_leaves():
 
 def test_a_part_of_a_weight_that_a_cut_leaves_is_written_to_in_eager():
     assert_equal(Case(writes_to_a_row_after_a_cut, eager=True))
+
+
+def test_a_backward_pass_leaves_the_history_behind_detached_values():
+    step = assert_equal(Case(a_loss_of_detached_values_between))
+    assert step.compilations == 4, "three values are computed alone; the step is one program"
 
 
 def test_an_argument_may_be_a_view_of_a_weight_at_some_calls():

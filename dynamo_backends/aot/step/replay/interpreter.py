@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,19 +101,20 @@ def _store(template: Any, result: Any, tensors: dict[int, Any]) -> None:
             _store(inner, value, tensors)
 
 
-def consumed_by(path: Sequence[Entry], roots: Sequence[int]) -> set[int]:
+def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection[int]) -> set[int]:
     """The tensors whose history a backward pass frees.
 
     Args:
         path: The calls before it.
         roots: Where it begins.
+        history: The tensors that have one; it does not go beyond others, such as detached ones.
     """
-    found = set(roots)
+    found = set(roots).intersection(history)
     for entry in reversed(path):
         given = {*refs(entry.args), *refs(entry.kwargs)}
         is_written = entry.mutates and not found.isdisjoint(given)
         if is_written or not found.isdisjoint(entry.made):
-            found |= given
+            found |= given.intersection(history)
     return found
 
 

@@ -34,14 +34,21 @@ class StraightLine:
         path: The calls.
         outputs: The numbers of the tensors that are returned.
         tensors: What lives on.
+        copies: Copies are returned: what lives on keeps its contents, and the calls change them.
     """
 
     def __init__(
-        self, trie: Trie, path: Sequence[Entry], outputs: Sequence[int], tensors: Sequence[Tensor]
+        self,
+        trie: Trie,
+        path: Sequence[Entry],
+        outputs: Sequence[int],
+        tensors: Sequence[Tensor],
+        copies: bool,
     ):
         self._trie = trie
         self._path = path
         self._outputs = outputs
+        self._copies = copies
         mentioned = {n for entry in path for n in entry.mentioned()}
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
         given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
@@ -67,7 +74,8 @@ class StraightLine:
         tensors.update(self.views.made())
         execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
         self.entry = None
-        return [tensors[n] for n in self._outputs]
+        results = [tensors[n] for n in self._outputs]
+        return [result.clone() for result in results] if self._copies else results
 
     def _note(self, entry: Entry) -> None:
         self.entry = entry
@@ -196,7 +204,7 @@ class RecordProgram:
         self.outputs = tuple(outputs)
         self._trie = segment.trie
         self._optimizers = definition.optimizers
-        self._line = StraightLine(segment.trie, path, outputs, inventory.tensors)
+        self._line = StraightLine(segment.trie, path, outputs, inventory.tensors, pure)
         self._draws = any(entry.draws for entry in path)
         self._pure = pure
         batch = self._batch()

@@ -160,7 +160,9 @@ class Recorder:
         new |= {n for n, (requires, leaf) in entry.flags if requires and not leaf}
         if entry.function is torch.autograd.grad and not _retains(entry):
             roots = refs(entry.args)
-            consumed = frozenset(consumed_by(parent.path(), roots)) - set(entry.made)
+            consumed = frozenset(consumed_by(parent.path(), roots, parent.history)) - set(
+                entry.made
+            )
         segment.node = trie.append(parent, entry, (parent.history | new) - consumed)
 
     def _record_backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -196,7 +198,8 @@ class Recorder:
         entry.present = tuple(n for n, g in before.items() if n not in told and g is not None)
         consumed: frozenset[int] = frozenset()
         if not _retains(entry):
-            consumed = frozenset(consumed_by(segment.node.path(), refs(given[0])))
+            node = segment.node
+            consumed = frozenset(consumed_by(node.path(), refs(given[0]), node.history))
         self._append(segment, entry, consumed)
         return result
 

@@ -1,11 +1,14 @@
 """The page of a run, and docs/checked-backends.md, which has those of some backends."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from dynamo_backends.conformance.outcomes import Check, Outcome
+import pytest
+
+from dynamo_backends.conformance.outcomes import Check, Outcome, Status
 from dynamo_backends.conformance.pages import headline, page
-from tests.bench.programs import ROOT, load
+from tests.bench.programs import load
 
 checked = load("tools/checked.py")
 
@@ -67,6 +70,25 @@ def test_a_run_without_failures():
 
 
 def test_the_site_shows_the_runs_that_are_kept():
-    runs = [json.loads(path.read_text()) for path in sorted((ROOT / "docs/checked").glob("*.json"))]
+    runs, graphs = checked.runs_in(checked.DATA), checked.runs_in(checked.RANDOM_GRAPHS)
     assert {"inductor", "openvino", "openxla"} <= {checked.name(run) for run in runs}
-    assert checked.PAGE.read_text(encoding="utf-8") == checked.text(runs)
+    assert "openxla" in {checked.name(run) for run in graphs}
+    assert checked.PAGE.read_text(encoding="utf-8") == checked.text(runs, graphs)
+
+
+def test_the_site_counts_random_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checked, "DATA", tmp_path)
+    monkeypatch.setattr(checked, "RANDOM_GRAPHS", tmp_path / "rewrites")
+    monkeypatch.setattr(checked, "PAGE", tmp_path / "page.md")
+    statuses: list[Status] = [*["native"] * 17, "fallback", "fallback", "wrong", "torch"]
+    graphs = [Outcome(str(i), status=status, group="rewrites") for i, status in enumerate(statuses)]
+    for outcomes, name in ((OUTCOMES[:1], "openxla.json"), (graphs, "graphs.json")):
+        (tmp_path / name).write_text(json.dumps(run("openxla", outcomes)))
+    checked.main([str(tmp_path / "graphs.json")])
+    (tmp_path / "graphs.json").unlink()
+    checked.main([])
+    written = (tmp_path / "page.md").read_text()
+    assert "| openxla | torch 2.13.0, mine 1.2 | 21 | 1 | 0 | 0 | 0 | 1 | 85.0% |" in written
+    assert "| not run | 1 of 20 |" in written
+    (kept,) = checked.runs_in(tmp_path / "rewrites")
+    assert [result["name"] for result in kept["results"]] == ["19", "20"]

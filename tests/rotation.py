@@ -23,6 +23,7 @@ COMMITS = 20
 """Commits after which each parameter, and each test marked `long`, has run."""
 
 SHARES = {
+    "aot/replay/test_backends.py": 4,
     "aot/replay/test_python_state.py": 6,
     "aot/replay/test_training.py": 6,
     "aot/test_step_aliases.py": 3,

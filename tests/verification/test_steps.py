@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import dynamo_backends
+from dynamo_backends import compile_step
 from dynamo_backends.aot.step import copies, variant, verified
 from dynamo_backends.aot.step.copies import Copies
 from tests.verification.planted import Net, WrongStep
@@ -69,3 +71,26 @@ def test_a_wrong_step_is_found_by_a_sample_and_undone_from_a_file(
     for ours_p, theirs_p in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(ours_p, theirs_p)
     assert step.eager_steps == 1, "the first step was undone and taken again by the graph in eager"
+
+
+@pytest.mark.parametrize("size", [1e-19, 1e-20, 3e-21])
+def test_an_optimizers_state_may_be_denormal(size: float):
+    """Squares of small gradients: XLA computes zeros, which is no wrong result."""
+    parameter = nn.Parameter(torch.linspace(-1, 1, 300))
+    model, optimizer = nn.ParameterList([parameter]), torch.optim.AdamW([parameter])
+
+    def function(x: Tensor) -> Tensor:
+        loss = (parameter * x * size).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step = compile_step(function, model=model, optimizer=optimizer, backend="openxla")
+    with dynamo_backends.record() as reports:
+        for _ in range(3):
+            step(torch.linspace(0.5, 2, 300))
+    (report,) = reports
+    assert report.verified == 1
+    assert not report.runtime_fallbacks
+    assert optimizer.state[parameter]["exp_avg_sq"].abs().max() < 1e-36

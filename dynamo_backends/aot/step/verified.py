@@ -251,7 +251,8 @@ class StepComparison:
             return 1.0
         before = self._before[self._updated[place]]
         typical = float((expected - before).abs().double().square().mean().sqrt())
-        rounding = torch.finfo(expected.dtype).eps * float(expected.abs().max())
+        numbers = torch.finfo(expected.dtype)  # denormal ones are zeros, or have few digits
+        rounding = max(numbers.eps * float(expected.abs().max()), numbers.tiny)
         scale = min(1.0, max(_OF_THE_CHANGE * typical, _ROUNDING * rounding))
         return scale if scale > 0 and math.isfinite(scale) else 1.0
 

@@ -67,6 +67,19 @@ def test_ties_go_to_the_first_element():
     assert_like_eager(lambda x: F.adaptive_max_pool2d(x, (3, 4), return_indices=True), X.round())
 
 
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
+def test_positions_of_what_is_no_number(value: float, share: float):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.where(torch.rand(X.shape, generator=generator) < share, value, X)
+    assert_like_eager(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
+    assert_like_eager(lambda x: F.adaptive_max_pool1d(x, 5, return_indices=True), x[0])
+    for size in ((3, 4), (5, 7), (2, 3)):
+        assert_like_eager(lambda x, size=size: F.adaptive_max_pool2d(x, size, True), x)
+    x = x.unflatten(3, (7, 3))
+    assert_like_eager(lambda x: F.adaptive_max_pool3d(x, (3, 2, 2), True), x)
+
+
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("divisor", [None, 7])
 def test_avg_pool(include, divisor):

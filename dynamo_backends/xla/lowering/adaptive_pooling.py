@@ -72,7 +72,11 @@ def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, self: Value) ->
 
 
 def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    best = jnp.expand_dims(jnp.argmax(values, axis), axis)
+    """The first of the largest numbers along an axis, or the last NaN, and its place."""
+    nan = jnp.isnan(values)
+    last = values.shape[axis] - 1 - jnp.argmax(jnp.flip(nan, axis), axis)
+    best = jnp.where(nan.any(axis), last, jnp.argmax(values, axis))
+    best = jnp.expand_dims(best, axis)
     return (
         jnp.take_along_axis(values, best, axis, mode="clip").squeeze(axis),
         jnp.take_along_axis(places, best, axis, mode="clip").squeeze(axis),
@@ -81,7 +85,7 @@ def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, j
 
 @lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", layout=Layout.RAW)
 def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
-    """Maxima, and their flat spatial places; of equal elements the first."""
+    """Maxima, and their flat spatial places; of equal elements the first, of NaN the last."""
     spatial = spatial_rank(ctx)
     x, batched = batched_channels_last(self, spatial)
     size, counts = x.shape[1:-1], tuple(ctx.out[0].shape[-spatial:])

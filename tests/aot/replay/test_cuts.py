@@ -19,22 +19,6 @@ from tests.aot.replay.checks import Case, Run, assert_equal, batches, compare, c
 from tests.aot.replay.test_training import plain, reads_the_loss, skips_by_value
 
 
-class Double(torch.autograd.Function):
-    """A function with a gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 3
-
-
-def own_function(run: Run) -> Any:
-    return lambda x, y: plain(run)(Double.apply(run.model[0](x))[:, :4], y)
-
-
 def views_of_weights_after_a_cut(run: Run) -> Any:
     """They are made before a value that Python reads, used and written to behind it."""
     run.state.norms = []
@@ -91,25 +75,17 @@ def a_loss_of_detached_values_between(run: Run) -> Any:
     return step
 
 
-def hook_on_a_result(run: Run) -> Any:
-    run.state.norms = []
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
+def retains_a_gradient(run: Run) -> Any:
+    def step(x: Tensor, y: Tensor) -> Any:
         out = run.model(x)
-        out.register_hook(lambda g: run.state.norms.append(g.norm()))
+        out.retain_grad()
         loss = F.cross_entropy(out, y)
         loss.backward()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        return loss
+        return loss, out.grad
 
     return step
-
-
-def hook_on_a_module(run: Run) -> Any:
-    run.state.calls = []
-    run.model[2].register_full_backward_hook(lambda m, i, o: run.state.calls.append(o[0].norm()))
-    return plain(run)
 
 
 def checkpoints(run: Run) -> Any:
@@ -133,7 +109,7 @@ def maps_rows(run: Run) -> Any:
 
 
 EAGER: list[Callable[[Run], Any]] = [
-    own_function, hook_on_a_result, hook_on_a_module, checkpoints, maps_rows,
+    retains_a_gradient, checkpoints, maps_rows,
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ of eager, and their torch calls are followed like all others.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,16 +36,59 @@ def needs_engine(leaf: Tensor) -> bool:
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `Tensor.backward` or `torch.autograd.backward`, by the latter's names."""
+    """The arguments of a backward pass, by the names of `torch.autograd.backward`."""
     names = ["tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"]
     if func is torch.autograd.backward:
         names.insert(4, "grad_variables")
+    elif func is torch.autograd.grad:
+        names[1:] = (
+            "inputs",
+            "grad_tensors",
+            "retain_graph",
+            "create_graph",
+            "only_inputs",
+            "allow_unused",
+        )
     given = dict(zip(names, args, strict=False)) | kwargs
-    if "self" in given:
-        given["tensors"] = given.pop("self")
-    if "gradient" in given:
-        given["grad_tensors"] = given.pop("gradient")
+    for name, others in _OTHER_NAMES.items():
+        for other in given.keys() & set(others):
+            value = given.pop(other)
+            given[name] = given.get(name) if value is None else value
     return {name: value for name, value in given.items() if value is not None}
+
+
+_OTHER_NAMES = {
+    "tensors": ("self", "outputs"), "grad_tensors": ("gradient", "grad_outputs", "grad_variables"),
+}  # fmt: skip
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """One tensor or several, as several."""
+    return (values,) if isinstance(values, Tensor) or values is None else tuple(values)
+
+
+def are_tensors(given: dict[str, Any]) -> bool:
+    """Whether a pass begins and ends at tensors: not at nodes, and not at those of a dictionary."""
+    roots, inputs = given["tensors"], given.get("inputs", ())
+    is_plain = not isinstance(inputs, dict) and not given.get("is_grads_batched")
+    return is_plain and all(isinstance(t, Tensor) for t in (*as_tuple(roots), *as_tuple(inputs)))
+
+
+def checked_gradients(
+    found: Sequence[Tensor | None], inputs: Sequence[Tensor], given: dict[str, Any]
+) -> tuple[Tensor | None, ...]:
+    """What `torch.autograd.grad` returns, of the gradients that a pass has found."""
+    materializes = given.get("materialize_grads")
+    if not (given.get("allow_unused", materializes)) and any(g is None for g in found):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the desired behavior."
+        )
+    if not materializes:
+        return tuple(found)
+    return tuple(
+        torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)
+    )
 
 
 def backward_without_hooks(
@@ -94,20 +137,38 @@ def _hook_alone(leaf: Tensor, hook: Any) -> Iterator[None]:
             table.update(hooks)
 
 
-def call_hooks(leaf: Tensor, gradient: Tensor) -> None:
-    """Calls a leaf's hooks around the accumulation of its gradient, as autograd's engine does."""
+def call_hooks(leaf: Tensor, gradient: Any, accumulates: bool = True) -> tuple[Tensor, ...]:
+    """Calls a leaf's hooks around the accumulation of its gradient, as autograd's engine does.
+
+    Args:
+        leaf: The leaf.
+        gradient: Its gradient.
+        accumulates: Otherwise the gradient itself was asked for.
+
+    Returns:
+        What hooks have made of the gradient, if it was asked for.
+    """
     on_gradient, _ = hooks_on_gradient(leaf)
     computed = gradient
-    for hook in list(on_gradient.values()):
-        result = hook(gradient)
-        if result is not None:
-            _check(result, gradient, hook)
-            gradient = result
+    gradient = hook_gradient(on_gradient, gradient)
+    if not accumulates:
+        return (gradient,)
     _accumulate(leaf, gradient, is_new=gradient is computed and not on_gradient)
     _, accumulated = hooks_on_gradient(leaf)
     for after in list(accumulated.values()):
         if after(leaf) is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    return ()
+
+
+def hook_gradient(hooks: Mapping[int, Any], gradient: Any) -> Any:
+    """Calls the hooks of a tensor on its gradient; returns what they make of it."""
+    for hook in list(hooks.values()):
+        result = hook(gradient)
+        if result is not None:
+            _check(result, gradient, hook)
+            gradient = result
+    return gradient
 
 
 def _check(result: Any, gradient: Tensor, hook: Any) -> None:
@@ -122,7 +183,9 @@ def _check(result: Any, gradient: Tensor, hook: Any) -> None:
 
 def _accumulate(leaf: Tensor, gradient: Tensor, is_new: bool) -> None:
     before = leaf.grad
-    if before is not None:
+    if torch.is_grad_enabled():  # the gradient has a history
+        leaf.grad = gradient.clone() if before is None else before + gradient
+    elif before is not None:
         before.add_(gradient)
     else:
         leaf.grad = gradient if is_new else gradient.detach().clone()

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
+from dynamo_backends.aot.step.replay.tape import begin, proceed
 
 
 def _native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -40,6 +41,9 @@ def _read_value(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _read_history(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    context = session.nested.context_of(args[0])
+    if context is not None:
+        return context
     if is_placeholder(args[0]):
         if not _flag(0)(session, func, args, kwargs) or _flag(1)(session, func, args, kwargs):
             return None
@@ -53,8 +57,11 @@ def _refuse(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Those of leaves that were there before are called where backward passes are."""
+    """Those of results and of leaves that were there before are called in backward passes."""
     segment, tensor = session.segment, args[0]
+    is_leaf = _flag(1)(session, functions.IS_LEAF, (tensor,), {})
+    if func is functions.HOOKS[0] and not is_leaf and segment.is_result(tensor):
+        return session.nested.add_hook(*args, **kwargs)
     if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
         session.go_eager("registers a hook on a tensor")
     return func(*args, **kwargs)
@@ -86,7 +93,15 @@ def _set_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _backward(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.backward(func, args, kwargs)
+    return session.nested.backward(func, args, kwargs)
+
+
+def _gradients(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.nested.gradients(func, args, kwargs)
+
+
+def _part_of_pass(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.call("backward", func, args, kwargs)
 
 
 def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -109,6 +124,8 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
     **dict.fromkeys(functions.BACKWARD, _backward),
     **dict.fromkeys(functions.HOOKS, _register_hook),
+    **dict.fromkeys((begin, proceed), _part_of_pass),
+    torch.autograd.grad: _gradients,
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),
     functions.GRAD_FN: _read_history,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from dynamo_backends.aot.step.hyperparameters import group_numbers, replace
+from dynamo_backends.aot.step.replay.tape import begin, proceed
 from dynamo_backends.aot.step.replay.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.replay.trie import Entry, State
+from dynamo_backends.interface.errors import StepCaptureError
 
 Numbers = dict[int, list[Any]]
 """The numbers of optimizers, by the ids of these, as they were when each took its step."""
@@ -89,7 +91,10 @@ def _run(entry: Entry, tensors: dict[int, Any], number: Callable[[int], Any]) ->
     elif entry.kind == "zero_grad":
         entry.function[1].zero_grad(*args, **kwargs)
     else:
-        _store(entry.result, entry.function(*args, **kwargs), tensors)
+        result = entry.function(*args, **kwargs)
+        if entry.function in (begin, proceed) and result[0] != entry.result.items[0]:
+            raise StepCaptureError("the backward pass takes another order than in eager.")
+        _store(entry.result, result, tensors)
 
 
 def _store(template: Any, result: Any, tensors: dict[int, Any]) -> None:

@@ -18,6 +18,7 @@ from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
+from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.templates import Number, leaves
 from dynamo_backends.aot.step.replay.trie import Entry, Trie
 from dynamo_backends.aot.step.variant import Variant
@@ -72,7 +73,11 @@ class StraightLine:
         tensors: dict[int, Any] = dict(zip(self.inputs, inputs, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.made())
-        execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
+        before = change_tape(Tape())
+        try:
+            execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
+        finally:
+            change_tape(before)
         self.entry = None
         results = [tensors[n] for n in self._outputs]
         return [result.clone() for result in results] if self._copies else results

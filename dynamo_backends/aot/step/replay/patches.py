@@ -13,6 +13,8 @@ from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORM
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
+from dynamo_backends.aot.step.replay.user_functions import apply as apply_function
+from dynamo_backends.aot.step.replay.user_functions import why_not_followed
 from dynamo_backends.runtime import freezing
 
 _SEEDS = (
@@ -217,8 +219,12 @@ def _eager(original: Any, name: str) -> Callable[..., Any]:
 def _applying(original: Any, name: str) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         session = active_session()
-        if session is not None:
-            session.go_eager(f"calls an autograd.Function ({cls.__name__})")
-        return original.__get__(None, cls)(*args, **kwargs)
+        if session is None:
+            return original.__get__(None, cls)(*args, **kwargs)
+        reason = why_not_followed(cls, kwargs)
+        if reason:
+            session.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
+            return original.__get__(None, cls)(*args, **kwargs)
+        return apply_function(session, cls, args, kwargs)
 
     return classmethod(apply)

@@ -16,6 +16,7 @@ from dynamo_backends.aot.step.replay.interpreter import consumed_by
 from dynamo_backends.aot.step.replay.observer import Observer
 from dynamo_backends.aot.step.replay.placeholders import TensorSpec
 from dynamo_backends.aot.step.replay.segment import Segment
+from dynamo_backends.aot.step.replay.tape import attach, begin, proceed
 from dynamo_backends.aot.step.replay.templates import Items, NotRecordable, Ref, refs, template_of
 from dynamo_backends.aot.step.replay.trie import Entry, Flags, Node, torch_state
 from dynamo_backends.aot.step.substitution import describe_line, name_of, user_frame
@@ -83,7 +84,7 @@ class Recorder:
             kind = "read"
         entry = Entry(
             kind, func, *given, template, state, self.line(), made,
-            mutates=observer.mutates or kind == "set_grad", draws=observer.draws,
+            mutates=observer.mutates or kind == "set_grad" or func is attach, draws=observer.draws,
             flags=tuple((n, _flags(t)) for n, t in before.items() if _flags(t) != flags[n]),
         )  # fmt: skip
         entry.gradients.update(self._gradients_set(kind, given[0], template))
@@ -173,7 +174,8 @@ class Recorder:
         assert given is not None
         hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
         leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
-        if _has_other_hooks(leaves.values(), args[2] if hooked else ()):
+        is_part = func in (begin, proceed)
+        if not is_part and _has_other_hooks(leaves.values(), args[2] if hooked else ()):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
@@ -194,10 +196,11 @@ class Recorder:
                 entry.gradients[number] = new
         told = _told(segment.node)
         entry.made = tuple(made)
-        entry.absent = tuple(n for n, g in before.items() if n not in told and g is None)
-        entry.present = tuple(n for n, g in before.items() if n not in told and g is not None)
+        if func is not proceed:
+            entry.absent = tuple(n for n, g in before.items() if n not in told and g is None)
+            entry.present = tuple(n for n, g in before.items() if n not in told and g is not None)
         consumed: frozenset[int] = frozenset()
-        if not _retains(entry):
+        if func is not proceed and not _retains(entry):
             node = segment.node
             consumed = frozenset(consumed_by(node.path(), refs(given[0]), node.history))
         self._append(segment, entry, consumed)

@@ -1,5 +1,6 @@
 """One segment of a step: the calls between two cuts, followed through a trie of records."""
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -218,7 +219,7 @@ class Segment:
             self._note(number, trie.values[number])
         for number in held:
             placeholder = trie.values[number]
-            fulfil(placeholder, tensors.pop(number))
+            fulfil(placeholder, _alone(tensors.pop(number)))
             self._note(number, placeholder)
             del placeholder
         trie.renew(n for n in self.node.known if trie.kinds[n] == "result")
@@ -228,6 +229,21 @@ class Segment:
             gradient = None if owner is None or made is None else owner.grad
             if gradient is not None and made is not None and self.real(made) is None:
                 self._note(made, gradient)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor, or an alias of it if an open backward pass refers to it."""
+    if sys.getrefcount(tensor) <= _ALONE:
+        return tensor
+    return tensor.view_as(tensor) if tensor.grad_fn is not None else tensor.detach()
+
+
+def _references(value: Any) -> int:
+    return sys.getrefcount(value)
+
+
+_ALONE = _references([].copy())
+"""What `sys.getrefcount` is for an argument that nobody else refers to."""
 
 
 def _is_marked(value: Any) -> bool:

@@ -4,20 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
-from dynamo_backends.aot.step.replay.backward import (
-    backward_without_hooks,
-    call_hooks,
-    is_hooked,
-    needs_engine,
-    options_of,
-)
 from dynamo_backends.aot.step.replay.handlers import HANDLERS
+from dynamo_backends.aot.step.replay.nested import NestedPasses
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
@@ -78,6 +71,7 @@ class Session(TorchFunctionMode):
         self.following = True
         self.collecting = False
         self._busy = False
+        self.nested = NestedPasses(self)
         self._begin(trie)
 
     @property
@@ -90,7 +84,7 @@ class Session(TorchFunctionMode):
         return id(tensor) in self._lives
 
     @contextlib.contextmanager
-    def _suspended(self) -> Iterator[None]:
+    def own_calls(self) -> Iterator[None]:
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
         before, self._busy = self._busy, True
         try:
@@ -100,6 +94,7 @@ class Session(TorchFunctionMode):
 
     def _begin(self, trie: Trie) -> None:
         self.segment = Segment(trie, self._lives)
+        self.nested.renew()
         self.replaying = bool(trie.root.children)
 
     def __torch_function__(
@@ -196,25 +191,6 @@ class Session(TorchFunctionMode):
             values[n].grad is not None for n in entry.present
         )
 
-    def backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compares a backward pass with the record, or records it; calls hooks of leaves."""
-        hooked = [leaf for leaf in self.segment.leaves(self.replaying) if is_hooked(leaf)]
-        if not hooked:
-            return self.call("backward", func, args, kwargs)
-        given = options_of(func, args, kwargs)
-        if given.get("create_graph") or "inputs" in given or any(map(needs_engine, hooked)):
-            self.go_eager("has hooks in its backward pass")
-            return func(*args, **kwargs)
-        roots, gradients = given["tensors"], given.get("grad_tensors")
-        options = {"retain_graph": bool(given.get("retain_graph"))}
-        computed, order = self.call(
-            "backward", backward_without_hooks, (roots, gradients, hooked), options
-        )
-        with self, torch.no_grad():
-            for i in order:
-                call_hooks(hooked[i], computed[i])
-        return None
-
     def optimizer(
         self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Callable[[], Any]
     ) -> Any:
@@ -259,14 +235,14 @@ class Session(TorchFunctionMode):
 
     def _read(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python needs a value in the middle of a replay."""
-        with self._suspended():
+        with self.own_calls():
             return self._read_suspended(node, args, kwargs)
 
     def _read_suspended(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry, segment = node.entry, self.segment
         assert entry is not None
         self.cuts += 1
-        if not segment.has_history(replaying=True):
+        if not self._has_history(replaying=True):
             if self._runner.commit(segment):
                 self._begin(_then(node))
             else:
@@ -278,6 +254,7 @@ class Session(TorchFunctionMode):
         tensors = self._runner.evaluate(segment, wanted)
         if tensors is None:
             self.leave_record()
+            self.nested.release()
             self.following = False
             return entry.function(*args, **kwargs)
         segment.node = node
@@ -288,17 +265,21 @@ class Session(TorchFunctionMode):
         result = entry.function(*filled[0], **filled[1])
         if not isinstance(result, str) or entry.function is not Tensor.__repr__:
             return result
-        return _with_history(result, segment.trie.specs[wanted[0]].history)
+        history = self.nested.name_of_history(wanted[0])
+        return _with_history(result, history or segment.trie.specs[wanted[0]].history)
+
+    def _has_history(self, replaying: bool) -> bool:
+        return self.nested.is_open or self.segment.has_history(replaying)
 
     def after_read(self, node: Node) -> None:
         """A value was read while the step is recorded."""
         self.cuts += 1
-        if not self.segment.has_history(replaying=False):
+        if not self._has_history(replaying=False):
             self._begin(_then(node))
 
     def cut(self, name: str) -> None:
         """Before something that needs all that comes before it done."""
-        with self._suspended():
+        with self.own_calls():
             self._cut(name)
 
     def _cut(self, name: str) -> None:
@@ -306,7 +287,7 @@ class Session(TorchFunctionMode):
         self.cuts += 1
         if segment.node is segment.trie.root:
             return
-        if segment.has_history(self.replaying):
+        if self._has_history(self.replaying):
             self._go_eager(name)
         elif not self.replaying or self._runner.commit(segment):
             self._begin(_then(segment.node))
@@ -317,7 +298,7 @@ class Session(TorchFunctionMode):
     def leave_record(self) -> None:
         """The step goes on in another way than the records: runs the calls so far in eager."""
         self.divergence = self._recorder.line()
-        with self._suspended():
+        with self.own_calls():
             self._runner.materialize(self.segment)
         self.executed = True
         self._go_on_recording()
@@ -329,12 +310,14 @@ class Session(TorchFunctionMode):
 
     def go_eager(self, reason: str) -> None:
         """From here on the step runs in eager, up to its end."""
-        with self._suspended():
+        with self.own_calls():
             self._go_eager(reason)
 
     def _go_eager(self, reason: str) -> None:
         if self.replaying:
             self.leave_record()
+        if self.following:
+            self.nested.release()
         self.following = False
         self.executed = True
         line = self._recorder.line()
@@ -342,12 +325,14 @@ class Session(TorchFunctionMode):
 
     def finish(self) -> None:
         """The function has returned: runs what is left to be run."""
+        self.nested.renew()
         if self.following and self.replaying and self.segment.node is not self.segment.trie.root:
             self._runner.commit(self.segment)
         self.following = False
 
     def abandon(self) -> None:
         """The function has raised an exception: nothing of this segment is run."""
+        self.nested.renew()
         if self.following and self.replaying:
             self.segment.abandon()
         self.following = False

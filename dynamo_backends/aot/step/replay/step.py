@@ -21,6 +21,7 @@ from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
+from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
 from dynamo_backends.aot.step.step import Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
@@ -211,6 +212,7 @@ class ReplayStep(Step):
         held = segment.held()
         tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
         path = node.path()
+        change_tape(Tape())  # with which the step goes on
         with group_numbers_as(self._definition.optimizers, segment.numbers):
             execute(path, tensors, trie.numbers.__getitem__, held)
         segment.become_real(tensors, held)

@@ -1,0 +1,81 @@
+"""Autograd nodes, one at a time.
+
+| what | checked |
+|---|---|
+| a node is called with gradients; `_sequence_nr`, `_input_metadata`, `_raw_saved_*` | 2.13 |
+| `torch.autograd._make_grads`, `torch._C.DisableTorchFunction`, `Tensor._version` | 2.13 |
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+make_gradients: Any = torch.autograd._make_grads
+
+
+def edge_of(tensor: Tensor) -> tuple[Any, int]:
+    """Where a backward pass meets the gradient of a tensor."""
+    node = tensor.grad_fn or get_gradient_edge(tensor).node
+    return node, tensor.output_nr
+
+
+def sequence_number(node: Any) -> int:
+    """Later nodes have larger ones, and nodes that accumulate the largest."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def input_metadata(node: Any) -> tuple[Any, ...]:
+    """Shape, dtype and device of each gradient that a node gets."""
+    metadata: tuple[Any, ...] = node._input_metadata
+    return metadata
+
+
+def is_accumulation(node: Any) -> bool:
+    """Whether a node accumulates the gradient of a leaf."""
+    return hasattr(node, "variable") and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def saves_tensors(node: Any) -> bool:
+    """Whether a node keeps tensors for the backward pass."""
+    kind = type(node)
+    saves = _SAVES.get(kind)
+    if saves is None:
+        saves = _SAVES[kind] = any(name.startswith("_raw_saved_") for name in dir(kind))
+    return saves
+
+
+_SAVES: dict[type, bool] = {}
+
+
+def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Computes the gradients of a node's inputs; its hooks are not called."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        given = [
+            torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g
+            for g, m in zip(gradients, input_metadata(node), strict=True)
+        ]
+        results = node.apply(*given)
+    else:
+        results = node(*gradients)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def bound_arguments(
+    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function's forward with their defaults, as `Function.apply` has them."""
+    bound = inspect.signature(forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to; no mode is asked."""
+    with torch._C.DisableTorchFunction():
+        version: int = tensor._version
+        return version

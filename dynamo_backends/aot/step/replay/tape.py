@@ -1,0 +1,204 @@
+"""What the calls of a record leave for its backward passes: the places of user code, open passes.
+
+Each time the calls of a record run they have a tape of their own: while they are recorded, where
+they run in eager, and in a trace.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from dynamo_backends._torch_private.nodes import edge_of, make_gradients
+from dynamo_backends._torch_private.placeholders import function_mode_depth
+from dynamo_backends.aot.step.replay.engine import BackwardPass, Edge, Place, Places
+from dynamo_backends.interface.errors import StepCaptureError
+
+
+class Tape:
+    """The places of user code in the backward passes of one run.
+
+    Attributes:
+        answers: Called with the number of a place and its gradients, where autograd's own engine
+            reaches user code: a step that goes on in eager. None: it does not.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[Edge] = []
+        self.answers: Callable[[int, tuple[Tensor | None, ...]], Any] | None = None
+        self._hooks: dict[Any, list[tuple[int, int]]] = {}
+        self._of_nodes: dict[Any, int] = {}
+        self._passes: list[BackwardPass] = []
+
+    def add(self, edge: Edge, is_node: bool) -> None:
+        """Adds a place: a node whose backward is user code, or hooks on a result."""
+        number = len(self.places)
+        self.places.append(edge)
+        node, i = edge
+        if is_node:
+            self._of_nodes[node] = number
+        else:
+            self._hooks.setdefault(node, []).append((number, i))
+
+    def begin(self, depth: int, leaves: Sequence[Edge], **options: Any) -> Place:
+        """Begins a pass, as `BackwardPass` does; those that are as deep or deeper are over."""
+        of_leaves = {node: leaf_number(i) for i, (node, _) in enumerate(leaves)}
+        places = Places(self._hooks, self._of_nodes, of_leaves)
+        del self._passes[depth:]
+        self._passes.append(BackwardPass(places=places, **options))
+        return self._passes[depth].proceed(None)
+
+    def proceed(self, depth: int, reply: Any) -> Place:
+        """Goes on with a pass."""
+        return self._passes[depth].proceed(reply)
+
+
+def leaf_number(index: int) -> int:
+    """The place of a leaf's hooks, by the index of the leaf; and the other way round."""
+    return -2 - index
+
+
+class _Current(threading.local):
+    tape = Tape()
+
+
+_CURRENT = _Current()
+
+
+def current_tape() -> Tape:
+    """The tape of the calls that run in this thread."""
+    return _CURRENT.tape
+
+
+def change_tape(tape: Tape) -> Tape:
+    """From now on calls that run in this thread have another tape.
+
+    Returns:
+        The one before.
+    """
+    before = _CURRENT.tape
+    _CURRENT.tape = tape
+    return before
+
+
+class UserNode(torch.autograd.Function):
+    """The node of an `autograd.Function` of the user's, whose backward is called in its place."""
+
+    apply = vars(torch.autograd.Function)["apply"]  # that of `patches.py` is for the user's
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Sequence[Tensor], written: Sequence[int], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gives tensors that have been computed a history."""
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.number = current_tape(), len(current_tape().places)
+        ctx.mark_dirty(*(inputs[i] for i in written))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Called by autograd's own engine."""
+        if ctx.tape.answers is None:
+            raise StepCaptureError("a backward pass of torch reaches user code.")
+        return (None, None, *ctx.tape.answers(ctx.number, gradients))
+
+
+_KINDS: dict[str, type[UserNode]] = {}
+
+
+def _kind(name: str) -> Any:
+    if name not in _KINDS:
+        _KINDS[name] = type(name, (UserNode,), {})
+    return _KINDS[name]
+
+
+# The functions that records hold. In a trace a mode gives them the tensors of the trace.
+
+
+def _is_followed(tensors: tuple[Tensor, ...]) -> bool:
+    return has_torch_function(tensors) or function_mode_depth() > 0
+
+
+def attach(
+    name: str, outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], written: tuple[int, ...]
+) -> None:
+    """Attaches the node of a function of the user's to what it has computed.
+
+    Args:
+        name: Of the function.
+        outputs: Its differentiable results.
+        inputs: The tensors among its arguments.
+        written: Which of these it has written to, and returns.
+    """
+    tensors = (*outputs, *inputs)
+    if _is_followed(tensors):
+        handle_torch_function(attach, tensors, name, outputs, inputs, written)
+        return
+    _kind(name).apply(outputs, written, *inputs)
+    current_tape().add((outputs[0].grad_fn, 0), is_node=True)
+
+
+def mark(tensor: Tensor) -> None:
+    """Marks the place of hooks on a result."""
+    if _is_followed((tensor,)):
+        handle_torch_function(mark, (tensor,), tensor)
+        return
+    current_tape().add(edge_of(tensor), is_node=False)
+
+
+def begin(
+    depth: int,
+    roots: tuple[Tensor, ...],
+    gradients: tuple[Tensor | None, ...],
+    leaves: tuple[Tensor, ...],
+    captures: tuple[Tensor, ...] | None,
+    targets: tuple[Tensor, ...] | None,
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+) -> Place:
+    """Begins a backward pass, up to the first place of user code.
+
+    Args:
+        depth: How many passes it is part of.
+        roots: Where it begins.
+        gradients: Of the roots; None where it is one.
+        leaves: Those with hooks.
+        captures: What gradients are asked for; None: those of leaves are accumulated.
+        targets: The leaves that accumulate; None: all.
+        retain_graph: Whether another pass may follow.
+        create_graph: Whether gradients have a history.
+    """
+    tensors = (*roots, *(g for g in gradients if g is not None), *leaves, *(captures or ()),
+               *(targets or ()))  # fmt: skip
+    if _is_followed(tensors):
+        place: Place = handle_torch_function(
+            begin, tensors, depth, roots, gradients, leaves, captures, targets,
+            retain_graph=retain_graph, create_graph=create_graph,
+        )  # fmt: skip
+        return place
+    return current_tape().begin(
+        depth, [edge_of(leaf) for leaf in leaves], roots=[edge_of(root) for root in roots],
+        gradients=make_gradients(roots, gradients, is_grads_batched=False),
+        retain_graph=retain_graph, create_graph=create_graph,
+        captures=None if captures is None else [edge_of(t) for t in captures],
+        targets=None if targets is None else [edge_of(t)[0] for t in targets],
+    )  # fmt: skip
+
+
+def proceed(depth: int, reply: tuple[Tensor | None, ...]) -> Place:
+    """Goes on with a backward pass, up to the next place of user code.
+
+    Args:
+        depth: How many passes it is part of.
+        reply: What user code has made of the gradients at the last place.
+    """
+    tensors = tuple(t for t in reply if t is not None)
+    if _is_followed(tensors):
+        place: Place = handle_torch_function(proceed, tensors, depth, reply)
+        return place
+    return current_tape().proceed(depth, reply)

@@ -87,6 +87,7 @@ class BackwardPass:
 
     Attributes:
         create_graph: Whether gradients have a history.
+        recomputed: Tensors that checkpoints have recomputed for it, by their places.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class BackwardPass:
         targets: Sequence[Any] | None = None,
     ):
         self.create_graph = create_graph
+        self.recomputed: dict[int, list[Tensor]] = {}
         self._places = places
         self._frees = not retain_graph
         self._captures = captures or ()

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.checkpoints import MARKS
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.tape import begin, proceed
 
@@ -104,6 +105,10 @@ def _part_of_pass(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return session.call("backward", func, args, kwargs)
 
 
+def _mark(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.call("mark", func, args, kwargs)
+
+
 def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, flag = args[0], (*args[1:], *kwargs.values(), True)[0]
     if is_placeholder(tensor):
@@ -125,6 +130,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.BACKWARD, _backward),
     **dict.fromkeys(functions.HOOKS, _register_hook),
     **dict.fromkeys((begin, proceed), _part_of_pass),
+    **dict.fromkeys(MARKS, _mark),
     torch.autograd.grad: _gradients,
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),

@@ -20,9 +20,11 @@ Numbers = dict[int, list[Any]]
 @contextlib.contextmanager
 def settings(state: State) -> Iterator[None]:
     """Inside: torch has the settings with which a call was recorded."""
-    grad, _, autocast = state
+    grad, hooks, autocast = state
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(grad))
+        if hooks is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
         for kind in ("cpu", "cuda"):
             dtype = dict(autocast).get(kind)
             if dtype is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from dynamo_backends._torch_private import saved_tensors_hooks
 from dynamo_backends.aot.step.replay.backward import (
     are_tensors,
     as_tuple,
@@ -24,6 +25,7 @@ from dynamo_backends.aot.step.replay.backward import (
     needs_engine,
     options_of,
 )
+from dynamo_backends.aot.step.replay.checkpoints import CheckpointPlace, is_of_region
 from dynamo_backends.aot.step.replay.engine import DONE
 from dynamo_backends.aot.step.replay.tape import (
     Tape,
@@ -97,6 +99,28 @@ class NestedPasses:
             if number is not None:
                 self._contexts[number] = place.context
 
+    @property
+    def next_place(self) -> int:
+        """The number of the place that is added next."""
+        return len(self._places)
+
+    @property
+    def is_in_region(self) -> bool:
+        """Whether calls are part of a checkpointed region."""
+        hooks = saved_tensors_hooks()
+        return hooks is not None and is_of_region(hooks)
+
+    @staticmethod
+    def count_saved(tensors: Sequence[Tensor]) -> None:
+        """Tells the region of tensors that a function saves: it saves them when it runs again."""
+        pack, _ = saved_tensors_hooks()
+        for tensor in tensors:
+            pack(tensor)
+
+    def add_region(self, place: CheckpointPlace) -> None:
+        """Adds what `checkpoints.open_region` has made a place of."""
+        self._places.append(place)
+
     def add_hook(self, tensor: Tensor, hook: Any) -> RemovableHandle:
         """Registers a hook on a result."""
         hooks: dict[int, Any] = OrderedDict()
@@ -150,7 +174,7 @@ class NestedPasses:
             return checked_gradients(found, inputs, given)
 
     def _is_followed(self, given: dict[str, Any], hooked: Sequence[Tensor]) -> bool:
-        if any(map(needs_engine, hooked)) or not are_tensors(given):
+        if any(map(needs_engine, hooked)) or not are_tensors(given) or self.is_in_region:
             self._session.go_eager("has hooks in its backward pass")
             return False
         return True

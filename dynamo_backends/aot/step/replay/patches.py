@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private import tables_of_global_hooks
+from dynamo_backends._torch_private.checkpoints import GENERATOR
 from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORMS
+from dynamo_backends.aot.step.replay.checkpoints import region
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
@@ -174,6 +176,7 @@ class _Functions:
         gc.callbacks.append(_note_collection)
         for owner, name in _SEEDS:
             self._replace(owner, name, _cutting)
+        self._replace(*GENERATOR, _checkpointing)
         for owner, name in TRANSFORMS:
             self._replace(owner, name, _eager)
         replacement: Any = self._replacement(function, "apply", original, _applying)
@@ -214,6 +217,16 @@ def _eager(original: Any, name: str) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return call
+
+
+def _checkpointing(original: Any, name: str) -> Callable[..., Any]:
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is None:
+            return original(*args, **kwargs)
+        return region(session, original, *args, **kwargs)
+
+    return generator
 
 
 def _applying(original: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends._torch_private import accumulation, hooks_of_node
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.backward import backward_without_hooks, is_hooked
+from dynamo_backends.aot.step.replay.checkpoints import is_of_region
 from dynamo_backends.aot.step.replay.interpreter import consumed_by
 from dynamo_backends.aot.step.replay.observer import Observer
 from dynamo_backends.aot.step.replay.placeholders import TensorSpec
@@ -77,7 +78,7 @@ class Recorder:
                 return result
             kind = "read"
         made, template = self._result(segment, result, kind)
-        if not tensors and not refs(template):
+        if not tensors and not refs(template) and kind != "mark":
             self.natives.add(func)
             return result
         if kind == "call" and result is not None and not refs(template):
@@ -96,8 +97,8 @@ class Recorder:
         return result
 
     def _check(self, segment: Segment, func: Any, kwargs: Any, tensors: list[Tensor]) -> None:
-        if torch_state()[1] is not None:
-            raise Refusal("saves tensors through hooks, as activation checkpointing does")
+        if not is_of_region(torch_state()[1]):
+            raise Refusal("saves tensors through hooks")
         if kwargs.get("generator") is not None and tensors:
             raise Refusal(f"draws from a generator of its own ({name_of(func)})")
         for tensor in tensors:

@@ -8,12 +8,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from dynamo_backends._torch_private.checkpoints import StopRecomputation
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.checkpoints import must_stop, outside_regions
 from dynamo_backends.aot.step.replay.handlers import HANDLERS
 from dynamo_backends.aot.step.replay.nested import NestedPasses
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
+from dynamo_backends.aot.step.replay.tape import current_tape
 from dynamo_backends.aot.step.replay.templates import Items, differing_numbers, fill, refs
 from dynamo_backends.aot.step.replay.trie import Node, Trie, torch_state
 
@@ -88,7 +91,8 @@ class Session(TorchFunctionMode):
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
         before, self._busy = self._busy, True
         try:
-            yield
+            with outside_regions():
+                yield
         finally:
             self._busy = before
 
@@ -120,16 +124,23 @@ class Session(TorchFunctionMode):
                     return func(*args, **kwargs)
                 node = self._diverged(kind, func, args, kwargs)
             if node is not None:
-                return self._result(node, args, kwargs)
+                result = self._result(node, args, kwargs)
+                if node.stops:
+                    raise StopRecomputation
+                return result
             self.leave_record()
         self.executed = True
         if not self.following:
             return func(*args, **kwargs)
         try:
-            return self._recorder.record(kind, func, args, kwargs)
+            result = self._recorder.record(kind, func, args, kwargs)
         except Refusal as refusal:
             self.go_eager(str(refusal))
             return func(*args, **kwargs)
+        if kind != "mark" and must_stop(torch_state(), current_tape()):
+            self.segment.node.stops = True
+            raise StopRecomputation
+        return result
 
     def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
         segment = self.segment
@@ -243,7 +254,7 @@ class Session(TorchFunctionMode):
         assert entry is not None
         self.cuts += 1
         if not self._has_history(replaying=True):
-            if self._runner.commit(segment):
+            if self._commit():
                 self._begin(_then(node))
             else:
                 self._go_on_recording()
@@ -269,7 +280,8 @@ class Session(TorchFunctionMode):
         return _with_history(result, history or segment.trie.specs[wanted[0]].history)
 
     def _has_history(self, replaying: bool) -> bool:
-        return self.nested.is_open or self.segment.has_history(replaying)
+        nested = self.nested
+        return nested.is_open or nested.is_in_region or self.segment.has_history(replaying)
 
     def after_read(self, node: Node) -> None:
         """A value was read while the step is recorded."""
@@ -289,7 +301,7 @@ class Session(TorchFunctionMode):
             return
         if self._has_history(self.replaying):
             self._go_eager(name)
-        elif not self.replaying or self._runner.commit(segment):
+        elif not self.replaying or self._commit():
             self._begin(_then(segment.node))
         else:
             self._go_on_recording()
@@ -323,11 +335,15 @@ class Session(TorchFunctionMode):
         line = self._recorder.line()
         self._runner.refuse(reason, line)
 
+    def _commit(self) -> bool:
+        self.nested.renew()  # no backward pass may follow, and nobody holds what it would need
+        return self._runner.commit(self.segment)
+
     def finish(self) -> None:
         """The function has returned: runs what is left to be run."""
-        self.nested.renew()
         if self.following and self.replaying and self.segment.node is not self.segment.trie.root:
-            self._runner.commit(self.segment)
+            self._commit()
+        self.nested.renew()
         self.following = False
 
     def abandon(self) -> None:

@@ -22,6 +22,10 @@ class Tape:
     """The places of user code in the backward passes of one run.
 
     Attributes:
+        places: The places.
+        regions: Checkpointed regions, by the numbers of their places.
+        recomputed: What was recomputed, until a pass takes it.
+        running: The pass that runs nodes now.
         answers: Called with the number of a place and its gradients, where autograd's own engine
             reaches user code: a step that goes on in eager. None: it does not.
     """
@@ -32,6 +36,9 @@ class Tape:
         self._hooks: dict[Any, list[tuple[int, int]]] = {}
         self._of_nodes: dict[Any, int] = {}
         self._passes: list[BackwardPass] = []
+        self.regions: dict[int, Any] = {}
+        self.recomputed: dict[int, list[Tensor]] = {}
+        self.running: BackwardPass | None = None
 
     def add(self, edge: Edge, is_node: bool) -> None:
         """Adds a place: a node whose backward is user code, or hooks on a result."""
@@ -49,11 +56,17 @@ class Tape:
         places = Places(self._hooks, self._of_nodes, of_leaves)
         del self._passes[depth:]
         self._passes.append(BackwardPass(places=places, **options))
-        return self._passes[depth].proceed(None)
+        return self.proceed(depth, None)
 
     def proceed(self, depth: int, reply: Any) -> Place:
         """Goes on with a pass."""
-        return self._passes[depth].proceed(reply)
+        before, self.running = self.running, self._passes[depth]
+        self.running.recomputed.update(self.recomputed)
+        self.recomputed.clear()
+        try:
+            return self.running.proceed(reply)
+        finally:
+            self.running = before
 
 
 def leaf_number(index: int) -> int:

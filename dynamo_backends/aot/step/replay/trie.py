@@ -115,6 +115,7 @@ class Node:
         programs: Of the way to here.
         then: After a cut: where the step goes on.
         refusal: Why it goes on in eager.
+        stops: Whether a checkpoint's recomputation ends with the call.
     """
 
     entry: Entry | None = None
@@ -125,6 +126,7 @@ class Node:
     programs: list[Any] = field(default_factory=list)
     then: "Trie | None" = None
     refusal: Exception | None = None
+    stops: bool = False
     check: Checker | None = None
     function: Any = None
     state: State = ()

@@ -211,6 +211,10 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         outputs = list(result) if isinstance(result, tuple) else [result]
         if with_history:
             differentiable, written = _separate(context, outputs, args)
+    saved = [x for x in getattr(context, "to_save", None) or () if x is not None]
+    if with_history and saved and session.nested.is_in_region:
+        session.go_eager(f"calls an autograd.Function ({function.__name__}) within a checkpoint")
+        session.nested.count_saved(saved)
     if with_history and differentiable:
         inputs = tuple(x for x in args if isinstance(x, Tensor))
         positions = tuple(i for i, x in enumerate(inputs) if any(x is outputs[k] for k in written))

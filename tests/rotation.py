@@ -24,6 +24,9 @@ COMMITS = 20
 
 SHARES = {
     "aot/replay/test_backends.py": 4,
+    "aot/replay/test_checkpoints.py": 6,
+    "aot/replay/test_functions.py": 3,
+    "aot/replay/test_nested_hooks.py": 5,
     "aot/replay/test_python_state.py": 6,
     "aot/replay/test_training.py": 6,
     "aot/test_step_aliases.py": 3,

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.checkpoints import MARKS
+from dynamo_backends.aot.step.replay.generator_states import keep_state, use_state
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.tape import begin, proceed
 
@@ -130,7 +131,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.BACKWARD, _backward),
     **dict.fromkeys(functions.HOOKS, _register_hook),
     **dict.fromkeys((begin, proceed), _part_of_pass),
-    **dict.fromkeys(MARKS, _mark),
+    **dict.fromkeys((*MARKS, keep_state, use_state), _mark),
     torch.autograd.grad: _gradients,
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),

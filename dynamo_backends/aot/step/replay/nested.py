@@ -27,6 +27,7 @@ from dynamo_backends.aot.step.replay.backward import (
 )
 from dynamo_backends.aot.step.replay.checkpoints import CheckpointPlace, is_of_region
 from dynamo_backends.aot.step.replay.engine import DONE
+from dynamo_backends.aot.step.replay.generator_states import GeneratorState
 from dynamo_backends.aot.step.replay.tape import (
     Tape,
     begin,
@@ -68,11 +69,13 @@ class NestedPasses:
         self._depth = 0
         self._places: list[Callable[[Gradients], Any]] = []
         self._contexts: dict[int, Context] = {}
+        self._states = 0
 
     def renew(self) -> None:
         """A segment begins."""
         self._places = []
         self._contexts = {}
+        self._states = 0
         change_tape(Tape())
 
     @property
@@ -103,6 +106,11 @@ class NestedPasses:
     def next_place(self) -> int:
         """The number of the place that is added next."""
         return len(self._places)
+
+    def next_state(self) -> GeneratorState:
+        """What stands for the state of torch's generator that has just been kept."""
+        self._states += 1
+        return GeneratorState(self._states - 1)
 
     @property
     def is_in_region(self) -> bool:

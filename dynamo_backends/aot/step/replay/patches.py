@@ -12,6 +12,11 @@ from dynamo_backends._torch_private import tables_of_global_hooks
 from dynamo_backends._torch_private.checkpoints import GENERATOR
 from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORMS
 from dynamo_backends.aot.step.replay.checkpoints import region
+from dynamo_backends.aot.step.replay.generator_states import (
+    GeneratorState,
+    get_state,
+    use_state,
+)
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
@@ -201,8 +206,13 @@ _FUNCTIONS = _Functions()
 
 def _cutting(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], GeneratorState):
+            return use_state(args[0].number)
         session = active_session()
         if session is not None:
+            state = get_state(session) if name == "get_rng_state" else None
+            if state is not None:
+                return state
             session.cut(f"calls torch.{name}")
         return original(*args, **kwargs)
 

@@ -25,6 +25,7 @@ class Tape:
         places: The places.
         regions: Checkpointed regions, by the numbers of their places.
         recomputed: What was recomputed, until a pass takes it.
+        states: Of torch's generator, as reentrant checkpoints keep them.
         running: The pass that runs nodes now.
         answers: Called with the number of a place and its gradients, where autograd's own engine
             reaches user code: a step that goes on in eager. None: it does not.
@@ -39,6 +40,7 @@ class Tape:
         self.regions: dict[int, Any] = {}
         self.recomputed: dict[int, list[Tensor]] = {}
         self.running: BackwardPass | None = None
+        self.states: list[Tensor] = []
 
     def add(self, edge: Edge, is_node: bool) -> None:
         """Adds a place: a node whose backward is user code, or hooks on a result."""

@@ -206,6 +206,7 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         if has_setup:
             result = function.forward(*args, **kwargs)
             function.setup_context(context, args, result)
+            _refuse_saved_results(context, args, result)
         else:
             result = function.forward(context, *args, **kwargs)
         outputs = list(result) if isinstance(result, tuple) else [result]
@@ -223,6 +224,16 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         session.nested.add_function(place, [outputs[i] for i in differentiable])
         context.save(has_values=not session.replaying)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _refuse_saved_results(context: Context, args: tuple[Any, ...], result: Any) -> None:
+    outputs = [x for x in _as_tuple(result) if isinstance(x, Tensor) and any(x is a for a in args)]
+    if any(x is y for x in getattr(context, "to_save", None) or () for y in outputs):
+        raise RuntimeError(
+            "An input that has been returned as-is as output is being saved for backward. This is "
+            "not supported if you override setup_context. You should return and save a view of the "
+            "input instead, e.g. with x.view_as(x) or setup ctx inside the forward function itself."
+        )
 
 
 def _separate(

@@ -170,6 +170,15 @@ def _catches(run: Run, hidden: Tensor) -> Tensor:
     return hidden
 
 
+def _queues_a_callback(run: Run, hidden: Tensor) -> Tensor:
+    def hook(g: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: run.state.log.append("end"))
+
+    hidden.register_hook(hook)
+    return hidden
+
+
 ONE_PROGRAM = (
     _looks, _changes, _used_twice, _written_to, _one_of_several, _removed, _with_leaves,
     _holds_the_gradient, _catches,
@@ -177,7 +186,7 @@ ONE_PROGRAM = (
 
 SEVERAL = (_counts, _reads, _decides, _branches, _comes_and_goes)
 
-EAGER = (_goes_eager_in_the_pass, _goes_eager_before)
+EAGER = (_goes_eager_in_the_pass, _goes_eager_before, _queues_a_callback)
 
 
 @pytest.mark.parametrize("register", ONE_PROGRAM)

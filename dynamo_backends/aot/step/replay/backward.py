@@ -25,14 +25,15 @@ def is_hooked(leaf: Tensor) -> bool:
 
 def needs_engine(leaf: Tensor) -> bool:
     """Whether a leaf's hooks ask for the backward pass that they are part of."""
-    for hooks in hooks_on_gradient(leaf):
-        for hook in hooks.values():
-            code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-            if getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>"):
-                return True
-            if code is not None and not _OF_A_PASS.isdisjoint(code.co_names):
-                return True
-    return False
+    return any(asks_engine(h) for hooks in hooks_on_gradient(leaf) for h in hooks.values())
+
+
+def asks_engine(hook: Any) -> bool:
+    """Whether user code asks autograd's engine for the pass that it is part of."""
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    if getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>"):
+        return True
+    return code is not None and not _OF_A_PASS.isdisjoint(code.co_names)
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.backward import asks_engine
 from dynamo_backends.aot.step.replay.checkpoints import MARKS
 from dynamo_backends.aot.step.replay.generator_states import keep_state, use_state
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
@@ -62,7 +63,8 @@ def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Those of results and of leaves that were there before are called in backward passes."""
     segment, tensor = session.segment, args[0]
     is_leaf = _flag(1)(session, functions.IS_LEAF, (tensor,), {})
-    if func is functions.HOOKS[0] and not is_leaf and segment.is_result(tensor):
+    is_followed = not any(map(asks_engine, (*args[1:], *kwargs.values())))
+    if func is functions.HOOKS[0] and is_followed and not is_leaf and segment.is_result(tensor):
         return session.nested.add_hook(*args, **kwargs)
     if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
         session.go_eager("registers a hook on a tensor")

@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private.nodes import bound_arguments, version_of
+from dynamo_backends.aot.step.replay.backward import asks_engine
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.tape import attach
 
@@ -184,6 +185,8 @@ def why_not_followed(function: Any, kwargs: dict[str, Any]) -> str:
     methods = (vars(kind).get(n) for kind in function.__mro__ for n in ("forward", "backward"))
     if not all(isinstance(method, staticmethod) for method in methods if method is not None):
         return "whose methods are not static"
+    if asks_engine(function.backward):
+        return "that asks for autograd's engine"
     return ""
 
 

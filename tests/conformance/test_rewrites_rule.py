@@ -8,6 +8,7 @@ from dynamo_backends.conformance.rewrites.eager_paths import (
     Decomposition,
     OtherMemory,
     OtherProducts,
+    SumsByDimension,
     apart,
     transposed,
 )
@@ -16,6 +17,10 @@ from dynamo_backends.conformance.rewrites.inputs import Input
 from dynamo_backends.conformance.rewrites.rule import mismatch
 
 INF, NAN = float("inf"), float("nan")
+
+CANCELLING = [[[1.0, -1.0, 1.0, -1.0], [-1e-20, -1.0, -1.0, -1e-20], [1.0, 1.0, 1e-7, 0.0]]]
+ONE = 0.29248095  # log2 of 1 over the standard deviation
+LOG_OF_ZERO = [[[ONE, NAN, ONE, NAN], [NAN] * 4, [ONE, ONE, -22.961056, -INF]]]
 
 
 def verdict(templates, values, wrong):
@@ -65,6 +70,10 @@ BIG = 1.8e19  # two of its squares are beyond float32, one is not
         (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 11.0], [11.0, 25.0]], True),
         (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 11.01], [11.0, 25.0]], False),
         (["{x} @ {x}.mT"], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 10.0], [10.0, 25.0]], False),
+        # The mean of numbers that cancel is 0, or a rounding of the largest.
+        (["F.group_norm({x}, 1)", "{x}.log2()"], CANCELLING, LOG_OF_ZERO, True),
+        (["F.group_norm({x}, 1)", "{x}.log2()"], CANCELLING, [[[INF] * 4] * 3], False),
+        (["F.group_norm({x}, 1)"], CANCELLING, [[[0.5] * 4] * 3], False),
         # At the border of what there is, eager's move has the kind and the size of the result.
         (["{x}.exp()"], [88.72284], [INF], True),
         (["{x}.exp()"], [88.72284], [-INF], False),
@@ -115,11 +124,17 @@ def test_other_paths_may_flush_denormal_numbers(value: float, right: bool):
         OtherProducts(LARGER, backwards=True),
         OtherProducts(backwards=True),
         Decomposition(),
+        SumsByDimension(),
     ],
 )
 def test_other_paths_of_eager_compute_the_same(path):
+    def computed():
+        moves = [x.transpose(0, 1).reshape(-1), x @ x.mT]
+        sums = [x.sum(), x.sum((0, 2)), x.mean(1, True), x.bool().sum(1), x.var((1, 2)), x.std()]
+        norms = [torch.layer_norm(x, (4, 5)), torch.group_norm(x, 2), x.norm(dim=1)]
+        return [*moves, *sums, *norms, x.softmax(1), x.logsumexp((0, 1)), x.var(2, correction=0)]
+
     x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
     with path:
-        results = [x.softmax(1), x.transpose(0, 1).reshape(-1), x @ x.mT, torch.layer_norm(x, (5,))]
-    expected = [x.softmax(1), x.transpose(0, 1).reshape(-1), x @ x.mT, torch.layer_norm(x, (5,))]
-    torch.testing.assert_close(results, expected)
+        results = computed()
+    torch.testing.assert_close(results, computed())

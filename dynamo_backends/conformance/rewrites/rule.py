@@ -27,6 +27,7 @@ from dynamo_backends.conformance.rewrites.eager_paths import (
     OtherMemory,
     OtherProducts,
     Rounding,
+    SumsByDimension,
     apart,
     transposed,
 )
@@ -216,6 +217,7 @@ def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values
         OtherProducts(LARGER, backwards=True),
         OtherProducts(backwards=True),
         Decomposition(),
+        SumsByDimension(),
     ):
         for values in (inputs, flushed):
             with path:

@@ -100,10 +100,17 @@ def unguarded(node: fx.Node) -> str | None:
 
 
 def keep_within(graph: fx.Graph) -> None:
-    """Wraps negative indices around and clamps all of them, in place."""
+    """Wraps negative indices around and clamps all of them, in place.
+
+    Dimensions that are counted from the last one are counted from the first: the compiler breaks
+    down at others.
+    """
     infer = Inference()
     for node in list(graph.nodes):
         rule = _RULES.get(_name(node)) if node.op == "call_function" else None
+        dim: Any = node.args[1] if rule is not None else None
+        if isinstance(dim, int) and dim < 0:
+            node.update_arg(1, dim + max(len(_shape(node.args[0])), 1))
         for index in list(rule.find(node)) if rule is not None else ():
             assert rule is not None
             with graph.inserting_before(node):

@@ -2,7 +2,7 @@
 
 Measured in float32 with IREE 3.13: `erf` and `tanh` stay 6e-8 short of 1, which `gelu` multiplies
 by its argument; `gelu` with "tanh" is off by 5e-5; `sin` and `cos` lose their digits from 1e3 on,
-and `sin` is off by 1e-7 next to 0; `log10` is not linked.
+and `sin` is off by 1e-7 next to 0; `log10` is not linked; `pow` loses digits of large powers.
 Hyperbolic functions and their inverses lose their digits for small numbers and overflow too early;
 squares in norms of one number overflow; a product before `softmax` is computed once more, with
 another rounding, where the maximum is subtracted from it, so that differences may be positive.
@@ -18,18 +18,14 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.decompose import replace
+from dynamo_backends.iree import formulas, trigonometry
+from dynamo_backends.iree.integers import DIVISIONS, OF_BYTES, OF_INTEGERS
 
 aten = torch.ops.aten
 
 # From here on erf and tanh are 1 in float32.
 _ERF_SATURATES = 3.95
 _TANH_SATURATES = 9.1
-
-_SINE_IS_CUBIC = 0.02
-
-# 2π in parts of few bits, so that products with integers up to 2**13 are exact.
-_TWO_PI = (6.28125, 0.0019350051879882812, 3.0199159795074593e-07)
-_BEYOND_A_TURN = 4.0  # no digit of a number is left that is brought to more than π
 
 
 def _saturated(function: Callable[[Tensor], Tensor], x: Tensor, bound: float) -> Tensor:
@@ -44,26 +40,6 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     else:
         factor = _saturated(torch.erf, wide * math.sqrt(0.5), _ERF_SATURATES)
     return (wide * 0.5 * (1 + factor)).to(x.dtype)
-
-
-def _reduced(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of period 2π, of its argument brought to -π to π."""
-
-    def spelled(x: Tensor) -> Tensor:
-        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        turns = torch.floor(wide * (0.5 / math.pi) + 0.5)
-        for part in _TWO_PI:
-            wide = wide - turns * part
-        wide = torch.where(wide.abs() > _BEYOND_A_TURN, torch.zeros_like(wide), wide)
-        return function(wide).to(x.dtype)
-
-    return spelled
-
-
-def _sin(x: Tensor) -> Tensor:
-    """The sine of -π to π."""
-    cubic = x * (1 - x * x / 6)  # 0 keeps its sign
-    return torch.where(x.abs() < _SINE_IS_CUBIC, cubic, torch.sin(x))
 
 
 def _erf(x: Tensor) -> Tensor:
@@ -94,8 +70,13 @@ def _log10(x: Tensor) -> Tensor:
     return (torch.log(wide) * math.log10(math.e)).to(x.dtype)
 
 
-def _eq(x: Tensor, y: Any) -> Tensor:
+def _eq(x: Tensor, y: Tensor) -> Tensor:
     return ~(x != y)
+
+
+def _with_number(compare: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A comparison with a number of the tensor's dtype, as in eager; IREE's is in float64."""
+    return lambda x, number: compare(x, torch.full((), number, dtype=x.dtype))
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -181,10 +162,6 @@ def _erfc(x: Tensor) -> Tensor:
     return torch.where(wide < 0, 2 - tail, tail).to(x.dtype)
 
 
-def _tan(x: Tensor) -> Tensor:
-    return _sin(x) / torch.cos(x)
-
-
 def _pow(x: Tensor, exponent: float) -> Tensor:
     """As eager's kernels do, of which those of float16 have no roots."""
     if x.dtype == torch.float16:
@@ -253,61 +230,59 @@ def _position(extremum: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return spelled
 
 
-def _negative(x: Tensor) -> Tensor:
-    return x * -1
-
-
-def _magnitude(x: Tensor) -> Tensor:
-    return torch.where(x < 0, x * -1, x) if x.dtype.is_signed else x.clone()
-
-
-def _fmod(x: Tensor, y: int) -> Tensor:
-    rest = torch.remainder(x, y)
-    other = (rest != 0) & ((x < 0) != (y < 0))
-    return torch.where(other, rest - y, rest)
-
-
-_OF_INTEGERS: dict[Any, Callable[..., Tensor]] = {
-    aten.abs.default: _magnitude,
-    aten.fmod.Scalar: _fmod,
-    aten.neg.default: _negative,
-}
-
-_SPELLINGS: dict[Any, Callable[..., Tensor]] = {
+_SPELLINGS: dict[Any, Callable[..., Any]] = {
     aten._log_softmax.default: _log_softmax,
     aten._softmax.default: _softmax,
     aten.acosh.default: _acosh,
     aten.argmax.default: _position(torch.argmax),
     aten.argmin.default: _position(torch.argmin),
     aten.asinh.default: _of_magnitude(_asinh, odd=True),
+    aten.atan2.default: formulas.atan2,
     aten.atanh.default: _of_magnitude(_atanh, odd=True),
     aten.clamp.default: _clamp,
+    aten.constant_pad_nd.default: formulas.constant_pad_nd,
+    aten.copysign.Tensor: formulas.copysign,
     aten.cosh.default: _of_magnitude(_cosh, odd=False),
-    aten.cos.default: _reduced(torch.cos),
-    aten.eq.Scalar: _eq,
+    aten.cos.default: trigonometry.cos,
+    aten.eq.Scalar: _with_number(_eq),
     aten.eq.Tensor: _eq,
     aten.elu.default: _elu,
     aten.erf.default: _erf,
     aten.erfc.default: _erfc,
+    aten.erfinv.default: formulas.erfinv,
+    aten.fmod.Tensor: formulas.fmod,
+    aten.ge.Scalar: _with_number(torch.ge),
     aten.gelu.default: _gelu,
+    aten.gt.Scalar: _with_number(torch.gt),
+    aten.hardtanh.default: lambda x, low=-1, high=1: _clamp(x, low, high),
+    aten.hypot.default: formulas.hypot,
+    aten.le.Scalar: _with_number(torch.le),
     aten.linalg_vector_norm.default: _norm,
     aten.log10.default: _log10,
+    aten.logcumsumexp.default: formulas.logcumsumexp,
     aten.logsumexp.default: _logsumexp,
+    aten.lt.Scalar: _with_number(torch.lt),
     aten.maximum.default: _maximum,
     aten.minimum.default: _minimum,
+    aten.ne.Scalar: _with_number(torch.ne),
     aten.pow.Tensor_Scalar: _pow,
+    aten.pow.Tensor_Tensor: formulas.pow,
+    aten.signbit.default: formulas.signbit,
     aten.silu.default: _silu,
-    aten.sin.default: _reduced(_sin),
+    aten.sin.default: trigonometry.sin,
     aten.sinh.default: _of_magnitude(_sinh, odd=True),
-    aten.tan.default: _reduced(_tan),
+    aten.sort.default: formulas.sort,
+    aten.tan.default: trigonometry.tan,
+    aten.topk.default: formulas.topk,
     aten.trunc.default: _trunc,
 }
 
 FOR_FLOAT32 = frozenset(
     {
-        aten.acosh.default, aten.asinh.default, aten.atanh.default, aten.cos.default,
-        aten.cosh.default, aten.erfc.default, aten.gelu.default, aten.log10.default,
-        aten.sin.default, aten.sinh.default, aten.tan.default,
+        aten.acosh.default, aten.asinh.default, aten.atan2.default, aten.atanh.default,
+        aten.cos.default, aten.cosh.default, aten.erfc.default, aten.erfinv.default,
+        aten.gelu.default, aten.hypot.default, aten.log10.default, aten.logcumsumexp.default,
+        aten.pow.Tensor_Tensor, aten.sin.default, aten.sinh.default, aten.tan.default,
     }
 )  # fmt: skip
 """Those whose numbers are those of float32; what is narrower is computed in it."""
@@ -316,17 +291,42 @@ FOR_FLOAT32 = frozenset(
 def spell(graph: fx.Graph) -> None:
     """Rewrites such calls on numbers of one kind, in place."""
     for node in list(graph.nodes):
+        if node.target in DIVISIONS:
+            _take_number(node)
+    for node in list(graph.nodes):
         spelling = _spelling(node)
         if spelling is not None:
             replace(node, spelling)
 
 
-def _spelling(node: fx.Node) -> Callable[..., Tensor] | None:
-    if node.target not in _SPELLINGS and node.target not in _OF_INTEGERS:
+def _take_number(node: fx.Node) -> None:
+    """Gives a division of integers its divisor, which type promotion has made a tensor of."""
+    divisor: Any = node.args[1]
+    if not isinstance(divisor, fx.Node) or divisor.target is not aten.scalar_tensor.default:
+        return
+    if isinstance(divisor.args[0], int) and not node.meta["val"].is_floating_point():
+        node.update_arg(1, divisor.args[0])
+        if not divisor.users:
+            node.graph.erase_node(divisor)
+
+
+def _spelling(node: fx.Node) -> Callable[..., Any] | None:
+    target: Any = node.target
+    if target is aten._to_copy.default:
+        is_rounded = node.meta["val"].dtype == torch.bfloat16
+        return formulas.to_copy if is_rounded and not _is_of(node, torch.bfloat16) else None
+    if target in OF_BYTES:
+        return OF_BYTES[target] if node.meta["val"].dtype == torch.uint8 else None
+    if target not in _SPELLINGS and target not in OF_INTEGERS:
         return None
     dtypes = [n.meta["val"].dtype for n in node.all_input_nodes]
     if not any(dtype.is_floating_point or dtype == torch.bool for dtype in dtypes):
-        return _OF_INTEGERS.get(node.target)
-    if node.target in FOR_FLOAT32 and torch.float64 in dtypes:
+        by_tensor = target in DIVISIONS and not isinstance(node.args[1], int)
+        return None if by_tensor else OF_INTEGERS.get(target)
+    if target in FOR_FLOAT32 and torch.float64 in dtypes:
         return None
-    return _SPELLINGS.get(node.target) if all(d.is_floating_point for d in dtypes) else None
+    return _SPELLINGS.get(target) if all(d.is_floating_point for d in dtypes) else None
+
+
+def _is_of(node: fx.Node, dtype: torch.dtype) -> bool:
+    return all(n.meta["val"].dtype == dtype for n in node.all_input_nodes)

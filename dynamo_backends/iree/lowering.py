@@ -1,9 +1,10 @@
 """ATen graphs to programs of the torch dialect.
 
 What happens to a graph, in order: torch's type promotion becomes casts; calls whose lowering is
-inexact are spelled in other words; indices are kept within their dimension; inputs and outputs that
-torch stores in another order than row-major are permuted inside the graph; weights of
-floating-point types become parameters of the program; the importer translates the rest.
+inexact are spelled in other words; indices are kept within their dimension; inputs that would be
+written to are copied; inputs and outputs that torch stores in another order than row-major are
+permuted inside the graph; weights of floating-point types become parameters of the program; the
+importer translates the rest.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from dynamo_backends.graph.sizes import Size, opened, sizes_in
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate
+from dynamo_backends.iree.in_place import copy_inputs
 from dynamo_backends.iree.indices import keep_within, require_fixed
 from dynamo_backends.iree.legalize import spell
 from dynamo_backends.runtime.ranged import require_elements
@@ -73,6 +75,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
     module = promoted(graph)
     spell(module.graph)
     keep_within(module.graph)
+    copy_inputs(module.graph)
     store(module.graph, graph)
     others = elsewhere(graph, module.graph) if ranged else {}
     if ranged:

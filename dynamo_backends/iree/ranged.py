@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
@@ -43,7 +42,7 @@ class RangedIreeExecutable(IreeExecutable):
     def _bound(self, run: Callable[..., list[Tensor]], fixed: dict[int, Tensor]) -> Bound:
         device, layout, scalars = self._device, self._layout, self._scalars
         moving = [(place, at, layout.checks[at]) for place, at, _ in self._moving]
-        wrap, count, unsigned = device.wrap, len(layout.outputs), self._bytes
+        wrap, count, of_bytes = device.wrap, len(layout.outputs), self._bytes
         views: list[Any] = [None] * (len(fixed) + len(moving) + len(scalars))
         for place, tensor in fixed.items():
             views[place] = wrap(tensor)
@@ -59,8 +58,8 @@ class RangedIreeExecutable(IreeExecutable):
             for place, number in zip(scalars, numbers, strict=False):
                 arguments[place] = number
             results = separate(run(arguments, count), taken)
-            for i in unsigned:
-                results[i] = results[i].view(torch.uint8)
+            for i, dtype in of_bytes:
+                results[i] = results[i].view(dtype)
             layout.require_shapes(results, numbers, "IREE")
             return layout.export(results, numbers)
 

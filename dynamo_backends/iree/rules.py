@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.iree.indices import unguarded
+from dynamo_backends.iree.integers import in_dtype
 from dynamo_backends.iree.legalize import FOR_FLOAT32
 
 _DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"
@@ -84,7 +85,9 @@ def _may_trap(node: fx.Node) -> bool:
     if value.dtype.is_floating_point:
         return False
     divisor: Any = node.args[1]
-    return isinstance(divisor, fx.Node | bool) or divisor in (0, -1)
+    if isinstance(divisor, fx.Node | bool) or value.dtype == torch.bool:
+        return True
+    return in_dtype(divisor, value.dtype) in (0, in_dtype(-1, value.dtype))
 
 
 def is_unsettled_at_infinity(node: fx.Node) -> bool:

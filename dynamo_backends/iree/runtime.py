@@ -13,6 +13,8 @@ from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.session import Device, Loaded
 
+_BYTES = (torch.int8, torch.uint8)
+
 
 class IreeExecutable(Executable):
     """A compiled graph.
@@ -47,8 +49,8 @@ class IreeExecutable(Executable):
         ]
         fakes = [node.meta["val"] for node in graph.outputs]
         self._exporters = [Exporter(fake) for fake in fakes]
-        # IREE names the type of unsigned bytes as it does that of signed ones.
-        self._bytes = [i for i, fake in enumerate(fakes) if fake.dtype == torch.uint8]
+        # IREE does not tell unsigned bytes from signed ones.
+        self._bytes = [(i, fake.dtype) for i, fake in enumerate(fakes) if fake.dtype in _BYTES]
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -66,7 +68,7 @@ class IreeExecutable(Executable):
         for place, tensor in fixed.items():
             views[place] = wrap(tensor)
         owned = [range_of(t) for t in fixed.values()]
-        count, unsigned = len(exporters), self._bytes
+        count, of_bytes = len(exporters), self._bytes
         plain = all(e.is_plain for e in exporters)
 
         def bound(activations: list[Tensor]) -> list[Tensor]:
@@ -78,8 +80,8 @@ class IreeExecutable(Executable):
                 arguments[place] = wrap(tensor)
                 taken.append(range_of(tensor))
             results = separate(run(arguments, count), taken)
-            for i in unsigned:
-                results[i] = results[i].view(torch.uint8)
+            for i, dtype in of_bytes:
+                results[i] = results[i].view(dtype)
             return results if plain else [e(r) for e, r in zip(exporters, results, strict=True)]
 
         return bound

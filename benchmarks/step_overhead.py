@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import harness
 from dynamo_backends import compile_step
+from dynamo_backends.bench.torchvision_shim import import_transformers
 
 
 def mlp() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -66,13 +67,12 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from transformers import BertConfig, BertForSequenceClassification
-
-        config = BertConfig(
+        transformers = import_transformers()
+        config = transformers.BertConfig(
             vocab_size=100, hidden_size=32, num_hidden_layers=12, num_attention_heads=4,
             intermediate_size=64, num_labels=4,
         )  # fmt: skip
-        self.bert = BertForSequenceClassification(config)
+        self.bert = transformers.BertForSequenceClassification(config)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The logits."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamo_backends.aot.step.container_snapshot import ContainerSnapshot
 from dynamo_backends.aot.step.hyperparameters import group_tensors
 from dynamo_backends.aot.step.python_state import places as python_places
 from dynamo_backends.graph.roles import Role
@@ -61,7 +62,9 @@ class Inventory:
                 self.slots.append(slot)
             self._places.append((container, key))
             self._slot_of_place.append(known[id(tensor)])
+        self._models = models
         self._optimizers = optimizers
+        self._snapshot = ContainerSnapshot(models, optimizers)
         self._owners = list(_owners(optimizers))
         self._containers = [*_in_modules(models), *self._owners]
         self._lengths = list(map(len, self._containers))
@@ -80,6 +83,14 @@ class Inventory:
 
     def refresh(self) -> list[Tensor] | None:
         """The tensors of now, one per slot; None if there are others than there were."""
+        if self.others or not self._snapshot.is_current():
+            tensors = self._find_tensors()
+            if tensors is None:
+                return None
+            self._snapshot = ContainerSnapshot(self._models, self._optimizers)
+        return self.tensors
+
+    def _find_tensors(self) -> list[Tensor] | None:
         owners = list(_owners(self._optimizers))
         if len(owners) != len(self._owners) or not all(map(operator.is_, owners, self._owners)):
             return None  # Optimizer.load_state_dict makes new ones

@@ -60,9 +60,11 @@ class Patches:
             if _is_one_entry(o)
         ]
         self._saved: list[tuple[Any, str, Any]] = []
+        self._is_in = False
 
     def enter(self, session: Session) -> None:
         """Begins a call."""
+        self._is_in = True
         _active.session = session
         for optimizer, methods in self._optimizers:
             for name, method in methods.items():
@@ -77,6 +79,8 @@ class Patches:
 
     def exit(self) -> None:
         """Ends it; may be called again, as after an interruption."""
+        if not self._is_in:
+            return
         _active.session = None
         _FUNCTIONS.exit(self)
         for owner, name, value in self._saved:
@@ -85,6 +89,7 @@ class Patches:
             else:
                 vars(owner)[name] = value
         self._saved.clear()
+        self._is_in = False
 
 
 _MISSING: Any = object()
@@ -102,8 +107,11 @@ def has_global_hooks() -> bool:
     Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
     versions of what it updates, which tells them as well.
     """
-    hooks = chain.from_iterable(table.values() for table in tables_of_global_hooks())
+    hooks = chain.from_iterable(table.values() for table in _GLOBAL_HOOKS)
     return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
+
+
+_GLOBAL_HOOKS = tables_of_global_hooks()
 
 
 def _stepping(optimizer: Any) -> Callable[..., Any]:

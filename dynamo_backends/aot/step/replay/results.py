@@ -34,7 +34,7 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
         fulfil(trie.values[number], real)
         tensors[number] = trie.values[number]
     tensors.clear()
-    trie.renew(n for n in segment.node.known if trie.kinds[n] == "result" and n in held)
+    trie.renew(held)
 
 
 def _view(trie: Trie, number: int, tensors: dict[int, Tensor]) -> Tensor:

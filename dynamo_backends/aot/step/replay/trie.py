@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import saved_tensors_hooks
-from dynamo_backends._torch_private.placeholders import is_any_autocast_enabled
+from dynamo_backends._torch_private.placeholders import (
+    function_mode_depth,
+    is_any_autocast_enabled,
+)
 from dynamo_backends.aot.step.replay.placeholders import (
     Placeholder,
     TensorSpec,
@@ -54,7 +57,7 @@ def process_state() -> State:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.get_default_device(),
+        torch.get_default_device() if function_mode_depth() else None,  # a mode sets it
     )
 
 

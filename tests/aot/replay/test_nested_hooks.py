@@ -179,7 +179,13 @@ def _queues_a_callback(run: Run, hidden: Tensor) -> Tensor:
     return hidden
 
 
+def _asks_for_a_gradient(run: Run, hidden: Tensor) -> Tensor:
+    """As Hugging Face does before checkpoints: it has one already."""
+    return hidden.requires_grad_(True)
+
+
 ONE_PROGRAM = (
+    _asks_for_a_gradient,
     _looks, _changes, _used_twice, _written_to, _one_of_several, _removed, _with_leaves,
     _holds_the_gradient, _catches,
 )  # fmt: skip

@@ -115,6 +115,9 @@ def _mark(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, flag = args[0], (*args[1:], *kwargs.values(), True)[0]
     if is_placeholder(tensor):
+        is_same = _flag(0)(session, functions.REQUIRES_GRAD, (tensor,), {}) is flag
+        if is_same and func is torch.Tensor.requires_grad_:
+            return tensor
         return session.call("call", func, args, kwargs)
     if tensor.requires_grad is flag:
         return func(*args, **kwargs)

@@ -314,6 +314,21 @@ def integers(run: Run) -> Any:
     return step
 
 
+def numpy_numbers(run: Run) -> Any:
+    run.state.n = 0
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        run.state.n += 1
+        angle = numpy.float64(run.state.n) / 5
+        low = numpy.int64(run.state.n % 2)
+        mixed = x.clone()
+        mixed[low : low + 2] = x.flip(0)[low : low + 2]  # as of a box that NumPy has drawn
+        loss = F.cross_entropy(run.model(mixed) * numpy.cos(angle), y) * numpy.int32(run.state.n)
+        return _update(run, loss / numpy.float32(1 + run.state.n) + torch.tensor(angle) * 0)
+
+    return step
+
+
 def early_return(run: Run) -> Any:
     run.state.n = 0
 
@@ -336,12 +351,12 @@ LOOPS: list[Callable[[Run], Any]] = [
     milestones, table_of_rates, text_keys, generator_of_weights, dot_dict, partial, cached,
     environment, context_variable, queues, weak_references, generators, python_random, containers,
     recent_losses, returns_objects, names, formatted, attributes_on_tensors, keeps_tensors,
-    integers, early_return, swaps_modules,
+    integers, numpy_numbers, early_return, swaps_modules,
 ]  # fmt: skip
 
 SEVERAL_WAYS = {early_return: 6, milestones: 6, table_of_rates: 6, recent_losses: 6, cached: 6,
                 formatted: 6, swaps_modules: 6, keeps_tensors: 4, names: 6, dot_dict: 6,
-                attributes_on_tensors: 6}  # fmt: skip
+                attributes_on_tensors: 6, numpy_numbers: 6}  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)

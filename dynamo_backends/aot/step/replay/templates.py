@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,7 @@ Place = tuple[int, ...]
 
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device,
-    torch.layout, torch.memory_format, enum.Enum,
+    torch.layout, torch.memory_format, enum.Enum, np.generic,
 )  # fmt: skip
 _BY_IDENTITY = (type, FunctionType, BuiltinFunctionType, MethodType, torch.Generator)
 _SEQUENCES = (list, tuple, torch.Size)
@@ -173,7 +174,8 @@ def differing_numbers(
             return None
         if same_constant(template, value):
             return []
-        return [()] if type(value) in (int, float) and type(template) is type(value) else None
+        is_number = type(value) in (int, float) or isinstance(value, np.integer | np.floating)
+        return [()] if is_number and type(template) is type(value) else None
     items = _items_of(template, value)
     if items is None:
         return None
@@ -231,7 +233,8 @@ class _Source:
         elif type(template) is Number:
             kind = self._constant(template.kind)
             self._require(f"type({expression}) is {kind}")
-            self.lines.append(f"    N[{template.index}] = {expression}")
+            value = f"{expression}.item()" if issubclass(template.kind, np.generic) else expression
+            self.lines.append(f"    N[{template.index}] = {value}")
         elif type(template) is Items:
             self._add_items(template, expression)
         elif template is None or template is True or template is False:

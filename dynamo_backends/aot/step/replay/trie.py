@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -255,8 +256,8 @@ class Trie:
         for below in node.subtree():
             below.programs.clear()
 
-    def _new_number(self, value: int | float) -> Number:
-        self.numbers.append(value)
+    def _new_number(self, value: Any) -> Number:
+        self.numbers.append(value.item() if isinstance(value, np.generic) else value)
         return Number(len(self.numbers) - 1, type(value), value)
 
     def result(self, node: Node) -> Any:

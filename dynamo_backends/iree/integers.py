@@ -80,7 +80,11 @@ def _topk(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _full_of_bytes(size: Any, value: Any, **_: Any) -> Tensor:
-    return torch.full(size, float(in_dtype(int(value), torch.uint8))).to(torch.uint8)
+    number = float(in_dtype(int(value), torch.uint8))
+    if size:
+        return torch.full(size, number).to(torch.uint8)
+    # A cast of a constant of one element would be folded, to one of signed bytes.
+    return (torch.arange(1, dtype=torch.float32) + number).to(torch.uint8).reshape([])
 
 
 OF_INTEGERS: Mapping[Any, Callable[..., Any]] = {

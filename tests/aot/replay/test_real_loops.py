@@ -340,5 +340,6 @@ def test_accelerate() -> None:
 
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated")
-def test_lightning_with_automatic_optimization() -> None:
+def test_lightning_with_automatic_optimization(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", torch.compile)  # its import replaces it
     _assert_equal(lightning, most_eager=4)

@@ -22,7 +22,7 @@ import copy
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
@@ -232,6 +232,11 @@ def table(rows: Sequence[Row]) -> Table:
         mean = harness.geometric_mean([row.ratio for row in some])
         found.add_row(part, "geometric mean", "", "", f"{mean:.3f}", "", "", end_section=True)
     return found
+
+
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """What a file of results says, for a page."""
+    return [table([Row(**row) for row in content["results"]])]
 
 
 def misses(rows: Sequence[Row]) -> list[str]:

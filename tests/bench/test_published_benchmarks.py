@@ -51,6 +51,11 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
           "graphs": 1, "error": ""}],
         ["bert", "8.00", "10.00", r"+25.00% \[+0.00%, +100.00%]", "1", "[green]yes[/]"],
     ),
+    "xla_simplifier": (
+        [{"part": "steps", "name": "bert", "milliseconds": [80.0, 84.0], "bytes": [102, 100],
+          "temporary_bytes": [12, 10]}],
+        ["steps", "bert", "80.00", "84.00", "1.050", "1.020", "1.200"],
+    ),
     "call_overhead": (
         [{"mode": "no_grad", "eager_us": 9.0, "compiled_us": 8.0, "graph_us": 7.0, "alone_us": 6.0,
           "overhead_us": 1.0, "guards_us": 1.0, "growth_kb": 0.0}],

@@ -47,6 +47,7 @@ from dynamo_backends._torch_private.autograd import (
     state_of_generator,
     static_input_indices,
     tables_of_hooks,
+    with_hooks_on_gradient,
     without_autocast,
 )
 from dynamo_backends._torch_private.captured_symbols import CapturedSymbols, mark_dims

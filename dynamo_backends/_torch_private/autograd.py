@@ -348,6 +348,13 @@ def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[
     return tensor._backward_hooks or {}, accumulated or {}
 
 
+def with_hooks_on_gradient(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Those of many tensors that have such hooks."""
+    return [
+        t for t in tensors if t is not None and (t._backward_hooks or t._post_accumulate_grad_hooks)
+    ]
+
+
 def tables_of_hooks(owner: torch.nn.Module | torch.optim.Optimizer) -> list[Mapping[int, Any]]:
     """The hooks of a module or an optimizer by handle; these are the tables that it uses."""
     names = (

@@ -16,6 +16,9 @@ from torch.utils import checkpoint
 
 from dynamo_backends._torch_private.tracing import disable_current_modes
 
+IS_FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 13)
+"""Whether checkpoints work as in the versions that were checked; those of torch 2.15 do not."""
+
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 
 GENERATOR: tuple[Any, str] = (checkpoint, "_checkpoint_without_reentrant_generator")

@@ -133,9 +133,10 @@ def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
 
     Of each leaf the position of the first one that is the same tensor follows.
     """
-    tensors = {i: x for i, x in enumerate(batch) if isinstance(x, Tensor)}
-    if len({storage_id(x) for x in tensors.values()} - {None}) == len(tensors):
+    storages = [storage_id(x) for x in batch if isinstance(x, Tensor)]
+    if None not in storages and len(set(storages)) == len(storages):
         return ()
+    tensors = {i: x for i, x in enumerate(batch) if isinstance(x, Tensor)}
     groups = overlapping({(i, False): x for i, x in tensors.items()})
     found = [tuple(i for i, _ in group) for group in groups]
     return tuple(group + first_of_each(tensors, group) for group in found)

@@ -349,13 +349,18 @@ def _threaded(run: Run) -> Any:
 
 
 def test_nothing_is_left_on_torch_and_the_optimizer() -> None:
-    before = vars(torch.autograd.Function)["apply"], torch.manual_seed, torch.get_rng_state
+    def patched() -> Any:
+        return (
+            vars(torch.autograd.Function)["apply"], torch.manual_seed, torch.get_rng_state,
+            F.handle_torch_function, vars(torch._tensor)["handle_torch_function"],
+            list(gc.callbacks),
+        )  # fmt: skip
+
+    before = patched()
     run, step = _trained(plain, compiled=True)
     for _ in range(3):
         step(*batches(0, torch.Generator().manual_seed(0)))
-    assert before == (
-        vars(torch.autograd.Function)["apply"], torch.manual_seed, torch.get_rng_state
-    )  # fmt: skip
+    assert before == patched()
     assert not {"step", "zero_grad"} & vars(run.optimizer).keys()
 
 

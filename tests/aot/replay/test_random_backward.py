@@ -251,6 +251,11 @@ def check(seed: int, backend: str = "aot_eager") -> int:
     return STEPS - int(step.eager_steps)
 
 
+def test_a_hook_that_goes_another_way_leaves_the_history_of_tensors() -> None:
+    """They become ordinary tensors within a backward pass, where gradients are not enabled."""
+    check(60)
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_random_backward_passes_equal_eager(request: pytest.FixtureRequest) -> None:
     count = int(os.environ.get("DYNAMO_BACKENDS_LOOPS", QUICK))

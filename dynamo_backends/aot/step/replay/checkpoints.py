@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from dynamo_backends._torch_private import saved_tensors_hooks as saved_hooks
 from dynamo_backends._torch_private.checkpoints import (
+    IS_FOLLOWED,
     StopRecomputation,
     early_stop_setting,
     generator_state,
@@ -293,6 +294,8 @@ def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[
 
 def _why_not(session: Any, given: dict[str, Any]) -> str:
     tensors = [x for x in (*given["args"], *given["kwargs"].values()) if isinstance(x, Tensor)]
+    if not IS_FOLLOWED:
+        return "checkpoints, which this version of torch has changed"
     if given["context_fn"] is not noop_context_fn or given["debug"]:
         return "checkpoints with a context of its own"
     if session.nested.is_in_region:

@@ -15,7 +15,8 @@ from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.tape import begin, proceed
 
 
-def _native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Executes a call that is no part of the record."""
     return func(*args, **kwargs)
 
 
@@ -129,7 +130,7 @@ def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
-    **dict.fromkeys(functions.METADATA, _native),
+    **dict.fromkeys(functions.METADATA, native),
     **dict.fromkeys(functions.BARRIERS, _read_value),
     **dict.fromkeys(functions.REFUSED, _refuse),
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),

@@ -144,7 +144,7 @@ class NestedPasses:
     def backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follows a backward pass that accumulates gradients, and calls the hooks in it."""
         session = self._session
-        hooked = [x for x in session.segment.leaves(session.replaying) if is_hooked(x)]
+        hooked = session.segment.hooked_leaves(session.replaying)
         if not hooked and not self._places:
             return session.call("backward", func, args, kwargs)
         given = options_of(func, args, kwargs)

@@ -1,8 +1,9 @@
 """What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
 
 import gc
+import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,11 @@ import torch
 
 from dynamo_backends._torch_private import tables_of_global_hooks
 from dynamo_backends._torch_private.checkpoints import GENERATOR
-from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, TRANSFORMS
+from dynamo_backends._torch_private.placeholders import (
+    FOREACH_TYPES,
+    PYTHON_FUNCTIONS,
+    TRANSFORMS,
+)
 from dynamo_backends.aot.step.replay.checkpoints import region
 from dynamo_backends.aot.step.replay.generator_states import (
     GeneratorState,
@@ -54,27 +59,20 @@ class Patches:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
-        self._optimizers = [
-            (o, {"step": _stepping(o), "zero_grad": _clearing(o)})
-            for o in optimizers
-            if _is_one_entry(o)
-        ]
-        self._saved: list[tuple[Any, str, Any]] = []
         self._is_in = False
+        self._methods = [
+            _Method(optimizer, name, make(optimizer))
+            for optimizer in optimizers
+            if _is_one_entry(optimizer)
+            for name, make in (("step", _stepping), ("zero_grad", _clearing))
+        ]
 
     def enter(self, session: Session) -> None:
         """Begins a call."""
         self._is_in = True
         _active.session = session
-        for optimizer, methods in self._optimizers:
-            for name, method in methods.items():
-                own = vars(optimizer).get(name, _MISSING)
-                if own is not _MISSING and not hasattr(own, "_wrapped_by_lr_sched"):
-                    continue  # the user's, whose Python runs at every call
-                self._saved.append((optimizer, name, own))
-                method.original = getattr(optimizer, name)  # type: ignore[attr-defined]
-                vars(method).update(vars(getattr(method.original, "__func__", method.original)))  # type: ignore[attr-defined]
-                vars(optimizer)[name] = method
+        for method in self._methods:
+            method.install()
         _FUNCTIONS.enter(self)
 
     def exit(self) -> None:
@@ -83,13 +81,51 @@ class Patches:
             return
         _active.session = None
         _FUNCTIONS.exit(self)
-        for owner, name, value in self._saved:
-            if value is _MISSING:
-                vars(owner).pop(name, None)
-            else:
-                vars(owner)[name] = value
-        self._saved.clear()
+        for method in self._methods:
+            method.restore()
         self._is_in = False
+
+
+class _Method:
+    """A method of an optimizer, and what takes its place during a call.
+
+    Args:
+        optimizer: The optimizer.
+        name: Of the method.
+        replacement: A function with an attribute `original`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, replacement: Any):
+        self._optimizer = optimizer
+        self._name = name
+        self._replacement = replacement
+        self._own = self._of_class = _MISSING
+
+    def install(self) -> None:
+        """Puts the replacement in its place, unless there is a method of the user's."""
+        attributes = vars(self._optimizer)
+        own = attributes.get(self._name, _MISSING)
+        if own is self._replacement:
+            return
+        of_class = getattr(type(self._optimizer), self._name)
+        if own is not self._own or of_class is not self._of_class:
+            if own is not _MISSING and not hasattr(own, "_wrapped_by_lr_sched"):
+                return  # the user's, whose Python runs at every call
+            original = getattr(self._optimizer, self._name)
+            vars(self._replacement).update(vars(getattr(original, "__func__", original)))
+            self._replacement.original = original
+            self._own, self._of_class = own, of_class
+        attributes[self._name] = self._replacement
+
+    def restore(self) -> None:
+        """Puts the method back, if it was replaced and is not another one by now."""
+        attributes = vars(self._optimizer)
+        if attributes.get(self._name) is not self._replacement:
+            return
+        if self._own is _MISSING:
+            del attributes[self._name]
+        else:
+            attributes[self._name] = self._own
 
 
 _MISSING: Any = object()
@@ -107,11 +143,11 @@ def has_global_hooks() -> bool:
     Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
     versions of what it updates, which tells them as well.
     """
-    hooks = chain.from_iterable(table.values() for table in _GLOBAL_HOOKS)
+    hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
     return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
 
 
-_GLOBAL_HOOKS = tables_of_global_hooks()
+_GLOBAL_HOOKS: Any = tables_of_global_hooks()
 
 
 def _stepping(optimizer: Any) -> Callable[..., Any]:
@@ -149,67 +185,100 @@ def _clearing(optimizer: Any) -> Callable[..., Any]:
     return zero_grad
 
 
+class _Table:
+    """Functions of a module, or of a class, and what takes their places during a call.
+
+    Args:
+        owner: The module or class.
+        makers: For each name what makes the replacement, from the function and its name.
+    """
+
+    def __init__(self, owner: Any, makers: Mapping[str, Callable[[Any, str], Any]]):
+        self._owner = owner
+        self._table = vars(owner)
+        self._makers = makers
+        self._get: Any = operator.itemgetter(*makers, next(iter(makers)))  # always a tuple
+        self._old: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        self._originals: tuple[Any, ...] = ()
+        self._replacements: tuple[Any, ...] = ()
+
+    def install(self) -> None:
+        """Puts the replacements in their places."""
+        if self._get(self._table) != self._originals:
+            self._make_replacements()
+        self._put(self._new)
+
+    def _make_replacements(self) -> None:
+        now = {name: self._table[name] for name in self._makers}
+        for name, function, new in zip(now, self._get(now), self._replacements, strict=False):
+            if function is new:  # an interruption has left it there
+                now[name] = self._old[name]
+        self._old = now
+        self._new = {name: make(now[name], name) for name, make in self._makers.items()}
+        self._originals, self._replacements = self._get(self._old), self._get(self._new)
+
+    def restore(self) -> None:
+        """Puts the functions back, except for those that are others by now."""
+        if self._get(self._table) == self._replacements:
+            self._put(self._old)
+        elif self._replacements:
+            now = {name: self._table[name] for name in self._makers}
+            self._put({n: self._old[n] for n, f in now.items() if f is self._new[n]})
+
+    def _put(self, functions: dict[str, Any]) -> None:
+        if isinstance(self._table, dict):
+            self._table.update(functions)
+        else:
+            for name, function in functions.items():
+                setattr(self._owner, name, function)
+
+
 class _Functions:
-    """The functions of torch that are other ones while any thread is in a step."""
+    """The functions of torch that are other ones while any thread is in a step.
+
+    They are put there at each call, which takes a few microseconds, and not for as long as
+    there are steps: at all other times torch is as it was, for what traces it, too.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[Any] = set()
-        self._originals: list[tuple[Any, str, Any]] = []
-        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
+        makers: dict[Any, dict[str, Any]] = {}
+        for owner, name in _SEEDS:
+            makers.setdefault(owner, {})[name] = _cutting
+        for owner, name in TRANSFORMS:
+            makers.setdefault(owner, {})[name] = _eager
+        for owner in PYTHON_FUNCTIONS:
+            makers.setdefault(owner, {})["handle_torch_function"] = _handling
+        owner, name = GENERATOR
+        makers.setdefault(owner, {})[name] = _checkpointing
+        makers[torch.autograd.Function] = {"apply": _applying}
+        self._tables = [_Table(owner, each) for owner, each in makers.items()]
 
     def enter(self, user: Any) -> None:
         """One more step is being called."""
         with self._lock:
             self._users.add(user)
-            if not self._originals:
-                self._install()
+            if len(self._users) > 1:
+                return
+            FOREACH_TYPES.append(Placeholder)
+            gc.callbacks.append(_note_collection)
+            for table in self._tables:
+                table.install()
 
     def exit(self, user: Any) -> None:
         """It is no more; a signal may have come before it was noted, or after."""
         with self._lock:
             self._users.discard(user)
-            if not self._users and self._originals:
-                self._restore()
-
-    def _restore(self) -> None:
-        if _note_collection in gc.callbacks:
-            gc.callbacks.remove(_note_collection)
-        if Placeholder in FOREACH_TYPES:
-            FOREACH_TYPES.remove(Placeholder)
-        for owner, name, original in self._originals:
-            setattr(owner, name, original)
-        self._originals.clear()
-
-    def _install(self) -> None:
-        function = torch.autograd.Function
-        original = vars(function)["apply"]
-        self._originals.append((function, "apply", original))  # first: see `enter`
-        FOREACH_TYPES.append(Placeholder)
-        gc.callbacks.append(_note_collection)
-        for owner, name in _SEEDS:
-            self._replace(owner, name, _cutting)
-        self._replace(*GENERATOR, _checkpointing)
-        for owner, name in TRANSFORMS:
-            self._replace(owner, name, _eager)
-        replacement: Any = self._replacement(function, "apply", original, _applying)
-        function.apply = replacement  # type: ignore[method-assign]
-
-    def _replace(self, owner: Any, name: str, make: Callable[[Any, str], Any]) -> None:
-        original = getattr(owner, name)
-        self._originals.append((owner, name, original))
-        setattr(owner, name, self._replacement(owner, name, original, make))
-
-    def _replacement(
-        self, owner: Any, name: str, original: Any, make: Callable[[Any, str], Any]
-    ) -> Any:
-        known = self._made.get((id(owner), name))
-        if known is None or known[0] is not original:
-            known = self._made[id(owner), name] = original, make(original, name)
-        return known[1]
-
-
-_FUNCTIONS = _Functions()
+            if self._users:
+                return
+            if _note_collection in gc.callbacks:
+                gc.callbacks.remove(_note_collection)
+            if Placeholder in FOREACH_TYPES:
+                FOREACH_TYPES.remove(Placeholder)
+            for table in self._tables:
+                table.restore()
 
 
 def _cutting(original: Any, name: str) -> Callable[..., Any]:
@@ -247,6 +316,22 @@ def _checkpointing(original: Any, name: str) -> Callable[..., Any]:
     return generator
 
 
+def _handling(original: Any, name: str) -> Any:
+    """Torch's own takes the mode from the stack by a generator, for each call."""
+
+    def handle_torch_function(api: Any, relevant: Any, /, *args: Any, **kwargs: Any) -> Any:
+        session: Session | None = getattr(_active, "session", None)
+        if session is None or not session.is_innermost:
+            return original(api, relevant, *args, **kwargs)
+        result = session.handle(api, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        with session.aside():
+            return original(api, relevant, *args, **kwargs)
+
+    return handle_torch_function
+
+
 def _applying(original: Any, name: str) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         session = active_session()
@@ -259,3 +344,6 @@ def _applying(original: Any, name: str) -> Any:
         return apply_function(session, cls, args, kwargs)
 
     return classmethod(apply)
+
+
+_FUNCTIONS = _Functions()

@@ -2,20 +2,20 @@
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import storage_id
+from dynamo_backends._torch_private import storage_id, with_hooks_on_gradient
 from dynamo_backends.aot.step.replay.placeholders import (
     TensorSpec,
     fulfil,
-    has_attributes,
     is_placeholder,
 )
 from dynamo_backends.aot.step.replay.templates import Ref
-from dynamo_backends.aot.step.replay.trie import Flags, Node, Trie
+from dynamo_backends.aot.step.replay.trie import Flags, Holders, Node, Trie
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -56,19 +56,20 @@ class Segment:
         if key in self._index or key in self._lives:
             return False
         trie = self.trie
-        if trie.kinds[number] == "slot" or not trie.specs[number].matches(tensor):
+        if trie.kinds[number] == "slot" or not trie.matches(number, tensor):
             return False
         trie.values[number] = tensor
         self._index[key] = number
         self._inputs.append(number)
         return True
 
-    def unbind(self, count: int) -> None:
-        """Forgets all inputs but the first ones."""
+    def unbind(self, count: int) -> bool:
+        """Forgets all inputs but the first ones; returns False."""
         for number in self._inputs[count:]:
             self._index.pop(id(self.trie.values[number]), None)
             self.trie.values[number] = None
         del self._inputs[count:]
+        return False
 
     @property
     def inputs(self) -> int:
@@ -125,24 +126,19 @@ class Segment:
         number = self.number_of(tensor)
         return number is not None and self.trie.kinds[number] == "result"
 
-    def leaves(self, replaying: bool) -> Iterator[Tensor]:
-        """The tensors that calls have had and that may have hooks, always in the same order."""
-        kinds, values = self.trie.kinds, self.trie.values
-        for number in sorted(n for n in self.node.known if kinds[n] in ("slot", "input")):
-            tensor = values[number] if replaying else self.real(number)
-            if tensor is not None and tensor.requires_grad and tensor.is_leaf:
-                yield tensor
+    def hooked_leaves(self, replaying: bool) -> list[Tensor]:
+        """The leaves with hooks that calls have had, always in the same order."""
+        numbers = self.node.may_have_hooks(self.trie.kinds)
+        find = self.trie.values.__getitem__ if replaying else self.real
+        hooked = with_hooks_on_gradient(map(find, numbers))
+        return [tensor for tensor in hooked if tensor.requires_grad and tensor.is_leaf]
 
     def held(self) -> list[int]:
         """The results that user code refers to."""
-        trie = self.trie
-        found = []
-        for number in self.node.known:
-            if trie.kinds[number] != "result" or trie.values[number] is None:
-                continue
-            if trie.is_held(number) or _is_marked(trie.values[number]):
-                found.append(number)
-        return found
+        node = self.node
+        if node.holders is None:
+            node.holders = Holders(self.trie, node)
+        return node.holders.find()
 
     def has_history(self, replaying: bool) -> bool:
         """Whether a backward pass may still go through what was computed here."""
@@ -157,7 +153,7 @@ class Segment:
         """Gives up what was not computed: the step has failed."""
         for number in self.held():
             self.trie.values[number].step_value = -1
-            self.trie.values[number] = None
+            self.trie.renew((number,))
 
     # Recording
 
@@ -235,7 +231,8 @@ def _alone(tensor: Tensor) -> Tensor:
     """A tensor, or an alias of it if an open backward pass refers to it."""
     if sys.getrefcount(tensor) <= _ALONE:
         return tensor
-    return tensor.view_as(tensor) if tensor.grad_fn is not None else tensor.detach()
+    with torch.enable_grad():  # also where a hook has left the record, within a backward pass
+        return tensor.view_as(tensor) if tensor.grad_fn is not None else tensor.detach()
 
 
 def _references(value: Any) -> int:
@@ -244,8 +241,3 @@ def _references(value: Any) -> int:
 
 _ALONE = _references([].copy())
 """What `sys.getrefcount` is for an argument that nobody else refers to."""
-
-
-def _is_marked(value: Any) -> bool:
-    """Whether somebody knows a placeholder without holding it, or has left something on it."""
-    return has_attributes(value) or weakref.getweakrefcount(value) > 0

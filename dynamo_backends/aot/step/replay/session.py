@@ -9,9 +9,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.checkpoints import StopRecomputation
+from dynamo_backends._torch_private.placeholders import (
+    function_mode_depth,
+    pop_function_mode,
+    push_function_mode,
+)
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.checkpoints import must_stop, outside_regions
-from dynamo_backends.aot.step.replay.handlers import HANDLERS
+from dynamo_backends.aot.step.replay.comparisons import (
+    NO_COMPARISON,
+    Comparison,
+    comparison_of,
+)
+from dynamo_backends.aot.step.replay.handlers import HANDLERS, native
 from dynamo_backends.aot.step.replay.nested import NestedPasses
 from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
@@ -75,12 +85,24 @@ class Session(TorchFunctionMode):
         self.collecting = False
         self._busy = False
         self.nested = NestedPasses(self)
+        self._depth = 0
         self._begin(trie)
 
     @property
     def is_active(self) -> bool:
         """Whether torch calls are followed now."""
         return self.following and not self._busy and not self.collecting
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether this is the mode that torch calls reach first."""
+        return function_mode_depth() == self._depth
+
+    def __enter__(self) -> "Session":
+        """From here on torch calls reach this mode."""
+        self._depth = function_mode_depth() + 1
+        push_function_mode(self)
+        return self
 
     def lives_on(self, tensor: Tensor) -> bool:
         """Whether a tensor lives from step to step."""
@@ -105,13 +127,43 @@ class Session(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Handles one torch call of the step."""
-        kwargs = kwargs or {}
-        if not self.is_active:
-            return func(*args, **kwargs)
+        if self._busy or self.collecting or not self.following:
+            return func(*args, **(kwargs or {}))
+        if self.replaying:
+            segment = self.segment
+            trie = segment.trie
+            following = segment.node.following or self._find_following()
+            function, compare, node, number = following[:4]
+            if (function is func or function == func) and compare(
+                args, kwargs, trie.values, following, segment
+            ):
+                segment.node = node
+                if number < 0:
+                    return trie.result(node)
+                result = trie.values[number]
+                return trie.value(number) if result is None else result
         handler = HANDLERS.get(func)
-        if handler is not None:
-            return handler(self, func, args, kwargs)
-        return self.call("call", func, args, kwargs)
+        kwargs = kwargs or {}
+        if handler is None:
+            return self.call("call", func, args, kwargs)
+        return func(*args, **kwargs) if handler is native else handler(self, func, args, kwargs)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside: torch calls do not reach this mode, which is the innermost."""
+        pop_function_mode()
+        try:
+            yield
+        finally:
+            push_function_mode(self)
+
+    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As `__torch_function__`, from within torch's functions in Python."""
+        pop_function_mode()
+        try:
+            return self.__torch_function__(func, (), args, kwargs)
+        finally:
+            push_function_mode(self)
 
     # Calls
 
@@ -144,18 +196,29 @@ class Session(TorchFunctionMode):
 
     def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
         segment = self.segment
-        values, count = segment.trie.values, segment.inputs
+        trie, count = segment.trie, segment.inputs
         for child in segment.node.children:
-            if child.function == func and child.state == torch_state():
-                assert child.check is not None
-                if child.check(args, kwargs, values, segment.bind) and (
-                    child.entry is None
-                    or child.entry.kind != "backward"
-                    or self._gradients_are_as(child)
-                ):
-                    return child
-                segment.unbind(count)
+            entry = child.entry
+            assert entry is not None
+            if entry.function == func:
+                comparison = comparison_of(trie, child)
+                if comparison[1](args, kwargs, trie.values, comparison, segment):
+                    if entry.kind != "backward" or self._gradients_are_as(child):
+                        return child
+                    segment.unbind(count)
         return None
+
+    def _find_following(self) -> Comparison:
+        node = self.segment.node
+        node.following = NO_COMPARISON
+        if len(node.children) == 1:
+            (child,) = node.children
+            entry = child.entry
+            assert entry is not None
+            is_plain = entry.kind == "call" and entry.function not in HANDLERS
+            if is_plain and not (entry.flags or entry.gradients or child.stops):
+                node.following = comparison_of(self.segment.trie, child)
+        return node.following
 
     def _diverged(
         self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -165,7 +228,7 @@ class Session(TorchFunctionMode):
         for child in segment.node.children:
             entry = child.entry
             assert entry is not None
-            if entry.function != func or entry.kind != kind or child.state != torch_state():
+            if entry.function != func or entry.kind != kind or entry.state != torch_state():
                 continue
             template = Items(tuple, (), (entry.args, entry.kwargs))
             places = differing_numbers(template, (args, kwargs), segment.matches)

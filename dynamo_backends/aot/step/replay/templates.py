@@ -1,8 +1,6 @@
 """Templates: the arguments and results of a recorded call, with numbers in the place of tensors.
 
-A template is a nested structure of `Ref`, `Number`, `Items` and constants. For the arguments of
-each entry a checker is generated, a Python function without loops, that compares the arguments of
-another call with it.
+A template is a nested structure of `Ref`, `Number`, `Items` and constants.
 """
 
 import enum
@@ -206,96 +204,3 @@ def with_number(template: Template, place: Place, make: Callable[[Any], Number])
     items = list(template.items)
     items[place[0]] = with_number(items[place[0]], place[1:], make)
     return Items(template.kind, template.keys, tuple(items))
-
-
-Checker = Callable[[tuple[Any, ...], dict[str, Any], list[Any], Callable[..., bool]], bool]
-"""From arguments, keyword arguments, the values of the trie and what binds inputs."""
-
-
-class _Source:
-    """The source of a checker."""
-
-    def __init__(self, is_known: Callable[[int], bool]):
-        self._is_known = is_known
-        self._seen: set[int] = set()
-        self.lines: list[str] = []
-        self.constants: list[Any] = []
-
-    def add(self, template: Template, expression: str) -> None:
-        """Adds the comparison of an expression with a template."""
-        if type(template) is Ref:
-            number = template.value
-            if self._is_known(number) or number in self._seen:
-                self._require(f"{expression} is V[{number}]")
-            else:
-                self._seen.add(number)
-                self._require(f"bind({number}, {expression})")
-        elif type(template) is Number:
-            kind = self._constant(template.kind)
-            self._require(f"type({expression}) is {kind}")
-            value = f"{expression}.item()" if issubclass(template.kind, np.generic) else expression
-            self.lines.append(f"    N[{template.index}] = {value}")
-        elif type(template) is Items:
-            self._add_items(template, expression)
-        elif template is None or template is True or template is False:
-            self._require(f"{expression} is {template}")
-        elif type(template) in (int, str):
-            self._require(
-                f"type({expression}) is {type(template).__name__} and {expression} == {template!r}"
-            )
-        else:
-            self._require(f"same({self._constant(template)}, {expression})")
-
-    def _add_items(self, template: Items, expression: str) -> None:
-        self._require(f"type({expression}) is {self._constant(template.kind)}")
-        if template.kind is slice:
-            parts = [f"{expression}.{name}" for name in ("start", "stop", "step")]
-        elif template.kind is dict:
-            self._require(f"tuple({expression}) == {self._constant(template.keys)}")
-            parts = [f"{expression}[{self._constant(key)}]" for key in template.keys]
-        else:
-            self._require(f"len({expression}) == {len(template.items)}")
-            parts = [f"{expression}[{i}]" for i in range(len(template.items))]
-        for item, part in zip(template.items, parts, strict=True):
-            if type(item) is Items:
-                name = f"x{len(self.lines)}"
-                self.lines.append(f"    {name} = {part}")
-                part = name
-            self.add(item, part)
-
-    def _require(self, condition: str) -> None:
-        self.lines.append(f"    if not ({condition}): return False")
-
-    def _constant(self, value: Any) -> str:
-        self.constants.append(value)
-        return f"C[{len(self.constants) - 1}]"
-
-
-def make_checker(
-    args: Items, kwargs: Items, is_known: Callable[[int], bool], numbers: list[Any]
-) -> Checker:
-    """Generates the checker of a call.
-
-    Args:
-        args: Template of its arguments.
-        kwargs: Template of its keyword arguments.
-        is_known: Whether a value has been met before on the way to this call.
-        numbers: Gets the numbers of a call that are inputs.
-    """
-    source = _Source(is_known)
-    source._require(f"len(args) == {len(args.items)}")
-    for i, item in enumerate(args.items):
-        name = f"args[{i}]"
-        if type(item) is Items:
-            source.lines.append(f"    a{i} = args[{i}]")
-            name = f"a{i}"
-        source.add(item, name)
-    if kwargs.keys:
-        source.add(kwargs, "kwargs")
-    else:
-        source._require("not kwargs")
-    text = "\n".join(("def check(args, kwargs, V, bind):", *source.lines, "    return True"))
-    names: dict[str, Any] = {"C": source.constants, "N": numbers, "same": same_constant}
-    exec(compile(text, "<checker of a step>", "exec"), names)
-    checker: Checker = names["check"]
-    return checker

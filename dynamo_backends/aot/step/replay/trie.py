@@ -1,7 +1,9 @@
 """The trie of records: what the torch calls of a step were, one branch for each way it went."""
 
+import operator
 import sys
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,23 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import saved_tensors_hooks
+from dynamo_backends._torch_private import TensorProperties
 from dynamo_backends._torch_private.placeholders import (
     function_mode_depth,
     is_any_autocast_enabled,
+    top_saved_tensors_hooks,
 )
 from dynamo_backends.aot.step.replay.placeholders import (
     Placeholder,
     TensorSpec,
+    has_attributes,
     placeholder_of,
 )
 from dynamo_backends.aot.step.replay.templates import (
-    Checker,
     Items,
     Number,
     Place,
     fill,
-    make_checker,
     refs,
     with_number,
 )
@@ -49,7 +51,7 @@ def torch_state() -> State:
         autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
     else:
         autocast = ()
-    return torch.is_grad_enabled(), saved_tensors_hooks(), autocast
+    return torch.is_grad_enabled(), top_saved_tensors_hooks(False), autocast
 
 
 def process_state() -> State:
@@ -106,7 +108,7 @@ class Entry:
         return {*refs(self.args), *refs(self.kwargs), *self.made, *gradients, *self.gradients}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """A place in the trie: the call that leads there, and those that may follow.
 
@@ -120,6 +122,8 @@ class Node:
         then: After a cut: where the step goes on.
         refusal: Why it goes on in eager.
         stops: Whether a checkpoint's recomputation ends with the call.
+        comparison: With the call (see `comparisons`).
+        following: That of the only call that may follow, if it is a plain one.
     """
 
     entry: Entry | None = None
@@ -131,11 +135,11 @@ class Node:
     then: "Trie | None" = None
     refusal: Exception | None = None
     stops: bool = False
-    check: Checker | None = None
-    function: Any = None
-    state: State = ()
-    single: int = -1
+    comparison: Any = None
+    following: Any = None
+    holders: "Holders | None" = None
     _path: list[Entry] | None = None
+    _may_have_hooks: tuple[int, ...] | None = None
 
     def path(self) -> list[Entry]:
         """The calls from the root to here."""
@@ -150,6 +154,13 @@ class Node:
             entries.append(node.entry)
             node = node.parent
         return entries[::-1]
+
+    def may_have_hooks(self, kinds: list[str]) -> tuple[int, ...]:
+        """The numbers of the tensors met on the way that may have hooks, in order."""
+        if self._may_have_hooks is None:
+            numbers = sorted(n for n in self.known if kinds[n] in ("slot", "input"))
+            self._may_have_hooks = tuple(numbers)
+        return self._may_have_hooks
 
     def subtree(self) -> Iterator["Node"]:
         """This place, and all that follow."""
@@ -175,18 +186,22 @@ class Trie:
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
         self.kinds: list[str] = []
+        self.attributes: list[Sized] = []
+        """For each placeholder its `__dict__`."""
         self.aliases: dict[int, int] = {}
         self.numbers: list[Any] = []
         self.inputs: list[int] = []
         """The numbers of inputs, and of gradients that are there before."""
         self.slots: dict[int, int] = {}
         """The numbers of tensors that live on, by their ids."""
+        self._properties: dict[int, TensorProperties] = {}
 
     def add(self, spec: TensorSpec, kind: str, value: Any = None) -> int:
         """Numbers a tensor."""
         self.specs.append(spec)
         self.kinds.append(kind)
         self.values.append(value)
+        self.attributes.append(())
         if kind == "input":
             self.inputs.append(len(self.specs) - 1)
         return len(self.specs) - 1
@@ -203,7 +218,18 @@ class Trie:
         value = self.values[number]
         if value is None and self.kinds[number] == "result":
             value = self.values[number] = placeholder_of(self.specs[number], number)
+            self.attributes[number] = vars(value)
         return value
+
+    def matches(self, number: int, tensor: Tensor) -> bool:
+        """Whether a tensor has the metadata of one of the record."""
+        properties = self._properties.get(number)
+        if properties is None:
+            if not self.specs[number].matches(tensor):
+                return False
+            properties = self._properties[number] = TensorProperties((tensor,))
+        spec = self.specs[number]
+        return properties.hold((tensor,)) and tensor.is_leaf is spec.is_leaf
 
     def is_held(self, number: int) -> bool:
         """Whether anybody but the trie refers to a placeholder."""
@@ -214,30 +240,21 @@ class Trie:
         """Makes placeholders anew that user code may still hold."""
         for number in numbers:
             self.values[number] = None
+            self.attributes[number] = ()
 
     def append(self, parent: Node, entry: Entry, history: frozenset[int]) -> Node:
         """Adds a call behind a place."""
         node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
-        self._prepare(node)
         if len(parent.children) == MAX_WAYS:
             del parent.children[0]
         parent.children.append(node)
+        parent.following = None
         return node
 
     @property
     def is_full(self) -> bool:
         """Whether it is time to begin anew: ways that are dropped leave their numbers behind."""
         return len(self.specs) > MAX_TENSORS
-
-    def _prepare(self, node: Node) -> None:
-        entry, parent = node.entry, node.parent
-        assert entry is not None
-        assert parent is not None
-        node.function, node.state = entry.function, entry.state
-        is_known = lambda n: n in parent.known or self.kinds[n] == "slot"  # noqa: E731
-        node.check = make_checker(entry.args, entry.kwargs, is_known, self.numbers)
-        single = getattr(entry.result, "value", -1) if type(entry.result) is not Number else -1
-        node.single = single if isinstance(single, int) else -1
 
     def promote(self, node: Node, places: list[Place]) -> None:
         """Makes inputs of constants in a call: they have been other ones.
@@ -252,7 +269,7 @@ class Trie:
         for place in places:
             both = with_number(both, place, self._new_number)
         entry.args, entry.kwargs = both.items
-        self._prepare(node)
+        node.comparison = node.parent.following = None  # type: ignore[union-attr]
         for below in node.subtree():
             below.programs.clear()
 
@@ -262,8 +279,6 @@ class Trie:
 
     def result(self, node: Node) -> Any:
         """What a replayed call returns."""
-        if node.single >= 0:
-            return self.value(node.single)
         assert node.entry is not None
         return fill(node.entry.result, self.value, self.numbers.__getitem__)
 
@@ -276,6 +291,50 @@ def _count() -> int:
 
 
 _UNHELD = _count()
+
+
+class Holders:
+    """Which placeholders of the way to a place somebody refers to, or has left something on.
+
+    Args:
+        trie: Of the place.
+        node: The place.
+    """
+
+    def __init__(self, trie: Trie, node: Node):
+        self._trie = trie
+        self._numbers = [n for n in node.known if trie.kinds[n] == "result"]
+        several = (*self._numbers, *self._numbers[:1])  # of one number it gets no tuple
+        self._get: Any = operator.itemgetter(*several) if several else lambda values: ()
+        self._seen: list[Any] = []
+        self._held: list[int] = []
+
+    def find(self) -> list[int]:
+        """Their numbers."""
+        trie = self._trie
+        values = [v for v in self._get(trie.values) if v is not None]
+        attributes = self._get(trie.attributes)  # empty where there is no placeholder
+        seen = [
+            *map(len, attributes), *map(sys.getrefcount, values),
+            *map(weakref.getweakrefcount, values),
+        ]  # fmt: skip
+        del values
+        if seen != self._seen:
+            self._held = [n for n in self._numbers if self._is_held(n)]
+            self._seen = seen
+        return list(self._held)
+
+    def _is_held(self, number: int) -> bool:
+        values = self._trie.values
+        if values[number] is None:
+            return False
+        return self._trie.is_held(number) or _is_marked(values[number])
+
+
+def _is_marked(value: Any) -> bool:
+    """Whether somebody knows a placeholder without holding it, or has left something on it."""
+    return has_attributes(value) or weakref.getweakrefcount(value) > 0
+
 
 Find = Callable[[Tensor], int]
 

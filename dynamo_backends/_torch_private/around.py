@@ -43,9 +43,13 @@ def _table(register: Callable[[Callable[..., None]], Any]) -> Hooks:
         handle.remove()
 
 
+top_saved_tensors_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+"""As `saved_tensors_hooks`, without a call in Python; takes whether it is asked in a trace, too."""
+
+
 def saved_tensors_hooks() -> Any:
     """The innermost pair of hooks through which autograd saves tensors now; None: there is none."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top_saved_tensors_hooks(False)
 
 
 def tables_of_global_hooks() -> list[Hooks]:

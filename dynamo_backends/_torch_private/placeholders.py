@@ -7,7 +7,6 @@
 | `torch._C._is_any_autocast_enabled`, `torch._C._set_grad_enabled` | 2.13 |
 | `torch._C`: `_len_torch_function_stack`, `_pop_torch_function_stack` | 2.13 |
 | `torch._C._push_on_torch_function_stack` | 2.13 |
-| `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13 |
 | `torch._tensor`: `handle_torch_function`, by which methods in Python reach a mode | 2.13 |
 | `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.13 |
 | `torch.utils._foreach_utils._foreach_supported_types` | 2.13; else clipping takes one by one |
@@ -27,9 +26,6 @@ set_grad_enabled: Any = torch._C._set_grad_enabled
 function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack
 pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
 push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
-
-top_saved_tensors_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
-"""As `saved_tensors_hooks`; takes whether it is asked in spite of a trace."""
 
 PYTHON_FUNCTIONS: tuple[Any, ...] = tuple(
     module

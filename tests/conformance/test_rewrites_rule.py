@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from dynamo_backends.conformance.rewrites.eager_paths import (
-    LARGER,
-    Decomposition,
-    OtherMemory,
-    OtherProducts,
-    SumsByDimension,
-    apart,
-    transposed,
-)
+from dynamo_backends.conformance.rewrites.eager_paths import other_paths
 from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph
 from dynamo_backends.conformance.rewrites.inputs import Input
 from dynamo_backends.conformance.rewrites.rule import mismatch
@@ -115,18 +107,7 @@ def test_other_paths_may_flush_denormal_numbers(value: float, right: bool):
     assert (mismatch(graph, values, [result]) is None) is right
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        OtherMemory(apart),
-        OtherMemory(transposed),
-        OtherProducts(LARGER),
-        OtherProducts(LARGER, backwards=True),
-        OtherProducts(backwards=True),
-        Decomposition(),
-        SumsByDimension(),
-    ],
-)
+@pytest.mark.parametrize("path", other_paths())
 def test_other_paths_of_eager_compute_the_same(path):
     def computed():
         moves = [x.transpose(0, 1).reshape(-1), x @ x.mT]

@@ -164,3 +164,16 @@ class Rounding(_Path):
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See the base class."""
         return pytree.tree_map_only(Tensor, self._round, func(*args, **kwargs))
+
+
+def other_paths() -> list[_Path]:
+    """Makes all other paths of eager; each may be entered many times."""
+    return [
+        OtherMemory(apart),
+        OtherMemory(transposed),
+        OtherProducts(LARGER),
+        OtherProducts(LARGER, backwards=True),
+        OtherProducts(backwards=True),
+        Decomposition(),
+        SumsByDimension(),
+    ]

@@ -21,16 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dynamo_backends.conformance.rewrites.eager_paths import (
-    LARGER,
-    Decomposition,
-    OtherMemory,
-    OtherProducts,
-    Rounding,
-    SumsByDimension,
-    apart,
-    transposed,
-)
+from dynamo_backends.conformance.rewrites.eager_paths import Decomposition, Rounding, other_paths
 from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph, Values, evaluate
 from dynamo_backends.conformance.rewrites.operators import EXACT
 
@@ -210,15 +201,7 @@ def _without_denormals(x: Tensor) -> Tensor:
 def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
     """Eager's results by its other paths, with and without denormal numbers in inputs."""
     flushed = {n: _flush(x) for n, x in inputs.items()}
-    for path in (
-        OtherMemory(apart),
-        OtherMemory(transposed),
-        OtherProducts(LARGER),
-        OtherProducts(LARGER, backwards=True),
-        OtherProducts(backwards=True),
-        Decomposition(),
-        SumsByDimension(),
-    ):
+    for path in other_paths():
         for values in (inputs, flushed):
             with path:
                 yield graph.run(values)

@@ -110,7 +110,7 @@ def backward_without_hooks(
     order: list[int] = []
     with contextlib.ExitStack() as stack:
         for i, leaf in enumerate(hooked):
-            stack.enter_context(_hook_alone(leaf, lambda _, i=i: order.append(i)))
+            stack.enter_context(_with_one_hook(leaf, lambda _, i=i: order.append(i)))
         try:
             for leaf in hooked:
                 leaf.grad = None
@@ -123,7 +123,7 @@ def backward_without_hooks(
 
 
 @contextlib.contextmanager
-def _hook_alone(leaf: Tensor, hook: Any) -> Iterator[None]:
+def _with_one_hook(leaf: Tensor, hook: Any) -> Iterator[None]:
     """Inside: a leaf has one hook and no other."""
     tables: list[Any] = [t for t in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks) if t]
     saved = [dict(table) for table in tables]

@@ -94,8 +94,8 @@ def _metadata(tensor: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """The hook on tensors that autograd saves in a region; equal to that of another call.
+class _RegionHook:
+    """A hook on tensors that autograd saves in a region; equal to that of another call.
 
     Attributes:
         number: The place of the region.
@@ -104,6 +104,10 @@ class Pack:
 
     number: int
     is_second: bool
+
+
+class Pack(_RegionHook):
+    """Saves tensors of a region, or holders instead of them."""
 
     def __call__(self, tensor: Tensor) -> Any:
         """Saves a tensor, or a holder instead of it."""
@@ -125,17 +129,8 @@ class Pack:
         return tensor
 
 
-@dataclass(frozen=True)
-class Unpack:
-    """Finds what `Pack` has not saved.
-
-    Attributes:
-        number: The place of the region.
-        is_second: Whether it is recomputed.
-    """
-
-    number: int
-    is_second: bool
+class Unpack(_RegionHook):
+    """Finds what `Pack` has not saved."""
 
     def __call__(self, saved: Any) -> Tensor:
         """The tensor."""

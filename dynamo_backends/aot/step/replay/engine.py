@@ -270,10 +270,10 @@ def _accumulate(node: Any, arrived: list[Tensor | None]) -> None:
     if gradient is None:
         return
     leaf = node.variable
-    is_alone = sys.getrefcount(gradient) == _ALONE and gradient.layout is torch.strided
+    is_unshared = sys.getrefcount(gradient) == _UNSHARED and gradient.layout is torch.strided
     if (
         leaf.grad is None
-        and is_alone
+        and is_unshared
         and not torch.is_grad_enabled()
         and gradient.stride() == leaf.stride()
     ):
@@ -289,4 +289,4 @@ def _references() -> int:
     return sys.getrefcount(value)
 
 
-_ALONE = _references()
+_UNSHARED = _references()

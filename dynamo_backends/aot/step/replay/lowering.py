@@ -72,7 +72,7 @@ class StraightLine:
         """Runs the calls."""
         tensors: dict[int, Any] = dict(zip(self.inputs, inputs, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
-        tensors.update(self.views.made())
+        tensors.update(self.views.create())
         before = change_tape(Tape())
         try:
             execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
@@ -159,8 +159,8 @@ class _Views:
             _geometry(values[n]) == geometry for n, geometry in self._geometry.items()
         )
 
-    def made(self) -> dict[int, Tensor]:
-        """Inside of a trace: the views by their numbers."""
+    def create(self) -> dict[int, Tensor]:
+        """Creates the views, inside of a trace; returns them by their numbers."""
         views = {}
         for number, i in self.bases.items():
             views[number] = base = self._tensors[i].detach()

@@ -215,7 +215,7 @@ class Segment:
             self._note(number, trie.values[number])
         for number in held:
             placeholder = trie.values[number]
-            fulfil(placeholder, _alone(tensors.pop(number)))
+            fulfil(placeholder, _unshared(tensors.pop(number)))
             self._note(number, placeholder)
             del placeholder
         trie.renew(n for n in self.node.known if trie.kinds[n] == "result")
@@ -227,9 +227,9 @@ class Segment:
                 self._note(made, gradient)
 
 
-def _alone(tensor: Tensor) -> Tensor:
+def _unshared(tensor: Tensor) -> Tensor:
     """A tensor, or an alias of it if an open backward pass refers to it."""
-    if sys.getrefcount(tensor) <= _ALONE:
+    if sys.getrefcount(tensor) <= _UNSHARED:
         return tensor
     with torch.enable_grad():  # also where a hook has left the record, within a backward pass
         return tensor.view_as(tensor) if tensor.grad_fn is not None else tensor.detach()
@@ -239,5 +239,5 @@ def _references(value: Any) -> int:
     return sys.getrefcount(value)
 
 
-_ALONE = _references([].copy())
+_UNSHARED = _references([].copy())
 """What `sys.getrefcount` is for an argument that nobody else refers to."""

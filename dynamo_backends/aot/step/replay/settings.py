@@ -35,10 +35,10 @@ class OptimizerSettings:
             self._values = values
             self._constants = group_constants([self._optimizer])
             self._numbers = [read_number(place) for place in group_numbers([self._optimizer])]
-            self._is_plain = self._has_tensors_alone(values)
+            self._is_plain = self._has_only_tensors(values)
         return self._constants, self._numbers
 
-    def _has_tensors_alone(self, values: list[Any]) -> bool:
+    def _has_only_tensors(self, values: list[Any]) -> bool:
         """Whether nothing that was read changes without being another object."""
         fixed = (int, float, str, bool, tuple, type(None))
         is_fixed = all(isinstance(v, fixed) or _is_parameters(v) for v in values)

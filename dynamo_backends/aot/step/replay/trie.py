@@ -3,7 +3,7 @@
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import TensorProperties
+from dynamo_backends._torch_private import TensorProperties, saved_tensors_hooks
 from dynamo_backends._torch_private.placeholders import (
     function_mode_depth,
     is_any_autocast_enabled,
-    top_saved_tensors_hooks,
 )
 from dynamo_backends.aot.step.replay.placeholders import (
-    Placeholder,
     TensorSpec,
     has_attributes,
     placeholder_of,
@@ -51,7 +49,7 @@ def torch_state() -> State:
         autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
     else:
         autocast = ()
-    return torch.is_grad_enabled(), top_saved_tensors_hooks(False), autocast
+    return torch.is_grad_enabled(), saved_tensors_hooks(), autocast
 
 
 def process_state() -> State:
@@ -334,11 +332,3 @@ class Holders:
 def _is_marked(value: Any) -> bool:
     """Whether somebody knows a placeholder without holding it, or has left something on it."""
     return has_attributes(value) or weakref.getweakrefcount(value) > 0
-
-
-Find = Callable[[Tensor], int]
-
-
-def is_pending(value: Any) -> bool:
-    """Whether a tensor is a placeholder of a call that has failed."""
-    return type(value) is Placeholder and value.step_value < 0

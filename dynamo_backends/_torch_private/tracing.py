@@ -4,6 +4,7 @@
 |---|---|
 | `torch.utils._python_dispatch._disable_current_modes` | 2.11+ |
 | `torch._subclasses.FakeTensorMode`, `torch._guards.detect_fake_mode` | 2.11+ |
+| `torch._subclasses.fake_tensor`: `DataDependentOutputException` and the like | 2.13 |
 | `torch._guards`: `TracingContext`, `tracing` | 2.11+ |
 | `torch._dynamo.utils.preserve_rng_state` calls `torch.random.set_rng_state` | 2.13 |
 | `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.11+ |
@@ -26,10 +27,14 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 disable_current_modes = _disable_current_modes
+
+NEEDS_CONTENTS = (DataDependentOutputException, DynamicOutputShapeException)
+"""What an operator raises on fake tensors if its result's value or shape follows from contents."""
 
 
 def mode_of(values: Any) -> FakeTensorMode | None:

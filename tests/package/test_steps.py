@@ -27,10 +27,13 @@ from tests.package.trained_steps import (
 )
 
 
-@pytest.fixture(scope="module", params=["openxla", "aot_eager"])
+@pytest.fixture(
+    scope="module", params=[("openxla", "replay"), ("aot_eager", "replay"), ("openxla", "capture")]
+)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    training = Training(request.param)
-    path = tmp_path_factory.mktemp("steps") / f"{request.param}.dbp"
+    backend, python = request.param
+    training = Training(backend, python=python)
+    path = tmp_path_factory.mktemp("steps") / "step.dbp"
     training.step.save(path)
     return training, path
 
@@ -79,8 +82,9 @@ def test_training_goes_on_in_pytorch_and_comes_back(step_path: Path):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     step = compile_step(
-        lambda x, y: _loss(model, optimizer, x, y), model=model, optimizer=optimizer
-    )
+        lambda x, y: _loss(model, optimizer, x, y), model=model, optimizer=optimizer,
+        python="replay",
+    )  # fmt: skip
     for batch in batches(2):
         step(*batch)
     other = load_step(step_path)
@@ -147,7 +151,7 @@ def test_optimizers_and_noise_go_on(make: Any, tmp_path: Path):
     optimizer = make(model.parameters())
     step = compile_step(
         lambda x: squared(model, optimizer, x),
-        model=model, optimizer=optimizer, backend="aot_eager", accumulate=2,
+        model=model, optimizer=optimizer, backend="aot_eager", accumulate=2, python="replay",
     )  # fmt: skip
     for size in (2, 4):  # the file has the last kind of batch
         step(torch.ones(size, 3))
@@ -177,7 +181,9 @@ def test_several_models_and_threads(tmp_path: Path):
             update(None, optimizer, loss)
         return torch.stack(losses)
 
-    step = compile_step(function, model=models, optimizer=optimizers, backend="aot_eager")
+    step = compile_step(
+        function, model=models, optimizer=optimizers, backend="aot_eager", python="replay"
+    )
     x = torch.ones(2, 3)
     step(x)
     step.save(tmp_path / "step.dbp")
@@ -197,21 +203,39 @@ def test_several_models_and_threads(tmp_path: Path):
 def test_closures_numbers_and_names_are_kept(tmp_path: Path):
     weights = torch.tensor([1.0, 3.0])
 
-    def function(model: Any, optimizer: Any, batch: Any, factor: float) -> Any:
-        loss = update(model, optimizer, (model(batch["x"]) * weights).sum() * factor)
-        return loss, factor, "done", model.bias
+    def function(model: Any, optimizer: Any, y: Tensor, batch: Any, factor: float) -> Any:
+        loss = (model(batch["x"]) * weights).sum() * factor + y.sum()
+        return update(model, optimizer, loss), factor, "done", model.bias, batch["x"]
 
     step = simple(function)
-    step({"x": torch.ones(2, 3)}, 0.5)
+    given = torch.zeros(2), {"x": torch.ones(2, 3), "not read": torch.ones(3)}, 0.5
+    step(*given)
+    with pytest.raises(SaveError, match=r"no argument, at .*weights.*may be another one"):
+        step.save(tmp_path / "step.dbp")
+    step(*given)
     step.save(tmp_path / "step.dbp")
     loaded = load_step(tmp_path / "step.dbp")
-    ours = loaded({"x": torch.ones(2, 3)}, 0.25)
-    theirs = step({"x": torch.ones(2, 3)}, 0.25)
-    assert ours[1:3] == theirs[1:3] == (0.25, "done")
-    is_same([ours[0], ours[3]], [theirs[0], theirs[3].detach()])
-    assert "{'x': float32[2, 3]}, float" in repr(loaded)
+    assert step.eager_steps == 1
+    for _ in range(2):
+        ours, theirs = loaded(*given), step(*given)
+        assert ours[1:3] == theirs[1:3] == (0.5, "done")
+        is_same([ours[0], *ours[3:]], [theirs[0], theirs[3].detach(), theirs[4]])
+    assert "float32[2], {'x': float32[2, 3], 'not read': float32[3]}, 0.5" in repr(loaded)
+    with pytest.raises(PackageError, match=r"arguments\[0\]\[2\] is 0.25, and .* saved for 0.5"):
+        loaded(*given[:2], 0.25)
     assert loaded.explain().graphs[0].reports == loaded.reports
     assert isinstance(loaded, LoadedStep)
+
+
+def test_a_step_that_was_only_recorded_is_compiled_for_its_file(tmp_path: Path):
+    step = simple(lambda m, o, x, y: (update(m, o, (m(x) * y).sum()), y), "openxla")
+    given = torch.rand(2, 3), torch.rand(2, 2)
+    step(*given)
+    step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp", strict=True)
+    for _ in range(3):
+        torch.testing.assert_close(loaded(*given), step(*given))
+    assert (step.compilations, step.eager_steps) == (1, 1)
 
 
 def test_a_loaded_step_refuses_labels_out_of_range(tmp_path: Path):
@@ -226,7 +250,9 @@ def test_a_loaded_step_refuses_labels_out_of_range(tmp_path: Path):
         return loss
 
     x, y = torch.randn(2, 4), torch.tensor([0, 2])
-    step = compile_step(function, model=model, optimizer=optimizer, backend="openxla")
+    step = compile_step(
+        function, model=model, optimizer=optimizer, backend="openxla", python="replay"
+    )
     step(x, y)
     step.save(tmp_path / "step.pt")
     loaded = load_step(tmp_path / "step.pt")

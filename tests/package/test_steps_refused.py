@@ -96,11 +96,6 @@ def test_other_arguments_and_states_are_refused(step_path: Path):
     loaded(x.to(memory_format=torch.channels_last), y)  # any layout
 
 
-def prints(model: Any, optimizer: Any, x: Tensor) -> Tensor:
-    print("a step")
-    return update(model, optimizer, model(x).sum())
-
-
 def accumulates(model: Any, optimizer: Any, x: Tensor) -> Tensor:
     loss: Tensor = model(x).sum()
     loss.backward()
@@ -138,13 +133,56 @@ def counts(model: Any, optimizer: Any, x: Tensor) -> Tensor:
     return update(model, optimizer, model(x).sum() * COUNTS[0])
 
 
+def logs(model: Any, optimizer: Any, x: Tensor) -> float:
+    return update(model, optimizer, model(x).sum()).item()
+
+
+def keeps(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    KEPT["hidden"] = model(x).detach() + KEPT.get("hidden", 0)
+    return update(model, optimizer, model(x).sum())
+
+
+def makes(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    return update(model, optimizer, model(x * torch.tensor([1.0, 2.0, 3.0])).sum())
+
+
+def loads(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    noise = torch.rand(3, generator=GENERATOR)
+    return update(model, optimizer, model(x + noise).sum())
+
+
+def reads(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    factor = 2 if x.tolist()[0][0] > 0 else 1
+    return update(model, optimizer, model(x).sum() * factor)
+
+
+def chooses(model: Any, optimizer: Any, x: Tensor) -> Tensor:
+    CHOSEN.append(CHOSEN[-2].clone())
+    return update(model, optimizer, model(x + CHOSEN[-3]).sum())
+
+
+def returns_a_set(model: Any, optimizer: Any, x: Tensor) -> Any:
+    return {update(model, optimizer, model(x).sum())}
+
+
+KEPT: dict[str, Any] = {}
+CHOSEN = [torch.ones(3), torch.ones(3), torch.ones(3)]
+GENERATOR = torch.Generator()
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (scales, "uses a GradScaler"),
-        (averages, "writes to .*AVERAGE"),
-        (counts, "does something in Python"),
-        (prints, "does something in Python"),
+        (scales, "GradScaler|needs a value .*scaler.step"),
+        (averages, "writes to a tensor that is of no model or optimizer"),
+        (counts, r"a number in Python that changes, at .*model\(x\).sum\(\) \* COUNTS"),
+        (logs, r"needs a value in the middle of it, at .*\.item\(\)"),
+        (keeps, r"leaves a tensor in Python, which was computed at .*KEPT"),
+        (makes, r"makes tensors of data in Python, at .*torch\.tensor"),
+        (loads, r"makes tensors of data in Python, at .*torch\.rand"),
+        (reads, r"Python reads a tensor, at .*x\.tolist"),
+        (chooses, r"leaves a tensor in Python|may be another one at each call"),
+        (returns_a_set, "it returns a set: valid are tensors"),
         (accumulates, "adds to the gradient of model.weight"),
         (draws_by_data, "depend on what the step computes"),
     ],
@@ -155,7 +193,8 @@ def test_what_a_file_cannot_hold_is_refused(
     step = simple(function)
     with pytest.raises(SaveError, match="take one"):
         step.save(tmp_path / "step.dbp")
-    step(torch.rand(2, 3))
+    for _ in range(3):
+        step(torch.rand(2, 3))
     with pytest.raises(SaveError, match=text):
         step.save(tmp_path / "step.dbp")
     assert list(tmp_path.iterdir()) == []

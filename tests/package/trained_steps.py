@@ -47,13 +47,16 @@ def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
 class Training:
     """A model, its optimizer and its step, after two steps."""
 
-    def __init__(self, backend: str, optimizer: str = "adamw", steps: int = 2):
+    def __init__(
+        self, backend: str, optimizer: str = "adamw", steps: int = 2, python: Any = "replay"
+    ):
         torch.manual_seed(0)
         self.model = Net()
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.step = compile_step(
-            self.function, model=self.model, optimizer=self.optimizer, backend=backend
-        )
+            self.function, model=self.model, optimizer=self.optimizer, backend=backend,
+            python=python,
+        )  # fmt: skip
         for batch in batches(steps):
             self.step(*batch)
 
@@ -91,7 +94,7 @@ def simple(function: Callable[..., Any], backend: str = "aot_eager", **more: Any
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return compile_step(
         lambda *args: function(model, optimizer, *args),
-        model=model, optimizer=optimizer, backend=backend, **more,
+        model=model, optimizer=optimizer, backend=backend, **{"python": "replay", **more},
     )  # fmt: skip
 
 

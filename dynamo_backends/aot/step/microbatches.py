@@ -32,6 +32,7 @@ class StepCall:
         around_step: Entered around each step of an optimizer; what it yields, if not None, is
             called in its place.
         clearing: Entered while gradients are thrown away.
+        share_memory: Whether two tensors share memory.
 
     Attributes:
         cleared: Ids of the parameters whose gradients were thrown away before any was computed.
@@ -46,7 +47,9 @@ class StepCall:
         parts: int,
         around_step: Callable[[torch.optim.Optimizer], contextlib.AbstractContextManager[Any]],
         clearing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        share_memory: Callable[[Tensor, Tensor], bool] | None = None,
     ):
+        self._share_memory = share_memory or _share_storage
         self._clearing = clearing
         self._around_step = around_step
         self._optimizers = optimizers
@@ -126,11 +129,15 @@ class StepCall:
             p.grad = gradient
 
     def _mean(self, result: Tensor) -> Tensor:
-        number = next((i for i, x in enumerate(self._losses[-1]) if _is_same(x, result)), None)
+        losses = enumerate(self._losses[-1])
+        number = next((i for i, x in losses if self._is_same(x, result)), None)
         if number is None:
             return result
         same = [losses[number].detach() for losses in self._losses if number < len(losses)]
         return torch.stack(same).mean(0)
+
+    def _is_same(self, loss: Tensor, result: Tensor) -> bool:
+        return loss is result or (loss.shape == result.shape and self._share_memory(loss, result))
 
     @contextlib.contextmanager
     def _patched(self) -> Iterator[None]:
@@ -170,8 +177,8 @@ class StepCall:
         return clear
 
 
-def _is_same(loss: Tensor, result: Tensor) -> bool:
-    return loss is result or (loss.shape == result.shape and storage_id(loss) == storage_id(result))
+def _share_storage(loss: Tensor, result: Tensor) -> bool:
+    return storage_id(loss) == storage_id(result)
 
 
 class _Backward(TorchFunctionMode):

@@ -40,6 +40,7 @@ def _read_value(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     ):
         if session.replaying and session.segment.writes_to_memory_of(args):
             session.cut("reads memory that it writes to")
+        session.note_read()
         return func(*args, **kwargs)
     return session.call("read", func, args, kwargs)
 
@@ -76,7 +77,7 @@ def _data(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Python's data become tensors, which are inputs; unless tensors are among them."""
     if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
         return session.call("read", func, args, kwargs)
-    return func(*args, **kwargs)
+    return session.data(func(*args, **kwargs))
 
 
 def _get_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     if not session.replaying and session.segment.number_of(tensor) is not None:
         return session.call("call", func, args, kwargs)
-    if not session.segment.is_untouched(tensor) or session.lives_on(tensor):
+    if not session.segment.is_untouched(tensor) or session.segment.lives_on(tensor):
         session.go_eager("changes requires_grad of a tensor")
     return func(*args, **kwargs)
 

@@ -36,6 +36,9 @@ class StraightLine:
         outputs: The numbers of the tensors that are returned.
         tensors: What lives on.
         copies: Copies are returned: what lives on keeps its contents, and the calls change them.
+
+    Attributes:
+        inputs: The numbers of its arguments; None: no call takes it.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class StraightLine:
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
         given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
         self.views = _Views(trie, given, tensors)
-        self.inputs = [n for n in given if n not in self.views.bases]
+        self.inputs: list[int | None] = [n for n in given if n not in self.views.bases]
         self.places = sorted(
             {
                 leaf.index
@@ -70,7 +73,7 @@ class StraightLine:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Runs the calls."""
-        tensors: dict[int, Any] = dict(zip(self.inputs, inputs, strict=True))
+        tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.create())
         before = change_tape(Tape())
@@ -185,9 +188,12 @@ class RecordProgram:
         outputs: The numbers of the tensors that are returned.
         pure: Nothing but these is computed, and nothing is changed.
         settings: Of the optimizers, by their ids.
+        inputs: The numbers of its inputs, in order, and the tensors; None for tensors that no call
+            takes. By default those that calls take.
 
     Attributes:
         outputs: The numbers of the tensors that are returned.
+        trie: Of the record.
         variant: The compiled step.
 
     Raises:
@@ -204,15 +210,19 @@ class RecordProgram:
         outputs: Sequence[int],
         pure: bool,
         settings: Mapping[int, OptimizerSettings],
+        inputs: tuple[Sequence[int | None], Sequence[Tensor]] | None = None,
     ):
         self._settings = settings
         self.outputs = tuple(outputs)
-        self._trie = segment.trie
+        self.trie = segment.trie
         self._optimizers = definition.optimizers
         self._line = StraightLine(segment.trie, path, outputs, inventory.tensors, pure)
         self._draws = any(entry.draws for entry in path)
         self._pure = pure
-        batch = self._batch()
+        if inputs is None:
+            batch = self._batch()
+        else:
+            self._line.inputs, batch = list(inputs[0]), list(inputs[1])
         leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
         self._shared = shared_memory(batch)
         straight = Definition(self._line, definition.models, definition.optimizers)
@@ -234,24 +244,42 @@ class RecordProgram:
         return StepCaptureError(f"{text_of(error)}{where}")
 
     def _batch(self) -> list[Any]:
-        return [self._trie.values[n] for n in self._line.inputs]
+        return [self.trie.values[n] for n in self._line.inputs]  # type: ignore[index]
+
+    @property
+    def inputs(self) -> tuple[int | None, ...]:
+        """The numbers of its inputs."""
+        return tuple(self._line.inputs)
+
+    @property
+    def has_views(self) -> bool:
+        """Whether inputs are views of tensors that live on."""
+        return bool(self._line.views.bases)
 
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
         """Whether it may run for a call that went the way of its record."""
-        guards = self.variant.guards
         tensors = inventory.tensors
         return (
-            guards.why_not_inputs(tensors, self._numbers(segment)) is None
+            self.variant.guards.why_not_inputs(tensors, self._numbers(segment)) is None
             and shared_memory(self._batch()) == self._shared
             and self._line.views.hold(tensors)
         )
 
-    def _numbers(self, segment: Segment) -> tuple[Any, ...]:
+    def why_not_next(self, inventory: Inventory) -> str | None:
+        """Why it may not run for the next call, if that goes the same way; None: it may."""
+        return self.variant.guards.why_not_inputs(inventory.tensors, self._numbers(None))
+
+    def numbers_of_optimizers(self, segment: Segment | None) -> list[Any]:
+        """The optimizers' numbers, as they were when each took its step."""
         numbers: list[Any] = []
         for optimizer in self._optimizers:
-            of_step = segment.numbers.get(id(optimizer))
+            of_step = None if segment is None else segment.numbers.get(id(optimizer))
             numbers += self._settings[id(optimizer)].read()[1] if of_step is None else of_step
-        numbers += [self._trie.numbers[i] for i in self._line.places]
+        return numbers
+
+    def _numbers(self, segment: Segment | None) -> tuple[Any, ...]:
+        numbers = self.numbers_of_optimizers(segment)
+        numbers += [self.trie.numbers[i] for i in self._line.places]
         return tuple(numbers)
 
     def __call__(self, segment: Segment, inventory: Inventory) -> dict[int, Tensor]:
@@ -275,7 +303,7 @@ class RecordProgram:
         }
 
     def _as_tensor(self, number: int, result: Any) -> Tensor:
-        spec = self._trie.specs[number]
+        spec = self.trie.specs[number]
         if isinstance(result, Tensor):
             return result
         return torch.tensor(result, dtype=spec.dtype, device=spec.device)

@@ -63,7 +63,7 @@ class Patches:
         self._methods = [
             _Method(optimizer, name, make(optimizer))
             for optimizer in optimizers
-            if _is_one_entry(optimizer)
+            if is_one_entry(optimizer)
             for name, make in (("step", _stepping), ("zero_grad", _clearing))
         ]
 
@@ -131,7 +131,7 @@ class _Method:
 _MISSING: Any = object()
 
 
-def _is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
+def is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of an optimizer is one call, and not the calls that it makes."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)

@@ -65,7 +65,7 @@ class Recorder:
         if given is None:
             if not tensors:
                 self.natives.add(func)
-            return func(*args, **kwargs)
+            return self._session.data(func(*args, **kwargs))
         before = dict(_results(segment, tensors))
         flags = {n: _flags(t) for n, t in before.items()}
         specs = {n: TensorSpec.of(t) for n, t in before.items()}
@@ -176,7 +176,7 @@ class Recorder:
         hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
         leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
         is_part = func in (begin, proceed)
-        if not is_part and _has_other_hooks(leaves.values(), args[2] if hooked else ()):
+        if not is_part and has_other_hooks(leaves.values(), args[2] if hooked else ()):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
@@ -274,7 +274,7 @@ def _moved(before: TensorSpec, tensor: Tensor) -> bool:
     return (now.size, now.stride, now.dtype) != (before.size, before.stride, before.dtype)
 
 
-def _has_other_hooks(leaves: Iterable[Tensor], hooked: Sequence[Tensor]) -> bool:
+def has_other_hooks(leaves: Iterable[Tensor], hooked: Sequence[Tensor]) -> bool:
     """Whether there are hooks besides those of the hooked leaves on their gradients."""
     return any(is_hooked(leaf) or any(hooks_of_node(accumulation(leaf))) for leaf in leaves) or any(
         any(hooks_of_node(accumulation(leaf))) for leaf in hooked

@@ -105,6 +105,14 @@ class Segment:
             return self.trie.slots.get(id(tensor))
         return number
 
+    def lives_on(self, tensor: Tensor) -> bool:
+        """Whether a tensor lives from step to step."""
+        return id(tensor) in self._lives
+
+    def has_had(self, number: int, tensor: Tensor) -> bool:
+        """Whether a tensor was the input of a number."""
+        return self._index.get(id(tensor)) == number
+
     def is_untouched(self, tensor: Tensor) -> bool:
         """Whether Python may look at a tensor: no call of this segment has had it."""
         if is_placeholder(tensor):
@@ -120,6 +128,16 @@ class Segment:
         known = (trie.values[n] for n in self.node.known if trie.kinds[n] != "result")
         storages = {storage_id(t) for t in known if t is not None} - {None}
         return any(isinstance(t, Tensor) and storage_id(t) in storages for t in values)
+
+    def memory_of(self, tensor: Tensor) -> Any:
+        """What tensors have in common that share memory."""
+        if not is_placeholder(tensor):
+            return storage_id(tensor)
+        number = self.number_of(tensor)
+        assert number is not None
+        root = self.trie.aliases.get(number, number)
+        is_result = self.trie.kinds[root] == "result"
+        return ("result", root) if is_result else storage_id(self.trie.values[root])
 
     def is_result(self, tensor: Tensor) -> bool:
         """Whether a call of this segment has made a tensor."""
@@ -202,6 +220,22 @@ class Segment:
             return tensor
         alive = self._alive.get(number)
         return None if alive is None else alive()
+
+    def alive(self) -> list[int]:
+        """The recorded results that somebody refers to, besides gradients where they belong."""
+        trie = self.trie
+        owners = (self.real(n) for n in self.node.known if trie.kinds[n] != "result")
+        gradients = {id(t.grad) for t in owners if t is not None and t.is_leaf}
+        found = ((n, self.real(n)) for n in self._alive if trie.kinds[n] == "result")
+        return [n for n, t in found if t is not None and id(t) not in gradients]
+
+    def note_inputs(self) -> bool:
+        """Takes the inputs of recorded calls for those of a replay; False if one is gone."""
+        trie = self.trie
+        numbers = [n for n in self.node.known if trie.kinds[n] == "input"]
+        for number in numbers:
+            trie.values[number] = self.real(number)
+        return all(trie.values[n] is not None for n in numbers)
 
     def become_real(self, tensors: dict[int, Tensor], held: list[int]) -> None:
         """Makes ordinary tensors of placeholders, to go on with them.

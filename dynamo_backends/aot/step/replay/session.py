@@ -104,10 +104,6 @@ class Session(TorchFunctionMode):
         push_function_mode(self)
         return self
 
-    def lives_on(self, tensor: Tensor) -> bool:
-        """Whether a tensor lives from step to step."""
-        return id(tensor) in self._lives
-
     @contextlib.contextmanager
     def own_calls(self) -> Iterator[None]:
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
@@ -173,7 +169,7 @@ class Session(TorchFunctionMode):
             node = self._match(func, args, kwargs)
             if node is None:
                 if func in self._recorder.natives and not _has_tensors(args, kwargs):
-                    return func(*args, **kwargs)
+                    return self.data(func(*args, **kwargs))
                 node = self._diverged(kind, func, args, kwargs)
             if node is not None:
                 result = self._result(node, args, kwargs)
@@ -193,6 +189,24 @@ class Session(TorchFunctionMode):
             self.segment.node.stops = True
             raise StopRecomputation
         return result
+
+    def share_memory(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two tensors of the step share memory."""
+        with self.own_calls():
+            return self.segment.memory_of(a) == self.segment.memory_of(b)
+
+    def data(self, result: Any) -> Any:
+        """Notes, and returns, what a call has made of Python's data."""
+        trie = self.segment.trie
+        if not trie.made_at and isinstance(result, Tensor):
+            trie.made_at = self._recorder.line()
+        return result
+
+    def note_read(self) -> None:
+        """Python reads a tensor that no call has had."""
+        trie = self.segment.trie
+        if not trie.read_at:
+            trie.read_at = self._recorder.line()
 
     def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
         segment = self.segment
@@ -419,7 +433,9 @@ class Session(TorchFunctionMode):
 
 def _then(node: Node) -> Trie:
     if node.then is None:
-        node.then = Trie()
+        entry = node.entry
+        is_read = entry is not None and entry.kind == "read"
+        node.then = Trie(entry.line if entry is not None and is_read else Recorder.line())
     return node.then
 
 

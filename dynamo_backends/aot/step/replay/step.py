@@ -16,13 +16,23 @@ from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
-from dynamo_backends.aot.step.replay.patches import Patches, active_session
+from dynamo_backends.aot.step.replay.patches import Patches, active_session, is_one_entry
 from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
+from dynamo_backends.aot.step.replay.snapshots import (
+    ANOTHER,
+    LastCall,
+    Parameters,
+    parameters_of,
+    program_snapshot,
+    result_template,
+    settings_changed,
+)
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
+from dynamo_backends.aot.step.snapshot import Snapshot
 from dynamo_backends.aot.step.step import Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
@@ -33,6 +43,9 @@ log = logging.getLogger("dynamo_backends")
 
 MAX_PROGRAMS = 8
 """How many programs one place of a record may have."""
+
+_OTHER_WAY = "another way through the step, or other tensors that are kept"
+_OTHER_ORDER = "a file has the arguments in their order"
 
 MANY = 16  # calls that go another way at one line: worth a warning
 
@@ -58,6 +71,8 @@ class ReplayStep(Step):
         self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
         self._patches = Patches(definition.optimizers)
         self._failed: set[Node] = set()
+        self._last: LastCall | None = None
+        self._held: Sequence[int] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See `Step.__call__`.
@@ -81,9 +96,11 @@ class ReplayStep(Step):
         try:
             self._patches.enter(session)
             session.__enter__()
-            result = self._function(args, kwargs)
+            result = self._function(session, args, kwargs)
             pop_function_modes(modes)
             self._patches.exit()
+            returned = result_template(session.segment, result)
+            self._held, is_followed = (), session.following
             session.finish()
         except BaseException:
             session.abandon()
@@ -96,6 +113,13 @@ class ReplayStep(Step):
             self._note_divergence(session.divergence)
         if session.executed:
             self.eager_steps += 1
+        segment, last = session.segment, self._last
+        before = last.segment if last is not None and last.segment.trie is segment.trie else None
+        self._last = LastCall(
+            segment, before, (args, kwargs), returned,
+            None if session.executed else self._held, is_followed,
+        )  # fmt: skip
+        if session.executed:
             result = pytree.tree_map_only(Tensor, _detached, result)
         return result
 
@@ -108,7 +132,7 @@ class ReplayStep(Step):
             )  # fmt: skip
             self.divergences.clear()
 
-    def _function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _function(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the user's function, for each part of the batch if it is accumulated."""
         definition = self._definition
         if definition.accumulate == 1:
@@ -118,16 +142,61 @@ class ReplayStep(Step):
             definition.models,
             definition.accumulate,
             lambda _: contextlib.nullcontext(),
+            share_memory=session.share_memory,
         )
         return call(definition.function, args, kwargs)
 
-    def snapshot(self) -> Any:
-        """Refuses to save the step.
+    def snapshot(self) -> Snapshot:
+        """The program of the last call, and what lives from step to step as it is now.
 
         Raises:
-            SaveError: Always.
+            SaveError: See `save`.
         """
-        raise SaveError('a step with python="replay" cannot be saved yet.')
+        call = self._last
+        if call is None:
+            raise SaveError("there is no compiled step; take one, and save it then.")
+        with self._lock:
+            self._look()
+            return self._snapshot(call)
+
+    def _snapshot(self, call: LastCall) -> Snapshot:
+        assert self._inventory is not None
+        segment, inventory = call.segment, self._inventory
+        path = segment.node.path()
+        if not call.is_followed:
+            line, reason = next(iter(self.refusals.items()), ("", "runs in eager"))
+            raise SaveError(f"the step cannot be saved: it {reason}" + f", at {line}." * bool(line))
+        strange = next((o for o in self._definition.optimizers if not is_one_entry(o)), None)
+        if strange is not None:
+            raise SaveError(
+                f"the step cannot be saved: {type(strange).__name__} is no optimizer of "
+                "torch.optim, and its numbers are constants of the program."
+            )
+        given = parameters_of(call, inventory)
+        if settings_changed(path, self._settings):
+            raise SaveError(ANOTHER.format("a setting in an optimizer's param_groups changed"))
+        program = self._program_of_file(segment, path, given)
+        why_not = program.why_not_next(inventory)
+        if why_not is not None:
+            raise SaveError(ANOTHER.format(why_not))
+        return program_snapshot(
+            program, call, given, self._definition, self._backend, self._options or {}, inventory
+        )
+
+    def _program_of_file(self, segment: Segment, path: Any, given: Parameters) -> RecordProgram:
+        programs = (program for program, is_pure in segment.node.programs if not is_pure)
+        for program in programs:
+            is_enough = set(given.outputs).issubset(program.outputs)
+            if program.inputs == given.numbers and is_enough and not program.has_views:
+                return program
+        inputs = given.numbers, given.tensors
+        try:
+            program = self._compile_path(segment, path, given.outputs, pure=False, inputs=inputs)
+        except StepCaptureError as error:
+            raise SaveError(f"the step cannot be saved: {error}") from error
+        if None not in given.numbers:
+            segment.node.programs.append((program, False))
+        return program
 
     def _look(self) -> None:
         """Looks for other parameters, buffers and states than there were."""
@@ -150,7 +219,7 @@ class ReplayStep(Step):
         if node is segment.trie.root:
             return True
         path = node.path()
-        held = segment.held()
+        self._held = held = segment.held()
         if not held and not any(entry.mutates or entry.draws for entry in path):
             return True
         outputs = {*held, *_shared_roots(segment.trie, held)}
@@ -255,18 +324,19 @@ class ReplayStep(Step):
         return program
 
     def _compile_path(
-        self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool
+        self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool, inputs: Any = None
     ) -> RecordProgram:
         assert self._inventory is not None
         definition, inventory = self._definition, self._inventory
         refuse_step(inventory.tensors, self._backend.name, self._backend.home)
         with TRACING:
             program = RecordProgram(
-                definition, self._backend, inventory, segment, path, outputs, pure, self._settings
-            )
+                definition, self._backend, inventory, segment, path, outputs, pure,
+                self._settings, inputs,
+            )  # fmt: skip
         program.variant.last_used = next(self._uses)
         if self.compilations:
-            self.reasons.append("another way through the step, or other tensors that are kept")
+            self.reasons.append(_OTHER_WAY if inputs is None else _OTHER_ORDER)
         self.compilations += 1
         return program
 

@@ -177,9 +177,14 @@ class Trie:
         kinds: "slot", "input" or "result", for each.
         aliases: For each the tensor whose memory it was part of when it was made.
         numbers: The numbers of a call that are inputs.
+        line: The user's, of the cut behind which the trie begins; empty at the start of a step.
+        read_at: Where Python has read a tensor that no call has had; empty: nowhere.
+        made_at: Where it has made a tensor of its own data, which may be others at each call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, line: str = "") -> None:
+        self.line = line
+        self.read_at = self.made_at = ""
         self.root = Node()
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []

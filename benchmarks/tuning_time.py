@@ -8,8 +8,7 @@
 Each model and budget is a process of its own with empty caches: the first call tunes, and then
 eager and what it chose are timed in turns. The table shows speedups over eager and the seconds of
 the first call. `--every` has the longest budget try all these candidates, also those that the
-prior leaves out; the file of results is then one that `dynamo-backends cache import` and
-`tools/priors.py learn` take, as that of record_decisions.py.
+prior leaves out; the file of results is then one that `dynamo-backends cache import` takes.
 
 The exit status is 1 if a budget of 20 s finds less than 92% of the speed of the longest one, in the
 geometric mean, if a model is slower than in eager, or if a result is wrong.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.priors import Described, Prior, machine_features, shipped
+from dynamo_backends.autotune.prior import GraphDescription, Prior, similarity
 from dynamo_backends.interface.report import CandidateReport
 
 _PRIOR_WEIGHT = 2.0  # in decisions
@@ -51,27 +51,26 @@ class CostModel:
 
     Args:
         decisions: On this machine, the newest first.
-        described: The graph.
-        prior: What is known without them; by default what comes with the package.
+        graph: The graph.
+        prior: What is known without them.
     """
 
     def __init__(
         self,
         decisions: Iterable[Decision],
-        described: Described | None = None,
+        graph: GraphDescription | None = None,
         prior: Prior | None = None,
     ):
-        self._described = described or Described()
-        self._prior = prior or shipped()
+        self._graph = graph or GraphDescription()
+        self._prior = prior or Prior()
         self._predicted: dict[str, Prediction] = {}
-        self._past: dict[str, list[tuple[Described, float, CandidateReport]]] = {}
+        self._past: dict[str, list[tuple[GraphDescription, float, CandidateReport]]] = {}
         for decision in list(decisions)[:_DECISIONS]:
             self._learn(decision)
 
     def _learn(self, decision: Decision) -> None:
-        machine = machine_features(decision.environment)
-        past = Described(decision.graph, decision.ops, decision.features, machine)
-        weight = self._prior.closeness(self._described, past)
+        past = GraphDescription(decision.graph, decision.ops, decision.features)
+        weight = similarity(self._graph, past)
         for row in decision.candidates:
             if row.compile_s is not None:
                 self._past.setdefault(row.name, []).append((past, weight, row))
@@ -83,7 +82,7 @@ class CostModel:
         return self._predicted[name]
 
     def _predict(self, name: str) -> Prediction:
-        expected = self._prior.expect(name, self._described)
+        expected = self._prior.expect(name, self._graph)
         past = self._past.get(name, [])
         factors = [self._times_as_long(name, graph, row) for graph, _, row in past]
         factor = statistics.median(factors) if factors else 1.0
@@ -95,13 +94,13 @@ class CostModel:
         worked = [(weight, float(row.seconds is not None)) for _, weight, row in past]
         gain = expected.gain + _blend(errors, 0.0)
         return Prediction(
-            _FIXED_S + factor * expected.compile_s * max(self._described.ops, 1),
+            _FIXED_S + factor * expected.compile_s * max(self._graph.ops, 1),
             math.exp(gain),
-            _blend(worked, expected.right),
+            _blend(worked, 1.0),
             expected.spread,
         )
 
-    def _times_as_long(self, name: str, graph: Described, row: CandidateReport) -> float:
+    def _times_as_long(self, name: str, graph: GraphDescription, row: CandidateReport) -> float:
         """How many times as long as expected a compilation took."""
         took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
         return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))

@@ -45,7 +45,7 @@ class Decision:
         seconds: Where the time of tuning went (see `GraphReport.tuning_seconds`).
         lines: The user's lines that the graph came from when it was tuned, "file:line, code", the
             ones with most calls first.
-        features: The graph in numbers (see `priors.graph_features`).
+        features: See `graph_work`.
         disturbed: So many times in a row was the machine busy while candidates were raced, this
             time included; 0: it was quiet.
     """

@@ -18,7 +18,7 @@ from dynamo_backends.autotune.arguments import Arguments, find_mutated
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, work_of
 from dynamo_backends.autotune.identity import captured_fingerprint, describe
 from dynamo_backends.autotune.isolation import is_isolated, rehearsed
 from dynamo_backends.autotune.names import EAGER
@@ -141,7 +141,7 @@ class Ensemble:
             self.devices,
             {"inputs": inputs, "static": sorted(static)},
             self.capture_s,
-            features=features_of(self.captured),
+            work=work_of(self.captured),
             lines=lambda: user_lines(self.captured.graph),
         )
 

@@ -16,11 +16,12 @@ from torch import fx
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decision, Decisions
+from dynamo_backends.autotune.graph_work import graph_work
 from dynamo_backends.autotune.identity import environment, key_of
 from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.priors import Described, graph_features, machine_features
+from dynamo_backends.autotune.prior import GraphDescription
 from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
@@ -59,7 +60,7 @@ class Question:
         devices: Types of the devices that tensors are on.
         capture_s: Seconds that Dynamo took for the graph.
         lines: Tells `Decision.lines`.
-        features: The graph in numbers (see `graph_features`).
+        work: See `graph_work`.
         facts: What else the decision depends on, in types that JSON has.
     """
 
@@ -71,23 +72,21 @@ class Question:
     facts: Mapping[str, Any] = field(default_factory=dict)
     capture_s: float | None = None
     lines: Callable[[], tuple[str, ...]] = tuple
-    features: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, float] = field(default_factory=dict)
 
     def model(self) -> CostModel:
         """What to expect of candidates."""
-        machine = machine_features(environment(self.devices))
-        described = Described(self.kind, self.ops, self.features, machine)
-        return CostModel(Decisions().all(), described)
+        return CostModel(Decisions().all(), GraphDescription(self.kind, self.ops, self.work))
 
 
-def features_of(graph: fx.GraphModule) -> dict[str, float]:
-    """A graph in numbers; none if it cannot be described: the order of candidates is worse then.
+def work_of(graph: fx.GraphModule) -> dict[str, float]:
+    """See `graph_work`; empty if the graph cannot be described: candidates are ordered worse then.
 
     Args:
         graph: Dynamo's, or a functional one.
     """
     with done_without(None, "describing a graph for autotune"):
-        return graph_features(graph)
+        return graph_work(graph)
     return {}
 
 
@@ -274,7 +273,7 @@ class DecisionFlow:
                     disturbed=self._disturbed,
                     seconds=dict(choice.seconds),
                     lines=question.lines(),
-                    features=question.features,
+                    features=question.work,
                 )
             )
 

@@ -20,7 +20,7 @@ from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.chosen import switch_of_chosen
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, features_of
+from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question, work_of
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.session import PreparedCandidate, Subject, failure_of
@@ -224,7 +224,7 @@ class GraphEnsemble(Executable):
             tuple(value_text(v) for v, x in inputs if x.role not in _WEIGHTS),
             self._devices,
             lines=lambda: user_lines(self._graph.module.graph),
-            features=features_of(self._graph.module),
+            work=work_of(self._graph.module),
         )
         return DecisionFlow(question, self.competing, self._options, NOT_COMPILED, self._report)
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.priors import Described, Prior
+from dynamo_backends.autotune.prior import ROWS, GraphDescription
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning.budget import Budget
 from tests.autotune.test_decisions import decision
@@ -20,7 +20,7 @@ def row(name: str, compile_s: float, speedup: float | None) -> CandidateReport:
 def learnt(*rows: CandidateReport, times: int = 10, ops: int = 100) -> CostModel:
     given = (*rows, CandidateReport("openxla"))
     past = [decision(ops=100, candidates=given) for _ in range(times)]
-    return CostModel(past, Described(ops=ops))
+    return CostModel(past, GraphDescription(ops=ops))
 
 
 def test_compile_time_grows_with_the_graph():
@@ -31,10 +31,13 @@ def test_compile_time_grows_with_the_graph():
 
 def test_compile_time_of_one_kind_of_graph_says_something_of_another():
     """A machine that is twice as slow is so for steps, too, whose calls compile faster."""
-    slow = decision(ops=100, candidates=(row("inductor", 0.3 + 2 * 100 * 0.06, 1.5),))
-    for kind, seconds in {"inference": 0.06, "forward": 0.06, "step": 0.02}.items():
-        found = CostModel([slow] * 3, Described(kind, 1000), Prior()).predict("inductor")
-        assert found.compile_s == pytest.approx(0.3 + 2 * 1000 * seconds)
+    seconds = {kind: ROWS[kind]["inductor"].compile_s for kind in ("inference", "forward", "step")}
+    slow = decision(
+        ops=100, candidates=(row("inductor", 0.3 + 2 * 100 * seconds["inference"], 1.5),)
+    )
+    for kind in seconds:
+        found = CostModel([slow] * 3, GraphDescription(kind, 1000)).predict("inductor")
+        assert found.compile_s == pytest.approx(0.3 + 2 * 1000 * seconds[kind])
 
 
 def test_who_won_before_is_tried_first():

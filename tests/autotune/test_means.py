@@ -18,7 +18,7 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
 from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.priors import Described, Prior
+from dynamo_backends.autotune.prior import GraphDescription
 from dynamo_backends.autotune.session import PreparedCandidate, Subject
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning import race
@@ -42,7 +42,7 @@ class Process:
         patch.setattr(race, "running_s", lambda: self.now)
         self.budget = Budget(budget_s, clock=lambda: self.now)
         patch.setattr(flow, "budget_of", lambda *_: self.budget)
-        patch.setattr(Question, "model", lambda q: CostModel([], Described(q.kind, q.ops), Prior()))
+        patch.setattr(Question, "model", lambda q: CostModel([], GraphDescription(q.kind, q.ops)))
         self.compiled: list[tuple[str, float]] = []
 
     def tune(

@@ -232,16 +232,6 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
-def test_the_longest_budget_can_be_learned_from(tmp_path: Path) -> None:
-    program, priors = load("benchmarks/tuning_time.py"), load("tools/priors.py")
-    file = tmp_path / "times.json"
-    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file), "--rounds", "3"]
-    program.main([*flags, "--budgets", "600", "--every", "ts_trace"])
-    (record,) = priors.read(file)
-    assert record.model == "squeezenet1_1"
-    assert set(record.tried) == {"ts_trace"}
-
-
 def test_tuning_time_says_which_target_is_missed() -> None:
     program = load("benchmarks/tuning_time.py")
 
@@ -287,19 +277,6 @@ def test_tuning_beside_calls_says_which_target_is_missed(
     monkeypatch.setattr(program, "in_a_process", lambda name, _: results[name])
     assert program.main(["--scale", "test", "--models", "resnet18"]) == 0
     assert "11.0, 18.0" in " ".join(capsys.readouterr().out.split())
-
-
-def test_decisions_are_recorded_for_learning(tmp_path: Path) -> None:
-    program, priors = load("benchmarks/record_decisions.py"), load("tools/priors.py")
-    file = tmp_path / "decisions.json"
-    flags = ["--scale", "test", "--models", "squeezenet1_1", "--json", str(file)]
-    flags += ["--candidates", "ts_trace", "onnxrt"]
-    assert program.main(flags) == 0
-    records = list(priors.read(file))
-    assert {r.model for r in records} == {"squeezenet1_1"}
-    assert all(set(r.tried) == {"ts_trace", "onnxrt"} for r in records)
-    assert all(r.described.graph["calls"] > 0 for r in records)
-    assert all(r.described.machine["threads"] >= 0 for r in records)
 
 
 def test_every_program_says_how_to_run_it() -> None:

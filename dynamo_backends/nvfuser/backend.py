@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -23,8 +23,6 @@ class NvFuserOptions(CudaGraphOptions):
     Attributes:
         min_block_size: As for every backend, with another default: to launch a fusion costs about
             as much as some operators in eager.
-        frontend: Which of nvFuser's Python frontends defines fusions. "auto": the one that is
-            loaded, else `nvfuser_direct` if that is installed, else `nvfuser`.
         matmul: Whether matrix products are parts of fusions. nvFuser then runs them by ATen's own
             kernels, so this saves splits and launches, not arithmetic; without, they stay in
             eager.
@@ -35,7 +33,6 @@ class NvFuserOptions(CudaGraphOptions):
     """
 
     min_block_size: int = 4
-    frontend: Literal["auto", "nvfuser_direct", "nvfuser"] = "auto"
     matmul: bool = True
     symbolic_sizes: bool = True
     max_fusions: int = 1024
@@ -47,29 +44,30 @@ class NvFuser(Backend):
     """See the module's docstring."""
 
     name = "nvfuser"
-    summary = "nvFuser, by either of its Python frontends"
+    summary = "nvFuser, NVIDIA's fusion compiler"
     Options = NvFuserOptions
     trains = True
     dynamic_shapes = "one fusion for many shapes"
-    optional_packages = ("nvfuser-*",)  # one for each torch and each frontend
+    optional_packages = ("nvfuser-*",)  # one for each CUDA and torch
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        names = vendor.installed()
-        if not names:
+        if not vendor.is_installed():
             reason = "nvFuser is not installed"
             if not devices.is_present():
                 reason += ", and torch finds no CUDA device"
             return Availability(False, reason, vendor.remedy())
         if not devices.is_present():
-            return Availability(False, f"{names[0]} is installed, but torch finds no CUDA device")
-        found = " ".join((names[0], *self.versions().values()))
+            return Availability(
+                False, f"{vendor.MODULE} is installed, but torch finds no CUDA device"
+            )
+        found = " ".join((vendor.MODULE, *self.versions().values()))
         return Availability(True, found, devices=(devices.TYPE,))
 
     def prepare(self, graph: Graph, options: NvFuserOptions) -> None:
         """See `Backend.prepare`."""
         devices.require_device(graph, self.name)
-        vendor.open_frontend(options.frontend)
+        vendor.load()
 
     def keeps(self, options: NvFuserOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering is handed over whole."""
@@ -86,10 +84,10 @@ class NvFuser(Backend):
         if not options.matmul and str(node.target) in PRODUCTS:
             return Support(False, "the option 'matmul' leaves matrix products to eager")
         try:
-            frontend = vendor.open_frontend(options.frontend)
+            nvfuser = vendor.load()
         except BackendUnavailableError:
-            frontend = None  # `prepare` says so when it comes to running
-        reason = why_not(node, frontend)
+            nvfuser = None  # `prepare` says so when it comes to running
+        reason = why_not(node, nvfuser)
         return SUPPORTED if reason is None else Support(False, reason)
 
     def compile(self, graph: Graph, options: NvFuserOptions) -> Any:
@@ -98,7 +96,7 @@ class NvFuser(Backend):
         from dynamo_backends.nvfuser.definition import FUSIONS
         from dynamo_backends.nvfuser.runtime import Launch
 
-        frontend = vendor.open_frontend(options.frontend)
+        nvfuser = vendor.load()
         lowered = lower_graph(graph, options.symbolic_sizes)
-        fusion = FUSIONS.get(lowered.program, frontend, options.max_fusions)
+        fusion = FUSIONS.get(lowered.program, nvfuser, options.max_fusions)
         return LiveExecutable(graph, Launch(graph, lowered, fusion))

@@ -17,7 +17,7 @@ from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup
 from dynamo_backends.nvfuser.program import FusionProgram
 from dynamo_backends.nvfuser.recorder import Recorder
 from dynamo_backends.nvfuser.values import Value
-from dynamo_backends.nvfuser.vendor import Frontend
+from dynamo_backends.nvfuser.vendor import NvFuserModule
 
 MAX_DIMS = 8
 """nvFuser's kernels take tensors of so many dimensions."""
@@ -108,12 +108,12 @@ def _stored(value: Value, promised: Tensor, recorder: Recorder) -> Value:
     return recorder.tensor("stride_order", (value, order), value.shape, value.dtype)
 
 
-def why_not(node: fx.Node, frontend: Frontend | None) -> str | None:
+def why_not(node: fx.Node, nvfuser: NvFuserModule | None) -> str | None:
     """Why a call cannot be part of a fusion; None if it can.
 
     Args:
         node: The call.
-        frontend: Which has to have the operations; None: do not ask.
+        nvfuser: Which has to have the operations; None: do not ask.
     """
     if lookup(node.target) is None:
         return "it has no lowering to nvFuser"
@@ -127,9 +127,9 @@ def why_not(node: fx.Node, frontend: Frontend | None) -> str | None:
         lower_call(node, values, recorder)
     except Unsupported as reason:
         return str(reason)
-    absent = [op for op in sorted(recorder.operations) if frontend and not frontend.has(op)]
+    absent = [op for op in sorted(recorder.operations) if nvfuser and not nvfuser.has(op)]
     if absent:
-        return f"this version of {frontend.name} has no {absent[0]!r}"  # type: ignore[union-attr]
+        return f"this version of nvFuser has no {absent[0]!r}"
     return _elsewhere(node)
 
 

@@ -1,4 +1,4 @@
-"""Makes fusions: tells nvFuser what a program says, in the words of either frontend."""
+"""Makes fusions: tells nvFuser what a program says, a `FusionDefinition`."""
 
 import threading
 from typing import Any
@@ -14,11 +14,11 @@ from dynamo_backends.nvfuser.program import (
     Size,
     TypeName,
 )
-from dynamo_backends.nvfuser.vendor import Frontend
+from dynamo_backends.nvfuser.vendor import NvFuserModule
 from dynamo_backends.runtime.lru import LRU
 
 
-def define(program: FusionProgram, frontend: Frontend) -> Any:
+def define(program: FusionProgram, nvfuser: NvFuserModule) -> Any:
     """The `FusionDefinition` of a program, closed.
 
     Raises:
@@ -26,9 +26,9 @@ def define(program: FusionProgram, frontend: Frontend) -> Any:
         CompileError: nvFuser refuses the whole.
     """
     with as_compile_error("nvFuser refuses the fusion", first_line):
-        fd = frontend.definition(len(program.steps))
+        fd = nvfuser.definition()
         with fd:
-            _Replay(fd, frontend).run(program)
+            _Replay(fd, nvfuser).run(program)
         return fd
 
 
@@ -37,12 +37,12 @@ class _Replay:
 
     Args:
         fd: The definition.
-        frontend: Whose it is.
+        nvfuser: Whose it is.
     """
 
-    def __init__(self, fd: Any, frontend: Frontend):
+    def __init__(self, fd: Any, nvfuser: NvFuserModule):
         self._fd = fd
-        self._frontend = frontend
+        self._nvfuser = nvfuser
         self._values: list[Any] = []
         self._sizes: dict[Size, Any] = {}
 
@@ -61,7 +61,7 @@ class _Replay:
         return self._fd.define_tensor(
             shape=list(x.shape),
             contiguity=list(x.contiguity),
-            dtype=self._frontend.dtype(x.dtype),
+            dtype=self._nvfuser.dtype(x.dtype),
             stride_order=list(x.stride_order),
         )
 
@@ -76,10 +76,10 @@ class _Replay:
         if isinstance(argument, Size):
             return self._size(argument)
         if isinstance(argument, Constant):
-            kind = self._frontend.dtype(argument.dtype)
+            kind = self._nvfuser.dtype(argument.dtype)
             return self._fd.define_scalar(argument.number, dtype=kind)
         if isinstance(argument, TypeName):
-            return self._frontend.dtype(argument.name)
+            return self._nvfuser.dtype(argument.name)
         if isinstance(argument, tuple):
             return [self._argument(a) for a in argument]
         return argument
@@ -102,7 +102,7 @@ class Fusions:
     """
 
     def __init__(self) -> None:
-        self._fusions: LRU[tuple[str, str], Any] = LRU(0)
+        self._fusions: LRU[str, Any] = LRU(0)
         self._lock = threading.Lock()  # definitions under way share a global state of nvFuser's
         self.made = 0
         self.found = 0
@@ -111,28 +111,27 @@ class Fusions:
         """How many are kept."""
         return len(self._fusions)
 
-    def get(self, program: FusionProgram, frontend: Frontend, limit: int) -> Any:
+    def get(self, program: FusionProgram, nvfuser: NvFuserModule, limit: int) -> Any:
         """The fusion of a program, made if there is none yet.
 
         Args:
             program: What it computes.
-            frontend: In whose words.
+            nvfuser: What defines it.
             limit: So many are kept at most; the least recently used go first.
 
         Raises:
             LoweringError: nvFuser refuses an operation.
             CompileError: nvFuser refuses the whole.
         """
-        key = (frontend.name, program.key)
         with self._lock:
-            fusion = self._fusions.get(key)
+            fusion = self._fusions.get(program.key)
             if fusion is None:
-                fusion = define(program, frontend)
+                fusion = define(program, nvfuser)
                 self.made += 1
             else:
                 self.found += 1
             self._fusions.most = limit
-            self._fusions.put(key, fusion)
+            self._fusions.put(program.key, fusion)
         return fusion
 
     def clear(self) -> None:

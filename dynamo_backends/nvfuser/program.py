@@ -73,7 +73,7 @@ class Operation:
 
     Attributes:
         op: Its name in `fd.ops`.
-        args: Its arguments, all positional: the two frontends name some otherwise.
+        args: Its arguments, all positional.
         results: How many it has.
         origin: The graph's node that it stems from; not part of what the fusion depends on.
     """

@@ -1,15 +1,13 @@
-"""What this package uses of nvFuser, in one place, and of which of its two frontends.
+"""What this package uses of nvFuser, in one place.
 
-nvFuser comes with two Python frontends that define fusions in nearly the same words: `nvfuser`, the
-older, and `nvfuser_direct`, which will take its place. A process can load one of them only.
-
-None of this was run on a GPU yet. The names and signatures are those of NVIDIA/Fuser's sources
-(python/python_frontend/python_bindings.cpp, python/python_direct/{ir,ops,runtime}.cpp and the two
-`__init__.py`), as of 2025, versions around 0.2.28:
+nvFuser has two Python front ends. `nvfuser_direct` is the one that NVIDIA develops; the older one,
+`nvfuser`, is not used. None of this was run on a GPU yet. The names and signatures are those of
+NVIDIA/Fuser's sources (python/python_direct/{ir,ops,runtime}.cpp and its `__init__.py`), as of
+2025, versions around 0.2.28:
 
 | what | arguments, all that are used |
 |---|---|
-| `FusionDefinition` | `max_length` (of `nvfuser` only); a context manager that defines |
+| `FusionDefinition` | no argument; a context manager that defines |
 | `fd.define_tensor` | `shape`, `contiguity`, `dtype`, `stride_order` |
 | `fd.define_scalar` | a number, `dtype` |
 | `fd.add_output` | a tensor |
@@ -30,30 +28,21 @@ import torch
 from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.packages import is_there
 
-FRONTENDS = ("nvfuser_direct", "nvfuser")
-"""The preferred one first."""
-
-_MAX_LENGTH = 1024  # nvfuser's own default; longer definitions have to say so
-_RECORDS_PER_STEP = 8
+MODULE = "nvfuser_direct"
 
 
 @dataclass(frozen=True)
-class Frontend:
-    """One of nvFuser's frontends, loaded.
+class NvFuserModule:
+    """nvFuser's Python module, loaded.
 
     Attributes:
-        name: Of its module.
-        module: It.
+        module: `nvfuser_direct`.
     """
 
-    name: str
     module: Any
 
-    def definition(self, steps: int) -> Any:
-        """A new `FusionDefinition` for so many operations."""
-        if self.name == "nvfuser":
-            length = max(_MAX_LENGTH, _RECORDS_PER_STEP * steps)
-            return self.module.FusionDefinition(max_length=length)
+    def definition(self) -> Any:
+        """A new `FusionDefinition`."""
         return self.module.FusionDefinition()
 
     def dtype(self, name: str) -> Any:
@@ -69,51 +58,31 @@ class Frontend:
         return frozenset(dir(self.module.FusionDefinition().ops))
 
 
-def installed() -> list[str]:
-    """The frontends that are installed, the preferred one first.
-
-    One that is loaded already is the only one that can be used.
-    """
-    loaded = [name for name in FRONTENDS if name in sys.modules]
-    return loaded[:1] or [name for name in FRONTENDS if is_there(name)]
+def is_installed() -> bool:
+    """Whether nvFuser is installed."""
+    return MODULE in sys.modules or is_there(MODULE)
 
 
-_opened: dict[str, Frontend] = {}
+_loaded: dict[str, NvFuserModule] = {}
 
 
-def open_frontend(name: str) -> Frontend:
-    """Loads a frontend.
-
-    Args:
-        name: "nvfuser" or "nvfuser_direct"; "auto" is the preferred one.
+def load() -> NvFuserModule:
+    """Loads nvFuser.
 
     Raises:
-        BackendUnavailableError: It is not installed, the other one is loaded, or it does not load.
+        BackendUnavailableError: It is not installed, or it does not load.
     """
-    usable = installed()
-    if name == "auto" and usable:
-        name = usable[0]
-    if name not in usable:
-        raise BackendUnavailableError(_why_not(name, usable))
-    if name not in _opened or _opened[name].module is not sys.modules.get(name):
+    if not is_installed():
+        raise BackendUnavailableError(f"nvFuser is not installed; run: {remedy()}")
+    if MODULE not in _loaded or _loaded[MODULE].module is not sys.modules.get(MODULE):
         try:
-            _opened[name] = Frontend(name, importlib.import_module(name))
+            _loaded[MODULE] = NvFuserModule(importlib.import_module(MODULE))
         except Exception as error:  # a library that does not fit torch fails in many ways
             raise BackendUnavailableError(
-                f"{name} does not load ({type(error).__name__}: {error}). Install the build for "
+                f"{MODULE} does not load ({type(error).__name__}: {error}). Install the build for "
                 f"this torch: {remedy()}"
             ) from error
-    return _opened[name]
-
-
-def _why_not(name: str, usable: list[str]) -> str:
-    if usable and usable[0] in sys.modules:
-        return (
-            f"{name} was asked for, but {usable[0]} is loaded and a process can load one of them "
-            f"only; leave the option 'frontend' at 'auto', or do not import {usable[0]}."
-        )
-    what = "nvFuser" if name == "auto" else name
-    return f"{what} is not installed; run: {remedy()}"
+    return _loaded[MODULE]
 
 
 def remedy() -> str:

@@ -10,7 +10,6 @@ hold NaN, infinities, signed zeros and bounds of integers, nothing is written, a
 docs/differences.md lists as a difference (differences.py) is not wrong.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -69,7 +68,7 @@ BACKENDS = {
         nvfuser_share.is_in,
         nvfuser_share.IN_WORDS,
         nvfuser_share.DTYPES,
-        functools.partial(nvfuser_double.installed, "nvfuser_direct"),
+        nvfuser_double.installed,
         "a double of nvFuser that computes with torch",
     ),
     "openxla": Row(0.85, 20),

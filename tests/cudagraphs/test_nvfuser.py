@@ -8,9 +8,9 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends.interface import registry
 from tests.cudagraphs.conftest import Machine
-from tests.nvfuser.conftest import is_real, preferred
+from tests.nvfuser.conftest import is_real, nvfuser
 
-__all__ = ["preferred"]  # the fixture
+__all__ = ["nvfuser"]  # the fixture
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def machine(machine: Machine) -> Machine:
 
 @pytest.fixture(autouse=True)
 def _made_anew():
-    """The backend is made for the frontend and device of this test."""
+    """The backend is made for the device of this test."""
     registry.get_backend.cache_clear()
     yield
     registry.get_backend.cache_clear()
@@ -32,7 +32,7 @@ def block(x: Tensor, y: Tensor) -> Tensor:
     return F.layer_norm(F.gelu(x * 2 + y), x.shape[-1:]).softmax(-1)
 
 
-def test_fusions_are_recorded(machine: Machine, preferred: str):
+def test_fusions_are_recorded(machine: Machine, nvfuser: str):
     compiled = torch.compile(block, backend=dynamo_backends.compiler("nvfuser_cudagraphs"))
     with dynamo_backends.record() as reports:
         for _ in range(5):
@@ -42,7 +42,7 @@ def test_fusions_are_recorded(machine: Machine, preferred: str):
     assert not any(r.uncaptured or r.runtime_fallbacks for r in reports), reports
 
 
-def test_training(machine: Machine, preferred: str):
+def test_training(machine: Machine, nvfuser: str):
     module = nn.Sequential(nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(machine.device)
     compiled = torch.compile(module, backend=dynamo_backends.compiler("nvfuser_cudagraphs"))
     with dynamo_backends.record() as reports:

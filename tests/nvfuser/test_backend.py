@@ -27,28 +27,28 @@ def compiled(model: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("what", checks.SEMANTICS)
-def test_semantics(frontend: str, what: str):
+def test_semantics(nvfuser: str, what: str):
     fn, inputs = checks.SEMANTICS[what]
     with torch.no_grad():
         checks.agree("nvfuser", fn, *inputs(), min_block_size=1, fragmented="keep")
 
 
-def test_weights_are_read_where_they_are(preferred: str):
+def test_weights_are_read_where_they_are(nvfuser: str):
     assert checks.never_stale("nvfuser", list(CHANGES)) >= 0
 
 
-def test_gradients(preferred: str):
+def test_gradients(nvfuser: str):
     checks.gradients_agree("nvfuser")
 
 
-def test_random_numbers_equal_eagers(preferred: str):
+def test_random_numbers_equal_eagers(nvfuser: str):
     def fn(x: Tensor) -> Tensor:
         return F.dropout(x * 2, 0.5, training=True) + torch.rand_like(x)
 
     check(fn, torch.randn(3, 4), ops_in_eager=None, backend="nvfuser")
 
 
-def test_batch_norm_in_training_updates_its_buffers(preferred: str):
+def test_batch_norm_in_training_updates_its_buffers(nvfuser: str):
     module, twin = (nn.BatchNorm2d(3).train() for _ in range(2))
     x = torch.randn(2, 3, 4, 4)
     with dynamo_backends.record() as reports:
@@ -67,7 +67,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_are_read_without_copies_and_results_have_eagers(frontend: str, layout: str):
+def test_layouts_are_read_without_copies_and_results_have_eagers(nvfuser: str, layout: str):
     def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x * 2 + y, x.sum(1), x.permute(0, 2, 3, 1) + 1, (x + y).flatten(1), x.mean((2, 3))
 
@@ -77,7 +77,7 @@ def test_layouts_are_read_without_copies_and_results_have_eagers(frontend: str, 
     assert checks.ran_on_backend(reports)
 
 
-def test_results_share_no_memory_with_inputs_or_with_each_other(frontend: str):
+def test_results_share_no_memory_with_inputs_or_with_each_other(nvfuser: str):
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = x + 1
         return x.clone(), x.t().clone(), y, y.clone(), y.reshape(-1).clone(), x * 1.0
@@ -95,7 +95,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 2)).eval()
 
 
-def test_one_fusion_for_all_sizes_of_a_batch(frontend: str):
+def test_one_fusion_for_all_sizes_of_a_batch(nvfuser: str):
     checks.follows_the_batch("nvfuser")
     assert (FUSIONS.made, FUSIONS.found) == (1, 2)
 
@@ -108,7 +108,7 @@ def attend(x: Tensor) -> Tensor:
     return (weights @ q).transpose(1, 2).reshape(batch * length, width).mean(0) + 1
 
 
-def test_sizes_of_views_are_read_off_the_inputs(frontend: str):
+def test_sizes_of_views_are_read_off_the_inputs(nvfuser: str):
     """Sizes that equal each other by chance would only lead to another fusion."""
     function = torch.compile(attend, backend=dynamo_backends.compiler("nvfuser"), dynamic=True)
     for batch, length in ((3, 5), (7, 6), (9, 11)):
@@ -117,7 +117,7 @@ def test_sizes_of_views_are_read_off_the_inputs(frontend: str):
     assert (FUSIONS.made, FUSIONS.found) == (1, 2)
 
 
-def test_sizes_can_be_numbers(preferred: str):
+def test_sizes_can_be_numbers(nvfuser: str):
     backend = dynamo_backends.compiler("nvfuser", symbolic_sizes=False)
     function = torch.compile(attend, backend=backend, dynamic=True)
     for batch in (2, 5):
@@ -126,7 +126,7 @@ def test_sizes_can_be_numbers(preferred: str):
     assert (FUSIONS.made, FUSIONS.found) == (2, 0)
 
 
-def test_a_size_of_one_is_another_fusion(preferred: str):
+def test_a_size_of_one_is_another_fusion(nvfuser: str):
     def fn(x: Tensor, y: Tensor) -> Tensor:
         return x * y + x.sum(0)
 
@@ -137,7 +137,7 @@ def test_a_size_of_one_is_another_fusion(preferred: str):
     assert (FUSIONS.made, FUSIONS.found) == (3, 1)
 
 
-def test_instances_of_a_module_share_a_fusion(preferred: str):
+def test_instances_of_a_module_share_a_fusion(nvfuser: str):
     for _ in range(2):
         torch._dynamo.reset()
         model, x = net(), torch.randn(4, 8)
@@ -152,14 +152,14 @@ def constant_program(number: float) -> FusionProgram:
     return FusionProgram((x,), (step,), (1,))
 
 
-def test_the_least_recently_used_fusion_goes_first(preferred: str):
-    frontend, fusions = vendor.open_frontend("auto"), Fusions()
-    first = fusions.get(constant_program(1.0), frontend, 2)
-    fusions.get(constant_program(2.0), frontend, 2)
-    assert fusions.get(constant_program(1.0), frontend, 2) is first
-    fusions.get(constant_program(3.0), frontend, 2)
+def test_the_least_recently_used_fusion_goes_first(nvfuser: str):
+    module, fusions = vendor.load(), Fusions()
+    first = fusions.get(constant_program(1.0), module, 2)
+    fusions.get(constant_program(2.0), module, 2)
+    assert fusions.get(constant_program(1.0), module, 2) is first
+    fusions.get(constant_program(3.0), module, 2)
     assert len(fusions) == 2
-    assert fusions.get(constant_program(1.0), frontend, 2) is first
+    assert fusions.get(constant_program(1.0), module, 2) is first
     assert (fusions.made, fusions.found) == (3, 2)
 
 
@@ -170,7 +170,7 @@ def test_numbers_that_are_equal_in_python_are_different_fusions():
     assert constant_program(nan).key == constant_program(nan).key
 
 
-def test_products_can_stay_in_eager(preferred: str):
+def test_products_can_stay_in_eager(nvfuser: str):
     model, x = net(), torch.randn(4, 8)
     with torch.no_grad(), dynamo_backends.record() as reports:
         torch.testing.assert_close(compiled(model, matmul=False, min_block_size=1)(x), model(x))
@@ -179,7 +179,7 @@ def test_products_can_stay_in_eager(preferred: str):
     assert reasons == {"aten.addmm.default": "the option 'matmul' leaves matrix products to eager"}
 
 
-def test_small_blocks_stay_in_eager(preferred: str):
+def test_small_blocks_stay_in_eager(nvfuser: str):
     def fn(x: Tensor) -> Tensor:
         return (x * 2 + 1).sort()[0] * 3
 
@@ -191,17 +191,17 @@ def test_small_blocks_stay_in_eager(preferred: str):
 
 
 def test_an_operation_that_this_version_does_not_have(
-    preferred: str, monkeypatch: pytest.MonkeyPatch
+    nvfuser: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(vendor.Frontend, "has", lambda self, name: name != "sinh")
+    monkeypatch.setattr(vendor.NvFuserModule, "has", lambda self, name: name != "sinh")
     with dynamo_backends.record() as reports:
         x = torch.randn(5)
         torch.testing.assert_close(compiled(torch.sinh)(x), x.sinh())
-    assert f"this version of {preferred} has no 'sinh'" in reports[0].fallbacks[0].reason
+    assert "this version of nvFuser has no 'sinh'" in reports[0].fallbacks[0].reason
 
 
 def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
-    preferred: str, monkeypatch: pytest.MonkeyPatch
+    nvfuser: str, monkeypatch: pytest.MonkeyPatch
 ):
     replay = definition._Replay._step
 
@@ -221,23 +221,13 @@ def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
     assert reports[0].blocks == 2
 
 
-def test_a_definition_that_nvfuser_refuses(preferred: str):
-    frontend = vendor.open_frontend("auto")
+def test_a_definition_that_nvfuser_refuses(nvfuser: str):
+    module = vendor.load()
     with pytest.raises(CompileError, match="nvFuser refuses the fusion"):
-        definition.define(FusionProgram(constant_program(1.0).inputs, (), (0,)), frontend)
+        definition.define(FusionProgram(constant_program(1.0).inputs, (), (0,)), module)
     step = Operation("flip", (Ref(0),), origin="flip_1")
     with pytest.raises(LoweringError, match="nvFuser refuses its flip"):
-        definition.define(FusionProgram(constant_program(1.0).inputs, (step,), (1,)), frontend)
-
-
-def test_a_long_fusion(frontend: str):
-    """nvFuser's older frontend takes 1024 operations, unless it is told that more will come."""
-    first = constant_program(0.5)
-    steps = [Operation("add", (Ref(i), Constant(1.0, "Float"))) for i in range(1500)]
-    program = FusionProgram(first.inputs, tuple(steps), (len(steps),))
-    fusion = definition.define(program, vendor.open_frontend("auto"))
-    (result,) = fusion.execute([torch.zeros(3)])
-    assert result.tolist() == [1500.0] * 3
+        definition.define(FusionProgram(constant_program(1.0).inputs, (step,), (1,)), module)
 
 
 def program_of(model: nn.Module, x: Tensor) -> FusionProgram:
@@ -249,7 +239,7 @@ def program_of(model: nn.Module, x: Tensor) -> FusionProgram:
     return program
 
 
-def test_weights_of_linear_layers_are_not_transposed(preferred: str):
+def test_weights_of_linear_layers_are_not_transposed(nvfuser: str):
     program = program_of(net(), torch.randn(4, 8))
     layers = [step for step in program.steps if step.op == "linear"]
     assert len(layers) == 2
@@ -259,7 +249,7 @@ def test_weights_of_linear_layers_are_not_transposed(preferred: str):
         assert weight.value < len(program.inputs)
 
 
-def test_nothing_in_a_program_is_a_size_of_this_call(preferred: str):
+def test_nothing_in_a_program_is_a_size_of_this_call(nvfuser: str):
     program = program_of(net(), torch.randn(37, 8))
     assert "37" not in program.key
 

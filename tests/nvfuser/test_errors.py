@@ -15,7 +15,7 @@ from tests.nvfuser.conftest import is_real
 
 @pytest.mark.long
 def test_the_package_is_missing():
-    said = refusals.without("nvfuser", vendor.FRONTENDS)
+    said = refusals.without("nvfuser", [vendor.MODULE])
     available, _, refused = said.splitlines()[:3]
     assert "usable=False" in available
     assert "nvFuser is not installed" in available
@@ -27,18 +27,18 @@ def test_the_package_is_missing():
 
 def test_there_is_no_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with double.installed("nvfuser"), monkeypatch.context() as patch:
+    with double.installed(), monkeypatch.context() as patch:
         patch.setattr(devices, "TYPE", "cuda")
         available = dynamo_backends.get_backend("nvfuser").availability()
     assert not available.usable
-    assert available.reason == "nvfuser is installed, but torch finds no CUDA device"
+    assert available.reason == "nvfuser_direct is installed, but torch finds no CUDA device"
     assert available.remedy == ""
 
 
-def test_it_is_usable(preferred: str):
+def test_it_is_usable(nvfuser: str):
     available = dynamo_backends.get_backend("nvfuser").availability()
     assert available.usable
-    assert available.reason.startswith(preferred)
+    assert available.reason.startswith(nvfuser)
     assert available.devices == (devices.TYPE,)
 
 
@@ -54,8 +54,7 @@ def test_importing_it_imports_no_vendor():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"front_end": "nvfuser"}, "Did you mean 'frontend'"),
-        ({"frontend": "direct"}, "must be one of 'auto', 'nvfuser_direct', 'nvfuser'"),
+        ({"mat_mul": True}, "Did you mean 'matmul'"),
         ({"matmul": 1}, "must be bool, not 1"),
         ({"symbolic_sizes": "no"}, "must be bool, not 'no'"),
         ({"max_fusions": 0}, "must be at least 1, not 0"),
@@ -71,18 +70,10 @@ def test_tensors_on_the_cpu():
     refusals.tensor_is_refused("nvfuser", "cpu", text)
 
 
-@pytest.mark.skipif(is_real(), reason="the other frontend may be installed")
-def test_the_other_frontend_is_loaded():
-    with double.installed("nvfuser"):
-        options = dynamo_backends.compiler("nvfuser", frontend="nvfuser_direct").options()
-        with pytest.raises(BackendUnavailableError, match="a process can load one of them only"):
-            vendor.open_frontend(options.frontend)  # type: ignore[attr-defined]
-
-
 @pytest.mark.skipif(is_real(), reason="it is installed")
-def test_a_frontend_that_is_not_installed():
+def test_a_call_without_it():
     with pytest.raises(BackendUnavailableError, match=r"is not installed; run: pip install nvfus"):
-        vendor.open_frontend("nvfuser_direct")
+        vendor.load()
 
 
 def test_the_command_names_the_build_for_this_torch(monkeypatch: pytest.MonkeyPatch):
@@ -91,13 +82,13 @@ def test_the_command_names_the_build_for_this_torch(monkeypatch: pytest.MonkeyPa
     assert vendor.remedy() == "pip install nvfuser-cu128-torch213"
 
 
-def test_a_frontend_that_does_not_load(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(vendor, "installed", lambda: ["nvfuser_direct"])
-    monkeypatch.setattr(vendor, "_opened", {})
+def test_a_build_for_another_torch_does_not_load(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vendor, "is_installed", lambda: True)
+    monkeypatch.setattr(vendor, "_loaded", {})
 
     def fail(name: str) -> Any:
         raise ImportError("undefined symbol: _ZN3c10")
 
     monkeypatch.setattr(vendor.importlib, "import_module", fail)
     with pytest.raises(BackendUnavailableError, match=r"does not load .*undefined symbol"):
-        vendor.open_frontend("auto")
+        vendor.load()

@@ -1,4 +1,4 @@
-"""Small models, in inference and in training, with both frontends."""
+"""Small models, in inference and in training."""
 
 import copy
 from typing import Any
@@ -75,7 +75,7 @@ def eager_operators(reports: list[GraphReport]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_inference(frontend: str, name: str):
+def test_inference(nvfuser: str, name: str):
     make, inputs = MODELS[name]
     model, x = make().eval(), inputs()
     with torch.no_grad(), dynamo_backends.record() as reports:
@@ -95,7 +95,7 @@ def gradients(model: nn.Module, function: Any, x: Tensor) -> list[Tensor]:
     return found + [b.clone() for b in model.buffers()]
 
 
-def test_a_whole_training_step_is_one_fusion(preferred: str):
+def test_a_whole_training_step_is_one_fusion(nvfuser: str):
     model, twin = mlp(), mlp()
     twin.load_state_dict(model.state_dict())
 
@@ -122,7 +122,7 @@ def test_a_whole_training_step_is_one_fusion(preferred: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training(frontend: str, name: str):
+def test_training(nvfuser: str, name: str):
     make, inputs = MODELS[name]
     model, x = make().train(), inputs()
     twin, precise = copy.deepcopy(model), copy.deepcopy(model).double()

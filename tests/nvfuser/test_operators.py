@@ -1,4 +1,4 @@
-"""Each family of operators, with both frontends: values, types and strides are eager's."""
+"""Each family of operators: values, types and strides are eager's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -133,7 +133,7 @@ FAMILIES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family(frontend: str, family: str):
+def test_a_family(nvfuser: str, family: str):
     fn, inputs = FAMILIES[family]
     with torch.no_grad():
         reports = checks.agree("nvfuser", fn, *inputs(), min_block_size=1, fragmented="keep")
@@ -142,7 +142,7 @@ def test_a_family(frontend: str, family: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_types_of_floating_point(preferred: str, dtype: torch.dtype):
+def test_types_of_floating_point(nvfuser: str, dtype: torch.dtype):
     def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (
             x * 1.1 + y, (x > 0.1) & (y < x), x.sum(1), F.layer_norm(x, (4,)), x.softmax(1),
@@ -157,7 +157,7 @@ def test_types_of_floating_point(preferred: str, dtype: torch.dtype):
     assert checks.ran_on_backend(reports)
 
 
-def test_types_are_promoted_as_torch_does(preferred: str):
+def test_types_are_promoted_as_torch_does(nvfuser: str):
     def fn(x: Tensor, n: Tensor, flag: Tensor, half: Tensor) -> tuple[Tensor, ...]:
         return x + n, n * 2.5, flag * 3, half + x, half * n, n / 2, flag + flag, x > n, n + half
 
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_stays_in_eager_says_why(preferred: str, what: str):
+def test_what_stays_in_eager_says_why(nvfuser: str, what: str):
     fn, (shape, dtype), text = REFUSED[what]
     x = torch.ones(shape, dtype=dtype)
     with torch.no_grad():

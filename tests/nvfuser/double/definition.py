@@ -1,4 +1,4 @@
-"""What the definitions of both frontends have in common: inputs, outputs and execution."""
+"""A definition's inputs, outputs and execution."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.nvfuser.double.types import FLOATS, HALVES, INTEGERS, InputInfo, Val, check
+from tests.nvfuser.double.types import FLOATS, HALVES, INTEGERS, DataType, InputInfo, Val, check
 
 
 class Definition:
     """A fusion while it is defined, and afterwards."""
-
-    data_type: Any
 
     def __init__(self) -> None:
         self.inputs: list[Val] = []
@@ -36,8 +34,8 @@ class Definition:
         self.records += 1
 
     def kind(self, dtype: Any) -> str:
-        """The name of a member of this frontend's `DataType`."""
-        check(isinstance(dtype, self.data_type), f"{dtype!r} is no DataType of this frontend")
+        """The name of a member of `DataType`."""
+        check(isinstance(dtype, DataType), f"{dtype!r} is no DataType")
         name: str = dtype.value
         return name
 

@@ -1,4 +1,4 @@
-"""The frontend `nvfuser_direct`: operations are functions of a module, on the open definition."""
+"""`nvfuser_direct`: operations are functions of a module, on the open definition."""
 
 from typing import Any
 

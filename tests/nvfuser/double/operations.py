@@ -1,6 +1,6 @@
 """The operations of `fd.ops` that this package uses, checked and interpreted with torch.
 
-Their arguments are named as in nvfuser_direct. Both frontends are called by position only.
+They are called by position only.
 """
 
 import math

@@ -26,9 +26,7 @@ HALVES = frozenset({"Half", "BFloat16"})
 INTEGERS = frozenset({"Int", "Int32"})
 
 
-def make_data_type(name: str) -> Any:
-    """The enumeration `DataType` of one frontend; the other's members are none of it."""
-    return enum.Enum("DataType", {n: n for n in (*TORCH, "Null")}, module=name)
+DataType = enum.Enum("DataType", {n: n for n in (*TORCH, "Null")})  # type: ignore[misc]
 
 
 def check(condition: object, text: str) -> None:

@@ -27,6 +27,8 @@ def verdict(templates, values, wrong):
 
 
 EIGHT = [1.0] * 7
+ZEROS = [0.0] * 40
+CENTRED = ["{x}.sigmoid()", "{x}.logit()", "{x}.amax()"]
 BIG = 1.8e19  # two of its squares are beyond float32, one is not
 
 
@@ -38,6 +40,13 @@ BIG = 1.8e19  # two of its squares are beyond float32, one is not
         (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, NAN], True),
         (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, 1.0], False),
         (["F.gelu({x})"], [*EIGHT, INF], [*[0.8413447] * 7, -INF], False),
+        # The sigmoid of 1e-7 is 0.5 if it is rounded correctly, and eager's is a unit above.
+        ([*CENTRED, "{x}.rsqrt()"], [1e-7, *ZEROS], INF, True),
+        ([*CENTRED, "{x}.rsqrt()"], [1e-7, *ZEROS], NAN, False),
+        ([*CENTRED, "{x}.rsqrt()"], [1e-7, *ZEROS], -1e5, False),
+        # Nor need the calls within a function be eager's.
+        ([*CENTRED[:2], "{x} * {x}", "{x}.rsqrt()"], [-1e-7], [2.0**24], True),
+        ([*CENTRED[:2], "{x} * {x}", "{x}.rsqrt()"], [-1e-7], [2.0**25], False),
         # Inverse functions are computed.
         (["{x}.exp()", "{x}.log()"], [1000.0], [1000.0], False),
         (["{x}.exp()", "{x}.log()"], [-120.0], [-120.0], False),

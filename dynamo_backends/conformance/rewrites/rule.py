@@ -6,7 +6,8 @@ An element is right if it is of eager's kind (a number, NaN, inf, -inf) and one 
 - the same to eager's with denormal numbers flushed to zero;
 - it is at most ten times as far from the float64 reference as eager's;
 - eager gives it for the same numbers elsewhere in memory, in larger matrix products or those whose
-  sums run backwards, or by torch's decompositions: then eager has several results (`eager_paths`);
+  sums run backwards, by torch's decompositions, or if functions of single elements
+  round correctly: then eager has several results (`eager_paths`);
 - eager itself moves as far, or to that kind, when inputs move by a millionth of themselves, or when
   calls round their results otherwise.
 

@@ -15,6 +15,7 @@ from dynamo_backends.aot.step.mesh.replicas import (
 from dynamo_backends.aot.step.outside import refuse_outside_effects
 from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.recording import Definition
+from dynamo_backends.aot.step.replay.frozen import FrozenStep
 from dynamo_backends.aot.step.replay.step import ReplayStep
 from dynamo_backends.aot.step.step import Step, searches
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
@@ -40,7 +41,7 @@ def compile_step(
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
     precision: Precision = "float32",
-    python: Literal["capture", "replay"] = "capture",
+    python: Literal["capture", "replay", "frozen"] = "capture",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -78,7 +79,12 @@ def compile_step(
             the optimizers outside of it; parameters and their state stay in float32. "float32":
             all is computed in the dtypes that the function has.
         python: "capture": the function runs once, while it is captured. "replay" (experimental): it
-            runs at every call, and its tensor math is compiled (docs/training-state.md).
+            runs at every call, and its tensor math is compiled (docs/training-state.md). "frozen"
+            (experimental): as "replay" until two calls have done the same; from then on Python does
+            not run any more for such calls. What is compared is the arguments, the model's
+            parameters, buffers and training mode, the optimizers' numbers and torch's modes: what
+            else the function does (print, count, log, step a scheduler) does not happen, and a
+            value that it needs in Python is refused. For tiny models, whose time is Python's.
 
     Raises:
         OptionError: An argument is not valid.
@@ -92,9 +98,19 @@ def compile_step(
     check_precision(precision, fallback if python == "capture" else "error")
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
-    if python == "replay":
+    if python != "capture":
+        kind = FrozenStep if python == "frozen" else ReplayStep
         return _replay_step(
-            function, models, optimizers, backend, options, accumulate, fallback, mesh, precision
+            kind,
+            function,
+            models,
+            optimizers,
+            backend,
+            options,
+            accumulate,
+            fallback,
+            mesh,
+            precision,
         )
     replicas: list[Any] = []
     if fallback == "error":
@@ -115,6 +131,7 @@ def compile_step(
 
 
 def _replay_step(
+    kind: type[ReplayStep],
     function: Callable[..., Any],
     models: tuple[nn.Module, ...],
     optimizers: tuple[torch.optim.Optimizer, ...],
@@ -126,16 +143,16 @@ def _replay_step(
     precision: Precision,
 ) -> Step:
     if mesh is not None or replicated(models):
-        raise OptionError('python="replay" does not spread steps over a mesh yet.')
+        raise OptionError('python="replay" and "frozen" do not spread steps over a mesh yet.')
     if precision == "bf16":
         function = in_bfloat16(function, models, optimizers)
     definition = Definition(function, models, optimizers, accumulate)
-    return ReplayStep(definition, backend, options, fallback)
+    return kind(definition, backend, options, fallback)
 
 
 def _check_arguments(fallback: str, accumulate: int, mesh: Any, python: str) -> None:
-    if python not in ("capture", "replay"):
-        raise OptionError(f"python must be 'capture' or 'replay', not {python!r}")
+    if python not in ("capture", "replay", "frozen"):
+        raise OptionError(f"python must be 'capture', 'replay' or 'frozen', not {python!r}")
     if fallback not in ("error", "split"):
         raise OptionError(f"fallback must be 'error' or 'split', not {fallback!r}")
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:

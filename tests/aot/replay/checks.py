@@ -3,7 +3,7 @@
 import copy
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,7 +91,7 @@ def run(case: Case, backend: str | None) -> tuple[Run, dict[str, Any], Any]:
     if backend is not None:
         step = compile_step(
             function, model=[this.model], optimizer=[this.optimizer, *this.optimizers],
-            backend=backend, python="replay", fallback="split", **case.settings,
+            backend=backend, **{"python": "replay", "fallback": "split"} | case.settings,
         )  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     left: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def copied(value: Any) -> Any:
         return {k: copied(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [copied(v) for v in value]
-    if isinstance(value, SimpleNamespace):
+    if isinstance(value, SimpleNamespace) or is_dataclass(value):
         return copied(vars(value))
     return copy.copy(value) if isinstance(value, set | frozenset | numpy.ndarray) else value
 

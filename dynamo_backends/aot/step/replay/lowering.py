@@ -1,7 +1,7 @@
 """From a record to a program: its calls, written out as a straight line, are compiled."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,18 +55,10 @@ class StraightLine:
         self._copies = copies
         mentioned = {n for entry in path for n in entry.mentioned()}
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
-        given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
-        self.views = _Views(trie, given, tensors)
-        self.inputs: list[int | None] = [n for n in given if n not in self.views.bases]
-        self.places = sorted(
-            {
-                leaf.index
-                for entry in path
-                for given in (entry.args, entry.kwargs)
-                for leaf in leaves(given)
-                if type(leaf) is Number
-            }
-        )
+        self.given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
+        self.views = _Views([(n, trie.values[n]) for n in self.given], tensors)
+        self.inputs: list[int | None] = [n for n in self.given if n not in self.views.bases]
+        self.places = sorted({index for entry in path for index in numbers_in(entry)})
         self.numbers = [trie.numbers[i] for i in self.places]
         self._stand_ins: dict[int, Any] = {}
         self.entry: Entry | None = None
@@ -121,6 +113,12 @@ class StraightLine:
         return Conditions((), (), (), (), ())
 
 
+def numbers_in(entry: Entry) -> set[int]:
+    """The numbers of a call that are inputs, by their places in the trie."""
+    both = (*leaves(entry.args), *leaves(entry.kwargs))
+    return {leaf.index for leaf in both if type(leaf) is Number}
+
+
 class _Views:
     """Inputs of a record that are views of tensors that live on, such as a weight's `detach()`.
 
@@ -128,38 +126,35 @@ class _Views:
     lives on and makes the view itself. Views with a history are left as they are.
 
     Args:
-        trie: Of the record.
-        inputs: The numbers of the inputs.
+        inputs: The inputs with their numbers.
         tensors: What lives on.
 
     Attributes:
         bases: For each input that is a view the position of the tensor that lives on.
     """
 
-    def __init__(self, trie: Trie, inputs: Sequence[int], tensors: Sequence[Tensor]):
-        self._trie = trie
-        self._inputs = inputs
+    def __init__(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]):
         self._tensors = tensors
         self._storages = {storage_id(t): i for i, t in reversed(list(enumerate(tensors)))}
         self._storages.pop(None, None)
-        self.bases = self._find(tensors)
-        self._geometry = {n: _geometry(trie.values[n]) for n in self.bases}
+        self.bases = self._find(inputs, tensors)
+        self._geometry = {n: _geometry(x) for n, x in inputs if n in self.bases}
 
-    def _find(self, tensors: Sequence[Tensor]) -> dict[int, int]:
+    def _find(
+        self, inputs: Iterable[tuple[int, Tensor]], tensors: Sequence[Tensor]
+    ) -> dict[int, int]:
         found = {}
-        for number in self._inputs:
-            view = self._trie.values[number]
+        for number, view in inputs:
             storage = storage_id(view)
             i = self._storages.get(storage)
             if i is not None and not view.requires_grad and storage_id(tensors[i]) == storage:
                 found[number] = i
         return found
 
-    def hold(self, tensors: Sequence[Tensor]) -> bool:
+    def hold(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]) -> bool:
         """Whether the inputs of a call are views of the same tensors in the same way."""
-        values = self._trie.values
-        return self._find(tensors) == self.bases and all(
-            _geometry(values[n]) == geometry for n, geometry in self._geometry.items()
+        return self._find(inputs, tensors) == self.bases and all(
+            _geometry(x) == self._geometry[n] for n, x in inputs if n in self.bases
         )
 
     def create(self) -> dict[int, Tensor]:
@@ -256,14 +251,38 @@ class RecordProgram:
         """Whether inputs are views of tensors that live on."""
         return bool(self._line.views.bases)
 
+    @property
+    def given(self) -> list[int]:
+        """The numbers of all tensors that its calls take, besides those that live on."""
+        return self._line.given
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers in Python that are inputs, by their places in the trie."""
+        return self._line.places
+
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
         """Whether it may run for a call that went the way of its record."""
-        tensors = inventory.tensors
+        given = [self.trie.values[n] for n in self._line.given]
+        numbers = self._numbers(segment)
         return (
-            self.variant.guards.why_not_inputs(tensors, self._numbers(segment)) is None
+            self.accepts(inventory.tensors, numbers, given)
             and shared_memory(self._batch()) == self._shared
-            and self._line.views.hold(tensors)
         )
+
+    def accepts(
+        self, tensors: Sequence[Tensor], numbers: tuple[Any, ...], given: Sequence[Tensor]
+    ) -> bool:
+        """Whether it may run, if inputs share memory as they did when it was compiled.
+
+        Args:
+            tensors: What lives on.
+            numbers: Of the optimizers, then those of the record.
+            given: One tensor for each number of `given`.
+        """
+        if self.variant.guards.why_not_inputs(tensors, numbers) is not None:
+            return False
+        return self._line.views.hold(list(zip(self._line.given, given, strict=True)), tensors)
 
     def why_not_next(self, inventory: Inventory) -> str | None:
         """Why it may not run for the next call, if that goes the same way; None: it may."""
@@ -294,10 +313,22 @@ class RecordProgram:
         numbers, batch = self._numbers(segment), self._batch()
         state = torch.get_rng_state() if self._pure and self._draws else None
         try:
-            results = self.variant(inventory.tensors, numbers, batch)
+            return self.run(inventory.tensors, numbers, batch)
         finally:
             if state is not None:
                 torch.set_rng_state(state)
+
+    def run(
+        self, tensors: Sequence[Tensor], numbers: tuple[Any, ...], batch: Sequence[Tensor]
+    ) -> dict[int, Tensor]:
+        """Runs it: see `__call__`.
+
+        Args:
+            tensors: What lives on.
+            numbers: Of the optimizers, then those of the record.
+            batch: One tensor for each number of `inputs`.
+        """
+        results = self.variant(tensors, numbers, batch)
         return {
             n: self._as_tensor(n, result) for n, result in zip(self.outputs, results, strict=True)
         }

@@ -1,5 +1,8 @@
 """What a program has computed becomes the tensors that the user's code holds."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from dynamo_backends.aot.step.replay.placeholders import fulfil
@@ -29,7 +32,7 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
             del gradient
             owner.grad = trie.values[number]
             continue
-        real = _view(trie, number, tensors)
+        real = view_of(trie, number, tensors, trie.values)
         tensors.pop(number, None)
         fulfil(trie.values[number], real)
         tensors[number] = trie.values[number]
@@ -37,12 +40,19 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
     trie.renew(held)
 
 
-def _view(trie: Trie, number: int, tensors: dict[int, Tensor]) -> Tensor:
-    """The contents of a result: where it is a view of a tensor that lives on, a view again."""
+def view_of(trie: Trie, number: int, tensors: Mapping[int, Tensor], others: Any) -> Tensor:
+    """The contents of a result: where it is a view of a tensor that lives on, a view again.
+
+    Args:
+        trie: Of the record.
+        number: Of the result.
+        tensors: What was computed.
+        others: The other tensors of the call, by their numbers.
+    """
     root = trie.aliases.get(number)
     base = None
     if root is not None:
-        base = tensors.get(root) if trie.kinds[root] == "result" else trie.values[root]
+        base = tensors.get(root) if trie.kinds[root] == "result" else others[root]
     if base is None:
         return tensors[number].detach()
     assert root is not None

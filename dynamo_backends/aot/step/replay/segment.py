@@ -76,6 +76,11 @@ class Segment:
         """How many inputs were bound."""
         return len(self._inputs)
 
+    @property
+    def bound(self) -> dict[int, Tensor]:
+        """The inputs of a call that is replayed, by their numbers."""
+        return {n: self.trie.values[n] for n in self._inputs}
+
     def matches(self, number: int, tensor: Tensor) -> bool:
         """Whether a tensor is, or could be bound as, one of the record."""
         trie = self.trie

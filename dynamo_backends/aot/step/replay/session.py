@@ -46,6 +46,9 @@ class Runner(Protocol):
     def refuse(self, reason: str, line: str) -> None:
         """Notes that a part of the step runs in eager, or raises."""
 
+    def note_value(self, func: Any, line: Callable[[], str]) -> None:
+        """Python has asked for the contents of a tensor, or for what is outside of the record."""
+
 
 class Session(TorchFunctionMode):
     """One call of a step.
@@ -329,6 +332,7 @@ class Session(TorchFunctionMode):
     def _read_suspended(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry, segment = node.entry, self.segment
         assert entry is not None
+        self.note_value(entry.function)
         self.cuts += 1
         if not self._has_history(replaying=True):
             if self._commit():
@@ -360,8 +364,14 @@ class Session(TorchFunctionMode):
         nested = self.nested
         return nested.is_open or nested.is_in_region or self.segment.has_history(replaying)
 
+    def note_value(self, func: Any) -> None:
+        """Tells the runner of a function that lets Python depend on contents of tensors."""
+        self._runner.note_value(func, self._recorder.line)
+
     def after_read(self, node: Node) -> None:
         """A value was read while the step is recorded."""
+        assert node.entry is not None
+        self.note_value(node.entry.function)
         self.cuts += 1
         if not self._has_history(replaying=False):
             self._begin(_then(node))
@@ -373,6 +383,7 @@ class Session(TorchFunctionMode):
 
     def _cut(self, name: str) -> None:
         segment = self.segment
+        self.note_value(name)
         self.cuts += 1
         if segment.node is segment.trie.root:
             return

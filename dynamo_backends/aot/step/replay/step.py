@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
 from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
+from dynamo_backends.aot.step.inventory import Slot
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
@@ -66,6 +67,7 @@ class ReplayStep(Step):
         self.divergences: list[str] = []
         self.refusals: dict[str, str] = {}
         self._tries: dict[Any, Trie] = {}
+        self._living: list[Tensor] = []
         self._lives: dict[int, Any] = {}
         self._lock = threading.RLock()
         self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
@@ -87,6 +89,10 @@ class ReplayStep(Step):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._look()
+        return self._follow(args, kwargs)
+
+    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function, and follows its torch calls."""
         state = process_state()
         trie = self._tries.get(state)
         if trie is None or trie.is_full:
@@ -99,6 +105,7 @@ class ReplayStep(Step):
             result = self._function(session, args, kwargs)
             pop_function_modes(modes)
             self._patches.exit()
+            self._before_programs(session, result)
             returned = result_template(session.segment, result)
             self._held, is_followed = (), session.following
             session.finish()
@@ -120,8 +127,14 @@ class ReplayStep(Step):
             None if session.executed else self._held, is_followed,
         )  # fmt: skip
         if session.executed:
-            result = pytree.tree_map_only(Tensor, _detached, result)
+            detached: dict[int, Tensor] = {}  # a tensor may be there twice
+            result = pytree.tree_map_only(
+                Tensor, lambda x: detached.setdefault(id(x), _detached(x)), result
+            )
         return result
+
+    def _before_programs(self, session: Session, result: Any) -> None:
+        """The function has returned, and its last program has not run."""
 
     def _note_divergence(self, line: str) -> None:
         self.divergences = [*self.divergences[1 - MANY :], line]
@@ -200,16 +213,40 @@ class ReplayStep(Step):
 
     def _look(self) -> None:
         """Looks for other parameters, buffers and states than there were."""
-        if self._tensors() is not None:
+        before, tensors = self._inventory, self._tensors()
+        if tensors is not None and tensors is self._living:
             return
-        before = self._inventory
-        self._take_stock()
+        if tensors is None:
+            self._take_stock()
         assert self._inventory is not None
+        tensors = self._inventory.tensors
         if before is None or not before.is_like(self._inventory):
-            for trie in self._tries.values():
-                _forget_programs(trie)
-            self._failed.clear()
-        self._lives = dict.fromkeys(map(id, self._inventory.tensors))
+            self._forget_programs()
+        self._rebind({} if before is None else dict(zip(before.slots, self._living, strict=True)))
+        self._living = tensors
+        self._lives = dict.fromkeys(map(id, tensors))
+
+    def _rebind(self, before: dict[Slot, Tensor]) -> None:
+        """Records mean what lives on, and not the objects that it was."""
+        assert self._inventory is not None
+        now = zip(self._inventory.slots, self._inventory.tensors, strict=True)
+        replaced = [(before[slot], t) for slot, t in now if before.get(slot, t) is not t]
+        for trie in self._all_tries() if replaced else ():
+            for old, new in replaced:
+                trie.rebind(old, new)
+
+    def _all_tries(self) -> Iterator[Trie]:
+        tries = list(self._tries.values())
+        while tries:
+            trie = tries.pop()
+            yield trie
+            tries += [node.then for node in trie.root.subtree() if node.then is not None]
+
+    def _forget_programs(self) -> None:
+        for trie in self._all_tries():
+            for node in trie.root.subtree():
+                node.programs.clear()
+        self._failed.clear()
 
     # What a session has run
 
@@ -298,6 +335,9 @@ class ReplayStep(Step):
             log.warning("%s: from there on it runs in eager.", text.capitalize())
         self.refusals[line] = reason
 
+    def note_value(self, func: Any, line: Callable[[], str]) -> None:
+        """See `Runner.note_value`."""
+
     def _program(
         self, segment: Segment, node: Node, path: Any, outputs: Iterable[int], pure: bool
     ) -> RecordProgram | None:
@@ -341,29 +381,15 @@ class ReplayStep(Step):
         return program
 
     def _all_variants(self) -> Iterator[Variant]:
-        for trie in self._tries.values():
-            yield from _variants(trie)
+        for trie in self._all_tries():
+            for node in trie.root.subtree():
+                yield from (program.variant for program, _ in node.programs)
 
 
 def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
     """Results that several of those held are views of: these share memory."""
     roots = [trie.aliases[n] for n in held if n in trie.aliases]
     return {n for n in roots if trie.kinds[n] == "result" and roots.count(n) > 1}
-
-
-def _variants(trie: Trie) -> Iterator[Variant]:
-    for node in trie.root.subtree():
-        for program, _ in node.programs:
-            yield program.variant
-        if node.then is not None:
-            yield from _variants(node.then)
-
-
-def _forget_programs(trie: Trie) -> None:
-    for node in trie.root.subtree():
-        node.programs.clear()
-        if node.then is not None:
-            _forget_programs(node.then)
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -162,9 +162,11 @@ class Node:
 
     def subtree(self) -> Iterator["Node"]:
         """This place, and all that follow."""
-        yield self
-        for child in self.children:
-            yield from child.subtree()
+        nodes = [self]
+        while nodes:
+            node = nodes.pop()
+            yield node
+            nodes += reversed(node.children)
 
 
 class Trie:
@@ -215,6 +217,14 @@ class Trie:
         if number is None:
             number = self.slots[id(tensor)] = self.add(TensorSpec.of(tensor), "slot", tensor)
         return number
+
+    def rebind(self, old: Tensor, new: Tensor) -> None:
+        """From now on another tensor lives in the place of one that lived on."""
+        number = self.slots.get(id(old))
+        if number is not None and self.values[number] is old and self.specs[number].matches(new):
+            del self.slots[id(old)]
+            self.slots[id(new)] = number
+            self.values[number] = new
 
     def value(self, number: int) -> Any:
         """A tensor of the call that is replayed; results are placeholders."""

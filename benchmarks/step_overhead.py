@@ -1,14 +1,14 @@
 """What a compiled step costs at each call besides its program: Python, and the comparison.
 
 python benchmarks/step_overhead.py
-python benchmarks/step_overhead.py --models mlp-sgd mlp-adamw
+python benchmarks/step_overhead.py --models mlp-sgd mlp-adamw --python frozen
 
 The program is replaced by one that returns the tensors of an earlier call.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,9 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.optim.Optimizer
 }
 
 
+PYTHON = ("replay", "frozen")
+
+
 class StoredProgram:
     """A program that computes nothing.
 
@@ -129,21 +132,40 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--python", nargs="+", choices=PYTHON, default=list(PYTHON))
     parser.add_argument("--calls", type=int, default=200, help="of each (default: 200)")
     parser.add_argument("--json", metavar="FILE", help="save the results")
     args = parser.parse_args()
     console = harness.announce()
-    records = [measure(name, args.calls) for name in args.models]
-    table = Table("step", "calls in the record", "a call, µs", title="steps without execution")
+    records = [measure(name, args.calls, args.python) for name in args.models]
+    table = Table(
+        "step", "calls in the record", *(f"{python}, µs" for python in args.python),
+        title="a call without execution",
+    )  # fmt: skip
     for record in records:
-        table.add_row(record["step"], str(record["calls"]), f"{record['us']:.0f}")
+        times = [f"{record[python]:.0f}" for python in args.python]
+        table.add_row(record["step"], str(record["calls"]), *times)
     console.print(table)
     if args.json:
         harness.save_json(args.json, "step overhead", records, settings=vars(args))
 
 
-def measure(name: str, calls: int) -> dict[str, Any]:
-    """The least CPU time of a call, in microseconds."""
+def measure(name: str, calls: int, kinds: Sequence[str] = ("replay",)) -> dict[str, Any]:
+    """The least CPU time of a call, in microseconds; calls of several kinds take turns."""
+    steps = [stored_step(name, python) for python in kinds]
+    times: list[list[float]] = [[] for _ in kinds]
+    for _ in range(calls):
+        for (step, batch, _), several in zip(steps, times, strict=True):
+            start = time.process_time_ns()
+            step(*batch)
+            several.append((time.process_time_ns() - start) / 1e3)
+    assert all(step.eager_steps == 1 for step, _, _ in steps)
+    least = dict(zip(kinds, map(min, times), strict=True))
+    return {"step": name, "calls": steps[0][2], **least}
+
+
+def stored_step(name: str, python: str) -> tuple[Any, tuple[Tensor, ...], int]:
+    """A step whose program computes nothing, its arguments, and the number of its torch calls."""
     make, optimize = MODELS[name]
     torch.manual_seed(0)
     model, batch = make()
@@ -157,21 +179,15 @@ def measure(name: str, calls: int) -> dict[str, Any]:
         return loss
 
     step: Any = compile_step(
-        train, model=model, optimizer=optimizer, backend="aot_eager", python="replay"
+        train, model=model, optimizer=optimizer, backend="aot_eager", python=python
     )
-    for _ in range(3):
+    for _ in range(4):
         step(*batch)
     (node,) = (node for trie in step._tries.values() for node in trie.root.subtree()
                if node.programs)  # fmt: skip
     ((program, _),) = node.programs
     program.variant = StoredProgram(program.variant, [step(*batch)])
-    times = []
-    for _ in range(calls):
-        start = time.process_time_ns()
-        step(*batch)
-        times.append((time.process_time_ns() - start) / 1e3)
-    assert step.eager_steps == 1
-    return {"step": name, "calls": len(node.path()), "us": min(times)}
+    return step, batch, len(node.path())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ RECORDED = 3
 def frozen(loop: Any, **settings: Any) -> Case:
     """A loop whose Python does not change anything."""
     options = {"python": "frozen", "fallback": "error", **settings.pop("settings", {})}
-    return Case(loop, **{"steps": STEPS, "settings": options} | settings)
+    given: dict[str, Any] = {"steps": STEPS, "settings": options} | settings
+    return Case(loop, **given)
 
 
 def plain(run: Run) -> Any:
@@ -184,6 +185,8 @@ def other_layout(run: Run) -> None:
 class Scale(nn.Module):
     """Multiplies by a buffer."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
@@ -308,7 +311,7 @@ def of_arguments(run: Run) -> Any:
 
 ARGUMENTS: dict[str, tuple[Callable[[int, Any], tuple[Any, ...]], int]] = {
     "a dataclass": (lambda i, xy: (Batch(*xy),), RECORDED),
-    "its number": (lambda i, xy: (Batch(*xy, weight=float(i % 2)),), 2 * RECORDED),
+    "its number": (lambda i, xy: (Batch(xy[0], xy[1], float(i % 2)),), 2 * RECORDED),
     "a namespace": (lambda i, xy: (SimpleNamespace(x=xy[0], y=xy[1], weight=2.0),), RECORDED),
     "a dict": (lambda i, xy: ({"x": xy[0], "y": xy[1]},), RECORDED),
     "integers": (lambda i, xy: (Batch(*xy), i % 2 + 1), 2 * RECORDED),
@@ -403,7 +406,7 @@ def test_results_are_put_together_again(name: str) -> None:
 
 
 def test_results_keep_their_identity() -> None:
-    model = network()
+    model: Any = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def train(x: Tensor, y: Tensor) -> Any:
@@ -443,7 +446,10 @@ def test_a_tensor_from_elsewhere_is_read_at_each_call() -> None:
             run.optimizer.zero_grad()
             return loss
 
-        run.between = lambda i: weights.add_(i).sum().item()
+        def between(i: int) -> None:
+            weights.add_(i)
+
+        run.between = between
         return step
 
     step = assert_equal(frozen(loop))

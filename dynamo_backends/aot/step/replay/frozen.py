@@ -85,11 +85,11 @@ class _Observation:
             return "goes another way at each call"
         for index, value in self.values.items():
             if index not in other.values or repr(other.values[index]) != repr(value):
-                line = self._line_of(lambda entry, i=index: i in numbers_in(entry))
+                line = self._line_of(numbers_in, index)
                 return f"uses a number of Python that changes from call to call at {line}"
         for number, source in self.inputs.items():
             if not self._is_same(number, source, other):
-                line = self._line_of(lambda entry, n=number: n in entry.mentioned())
+                line = self._line_of(Entry.mentioned, number)
                 return f"uses a tensor that is another one at each call at {line}"
         if not self.result.is_like(other.result):
             return "returns something else at each call"
@@ -103,11 +103,11 @@ class _Observation:
             return bool(before.value == source.value)
         if before.value is source.value:
             return True
-        copies = self.copies.get(number), other.copies.get(number)
-        return copies[0] is not None and copies[1] is not None and torch.equal(*copies)
+        ours, theirs = self.copies.get(number), other.copies.get(number)
+        return ours is not None and theirs is not None and torch.equal(ours, theirs)
 
-    def _line_of(self, mentions: Callable[[Entry], bool]) -> str:
-        return next(entry.line for entry in self.node.path() if mentions(entry))
+    def _line_of(self, numbers: Callable[[Entry], set[int]], number: int) -> str:
+        return next(entry.line for entry in self.node.path() if number in numbers(entry))
 
     def sources(self, before: "_Observation", state: Sequence[Tensor]) -> dict[int, Source]:
         """Where tensors come from that are no results of calls, by their numbers.

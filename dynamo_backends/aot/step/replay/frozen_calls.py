@@ -260,7 +260,7 @@ class FrozenCall:
         inputs = {n: sources[n].tensor(arguments, state, {}) for n in program.given}
         if not program.accepts(state, numbers, list(inputs.values())):
             return None
-        outputs = program.run(state, numbers, [inputs[n] for n in program.inputs])
+        outputs = program.run(state, numbers, [inputs[n] for n in program.inputs if n is not None])
         for number, root in self._views.items():
             base = sources.get(root)
             bases = {root: None if base is None else base.tensor(arguments, state, outputs)}

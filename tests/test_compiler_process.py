@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
 from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.protocols import SavesExecutables
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker, succession
 from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
@@ -202,6 +204,10 @@ def test_backends_that_no_other_process_knows_compile_here(fresh: CompilerProces
         def cache_key(self, options: Any) -> str:
             return "1"
 
+        def load(self, parts: Any, graph: Graph, options: Any) -> Any:
+            raise AssertionError("nothing is loaded")
+
+    assert isinstance(Keeping(), SavesExecutables)
     graph = small()
     here = compiler_process._done("compile", Keeping(), Keeping.Options(), Plan(), graph)
     assert here is None
@@ -224,7 +230,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "kind": graph.kind,
         "inputs": graph.inputs,
         "plan": Plan(),
-        "cache_key": backend.cache_key(options),
+        "cache_key": protocols.cache_key(backend, options),
         "threads": torch.get_num_threads(),
         "precision": "highest",
         "environment": environment(),

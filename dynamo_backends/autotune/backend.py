@@ -28,10 +28,10 @@ class Autotune(Backend):
         """See `Backend.availability`."""
         return Availability(True, "eager can always be chosen")
 
-    def take(
+    def compile_captured_graph(
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> Callable[..., Any] | None:
-        """See `Backend.take`: graphs compete whole, as Dynamo captured them."""
+        """See `CompilesCapturedGraphs`: graphs compete whole, as Dynamo captured them."""
         from dynamo_backends.autotune.ensemble import Ensemble
         from dynamo_backends.autotune.training import TrainingEnsemble
 
@@ -67,7 +67,7 @@ class Autotune(Backend):
         return GraphEnsemble(graph, options)
 
     def compile_step(self, graph: Graph, options: Any) -> "StepProgram":
-        """See `Backend.compile_step`."""
+        """See `CompilesSteps.compile_step`."""
         from dynamo_backends.autotune.steps import StepEnsemble
 
         return StepEnsemble(graph, options)
@@ -76,10 +76,10 @@ class Autotune(Backend):
 class Split(Autotune):
     """Takes part in training: forward and backward graph are chosen for separately."""
 
-    def take(
+    def compile_captured_graph(
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> None:
-        """See `Backend.take`: leaves the graph to the pipeline, which splits it."""
+        """See `CompilesCapturedGraphs`: leaves the graph to the pipeline, which splits it."""
         return None
 
 

@@ -18,6 +18,7 @@ from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend, NamedBounds
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions
+from dynamo_backends.interface.protocols import CompilesSteps
 from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,
     get_backend,
@@ -74,7 +75,7 @@ class Candidate:
         """Whether it compiles whole training steps otherwise than functional graphs."""
         if self.owner != "ours":
             return self.backend == "inductor"
-        return type(get_backend(self.backend)).compile_step is not Backend.compile_step
+        return isinstance(get_backend(self.backend), CompilesSteps)
 
     def options(self, options: AutotuneOptions, bounds: NamedBounds | None = None) -> Options:
         """The options of a backend of this package.

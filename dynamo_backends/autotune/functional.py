@@ -30,6 +30,7 @@ from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph, user_lines
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend, Bound, Executable
 from dynamo_backends.interface.errors import brief_error
@@ -272,7 +273,9 @@ class GraphEnsemble(Executable):
         """The backend that compiles functional graphs for a candidate, and its options."""
         if candidate.owner == "ours":
             backend = get_backend(candidate.backend)
-            return backend, backend.alone(candidate.options(self._options))
+            return backend, protocols.single_process_options(
+                backend, candidate.options(self._options)
+            )
         return InductorBlocks(), _plain(self._options)
 
     def note(self, choice: Choice) -> None:

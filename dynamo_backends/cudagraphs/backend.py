@@ -12,6 +12,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import get_backend
@@ -101,12 +102,12 @@ class WithCudaGraphs(Backend):
         return self.inner.compile(graph, options)
 
     def cache_key(self, options: Any) -> str | None:
-        """See `Backend.cache_key`."""
-        return self.inner.cache_key(options)
+        """See `SavesExecutables.cache_key`."""
+        return protocols.cache_key(self.inner, options)
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
-        """See `Backend.load`."""
-        return self.inner.load(parts, graph, options)
+        """See `SavesExecutables.load`."""
+        return protocols.load_executable(self.inner, parts, graph, options)
 
 
 WRAPPED: Mapping[str, str] = {"nvfuser_cudagraphs": "nvfuser"}

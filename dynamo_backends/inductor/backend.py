@@ -75,8 +75,8 @@ class InductorFreezing(Backend):
         if options.is_int8:
             require(TORCHAO, self.name)
 
-    def foresee(self, inputs: Sequence[Any], options: Any) -> None:
-        """See `Backend.foresee`. Kernels are compiled beside capture."""
+    def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
+        """See `Prefetches.prefetch`. Kernels are compiled beside capture."""
         from dynamo_backends.kernels.ahead import start
 
         start(inputs)

@@ -3,7 +3,8 @@
 A backend author writes one `Backend` subclass: what is needed to run here (`availability`), which
 ATen calls it takes (`supports`, or `plan` for a whole graph), and how a graph of such calls is
 compiled (`compile`). Training, mutation, views, dynamic shapes, partitioning, fallback, frozen
-weights, verification, caching and reports come from the pipeline.
+weights, verification, caching and reports come from the pipeline. `interface.protocols` has what a
+backend may do besides.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, fx
 
     from dynamo_backends._torch_private import OpOverload
-    from dynamo_backends.aot.step.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
     from dynamo_backends.interface.plan import Plan
     from dynamo_backends.interface.report import GraphReport
 
@@ -150,7 +149,7 @@ class Executable(ABC):
         """
 
     def dump(self) -> dict[str, bytes] | None:
-        """What must be kept on disk to `Backend.load` it in another process; None: cannot be."""
+        """What `SavesExecutables.load` needs in another process; None: it cannot be kept."""
         return None
 
 
@@ -219,58 +218,6 @@ class Backend(ABC):
 
         return plan_each(graph, lambda node: self.supports(node, options), self.name)
 
-    def buckets(self, options: Any) -> Buckets | None:
-        """How sizes are rounded up where `compile` takes graphs whose sizes are bounds.
-
-        Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
-        inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.
-
-        Args:
-            options: An instance of `Options`.
-
-        Returns:
-            None: every set of concrete shapes is compiled for itself.
-        """
-        return None
-
-    def placed(self, options: Any, home: str) -> Any:
-        """The options for a graph some of whose inputs live on a device that torch does not know.
-
-        By default these, so that contents come to the host.
-
-        Args:
-            options: An instance of `Options`.
-            home: The name of the device.
-        """
-        return options
-
-    def placements(
-        self, graph: "Graph", names: Sequence[str], options: Any
-    ) -> "Sequence[Placed | None]":
-        """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
-
-        Args:
-            graph: In normal form, perhaps with symbolic shapes.
-            names: Of its inputs, as users write them: "self.fc.weight".
-            options: An instance of `Options`.
-
-        Raises:
-            OptionError: A placement does not fit, or the graph is none for inference.
-        """
-        return ()
-
-    def alone(self, options: Any) -> Any:
-        """The options for what this process compiles or runs without the others of its job.
-
-        Args:
-            options: An instance of `Options`.
-        """
-        return options
-
-    def home(self, options: Any) -> str | None:
-        """The device on which results stay; None: they are ordinary tensors of torch's."""
-        return None
-
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:
         """Compiles a graph with static shapes, of calls that `plan` takes.
@@ -293,77 +240,6 @@ class Backend(ABC):
 
         return versions((*self.packages.values(), *self.optional_packages))
 
-    def take(
-        self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int
-    ) -> Callable[..., Any] | None:
-        """Compiles what Dynamo captured without the pipeline; None: leaves it to the pipeline.
-
-        Args:
-            captured: Dynamo's torch-level graph.
-            example_inputs: Its inputs, real tensors.
-            options: An instance of `Options`.
-            number: Of the captured graph, for reports.
-        """
-        return None
-
-    def foresee(self, inputs: Sequence[Any], options: Any) -> None:  # noqa: B027 - has a default
-        """Told what was captured before it is traced: what compiling takes may begin beside that.
-
-        Args:
-            inputs: Of the captured graph, real tensors; weights among them.
-            options: An instance of `Options`.
-        """
-
-    def donates(self, graph: "Graph", options: Any) -> bool:
-        """Whether `compile` uses `Input.updated_by`: new contents are written over the old ones.
-
-        A bound function returns the input itself then, in the place of its new contents. For other
-        backends the pipeline copies results to inputs, or the rows that change.
-
-        Args:
-            graph: In normal form, with symbolic shapes.
-            options: An instance of `Options`.
-        """
-        return False
-
-    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
-        """Compiles a whole training step, all of whose calls are taken (see `compile_step`).
-
-        A backend that can write over its inputs does that here. None: what the step updates is
-        computed by an executable (see `compile`) and copied to where it belongs.
-
-        Raises:
-            LoweringError: One node cannot be lowered after all.
-            CompileError: The graph cannot be compiled.
-        """
-        return None
-
-    def on_mesh(self, options: Any, mesh: "Mesh") -> "MeshTarget":
-        """Devices on which whole training steps can be spread (see `compile_step`).
-
-        Args:
-            options: An instance of `Options`.
-            mesh: Their grid.
-
-        Raises:
-            OptionError: The backend has no such steps, or not with these options.
-            DeviceError: There are too few devices.
-        """
-        from dynamo_backends.interface.errors import OptionError
-
-        raise OptionError(
-            f"{self.name} does not spread steps over a mesh of devices; use backend='openxla', or "
-            "leave out mesh."
-        )
-
-    def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
-        """Recreates a compiled step from `StepProgram.dump`.
-
-        Raises:
-            CompileError: The parts are damaged or from another version; they will be dropped.
-        """
-        raise NotImplementedError(f"{self.name} does not keep steps on disk")
-
     def keeps(self, options: Any) -> Collection["OpOverload"]:
         """Composite operators to be handed over whole instead of decomposed."""
         return ()
@@ -381,21 +257,3 @@ class Backend(ABC):
         Raises:
             DynamoBackendsError: It cannot, and the user has to change something.
         """
-
-    def cache_key(self, options: Any) -> str | None:
-        """Versions and processor features that compiled code depends on; None: never cached."""
-        return None
-
-    def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
-        """Recreates an executable from `Executable.dump`.
-
-        Args:
-            parts: What was dumped.
-            graph: Has the inputs and outputs of the one that was compiled. Calls are whole in it
-                that were decomposed in that one.
-            options: An instance of `Options`.
-
-        Raises:
-            CompileError: The parts are damaged or from another version; they will be dropped.
-        """
-        raise NotImplementedError(f"{self.name} does not keep executables on disk")

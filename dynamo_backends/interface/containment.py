@@ -7,7 +7,7 @@
 | `Backend.compile` | the block | `GraphReport.fallbacks` |
 | a compiled block when it is called | the block | `GraphReport.events` |
 | normal form, passes, partition, programs | the functional graph | `GraphReport.reverted` |
-| availability, `Backend.take`, AOT Autograd | the captured graph | `GraphReport.reverted` |
+| availability, graphs taken whole, AOT Autograd | the captured graph | `GraphReport.reverted` |
 | the disk cache, a report | nothing | `GraphReport.failures` |
 
 What the user has to act on (an option, a device, a missing package) is raised, and so is everything

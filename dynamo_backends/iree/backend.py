@@ -151,14 +151,14 @@ class IREE(Backend):
         return isinstance(node.target, OpOverload) and kind_of(node) in self._culprits
 
     def cache_key(self, options: IreeOptions) -> str:
-        """See `Backend.cache_key`."""
+        """See `SavesExecutables.cache_key`."""
         from dynamo_backends.runtime.cache import source_digest
         from dynamo_backends.runtime.processor import processor
 
         return f"{self.versions()} {source_digest()} {processor()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
-        """See `Backend.load`."""
+        """See `SavesExecutables.load`."""
         from dynamo_backends.iree.ranged import load
         from dynamo_backends.iree.session import open_device
 

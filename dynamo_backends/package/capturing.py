@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dynamo_backends.graph import lstm
 from dynamo_backends.graph.decompositions import checked_decompositions
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.package import weights as stored
@@ -83,7 +84,10 @@ def calls_of(captured: Captured, backend: Backend | None) -> Iterator[Any]:
     rule, most = None, 1
     if backend is not None:
         options = captured.contents.parsed(backend)
-        rule, most = backend.buckets(options) if options.ranges else None, options.max_executables
+        rule, most = (
+            protocols.buckets(backend, options) if options.ranges else None,
+            options.max_executables,
+        )
     return calls_in_range(captured.call, captured.portable, rule, most)
 
 

@@ -72,7 +72,7 @@ class _Noting(PackageBackend):
     """A package's backend that notes which parts executables are loaded from."""
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
-        """See `Backend.load`."""
+        """See `SavesExecutables.load`."""
         made = super().load(parts, graph, options)
         for mark, saved in self.kept.parts.items():
             if saved is parts:

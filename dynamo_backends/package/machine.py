@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions
@@ -20,7 +21,7 @@ def described(backend: Backend | None, options: Options | None) -> dict[str, Any
         backend: None: torch alone.
         options: Of the backend.
     """
-    key = backend.cache_key(options) if backend is not None else None
+    key = protocols.cache_key(backend, options)
     own = versions(("dynamo-backends",)).get("dynamo-backends", "")
     return {
         "packages": {"torch": torch.__version__, **(backend.versions() if backend else {})},

@@ -9,6 +9,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import is_ranged
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Availability, Backend, Buckets, Executable
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.plan import Plan
@@ -96,34 +97,38 @@ class PackageBackend(Backend):
             raise CompileError("the package has no executable for these sizes")
         return self.inner.compile(graph, options)
 
+    def cache_key(self, options: Any) -> str | None:
+        """See `SavesExecutables.cache_key`: executables are kept in the package alone."""
+        return None
+
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> Executable:
-        """See `Backend.load`."""
-        made = self.inner.load(parts, graph, options)
+        """See `SavesExecutables.load`."""
+        made = protocols.load_executable(self.inner, parts, graph, options)
         made.was_compared = self.kept.is_saved(parts)
         return made
 
     def buckets(self, options: Any) -> Buckets | None:
-        """See `Backend.buckets`: wide ones alone, and none for single sizes.
+        """See `PadsShapes.buckets`: wide ones alone, and none for single sizes.
 
         So that the bounds are those that were compiled when the package was saved.
         """
-        rule = self.inner.buckets(options)
+        rule = protocols.buckets(self.inner, options)
         if rule is None:
             return None
         growth = rule.growth if rule.growth == 1 else max(rule.growth, WIDE)
         return Buckets(growth, sys.maxsize, rule.named)
 
-    def placed(self, options: Any, home: str) -> Any:
-        """See `Backend.placed`."""
-        return self.inner.placed(options, home)
+    def options_for_device(self, options: Any, device: str) -> Any:
+        """See `OwnsDevice.options_for_device`."""
+        return protocols.options_for_device(self.inner, options, device)
 
-    def home(self, options: Any) -> str | None:
-        """See `Backend.home`."""
-        return self.inner.home(options)
+    def resident_device(self, options: Any) -> str | None:
+        """See `OwnsDevice.resident_device`."""
+        return protocols.resident_device(self.inner, options)
 
     def donates(self, graph: Graph, options: Any) -> bool:
-        """See `Backend.donates`."""
-        return self.inner.donates(graph, options)
+        """See `UpdatesInputs.donates`."""
+        return protocols.donates(self.inner, graph, options)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`."""

@@ -28,6 +28,7 @@ from dynamo_backends.graph.sizes import (
     ranges_of,
     symbols_of_dimensions,
 )
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
@@ -285,7 +286,7 @@ class ProgramBuilder:
 
     def _load(self, graph: Graph, parts: Mapping[str, bytes]) -> Executable:
         with stage(LOADING):
-            executable = self._backend.load(parts, graph, self._options)
+            executable = protocols.load_executable(self._backend, parts, graph, self._options)
         self._report.cache_hits += 1
         return executable
 

@@ -1,6 +1,6 @@
 """Programs that serve all sizes up to those that they were compiled for.
 
-A backend that compiles static shapes only may pad inputs (`Backend.buckets`). Then a program is
+A backend that compiles static shapes only may pad inputs (`PadsShapes.buckets`). Then a program is
 compiled for bounds. It is right for smaller sizes if the passes make the same graph for them,
 expression by expression (see `ranges`): nothing was decided because of the bounds.
 

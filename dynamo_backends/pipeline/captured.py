@@ -28,7 +28,7 @@ from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_po
 from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.int8.capture import proving
-from dynamo_backends.interface import captures
+from dynamo_backends.interface import captures, protocols
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -113,18 +113,20 @@ def _compile_captured(
     number: int,
 ) -> Callable[..., Any]:
     require_available(backend)
-    taken = backend.take(captured, example_inputs, options, number)
-    if taken is not None:
-        return taken
+    if isinstance(backend, protocols.CompilesCapturedGraphs):
+        compiled = backend.compile_captured_graph(captured, example_inputs, options, number)
+        if compiled is not None:
+            return compiled
     try:
         around = proving(options, captured, example_inputs)
     except CompileError as error:
         return _left_to_eager(backend, captured, options, number, str(error))
-    backend.foresee(example_inputs, options)
+    if isinstance(backend, protocols.Prefetches):
+        backend.prefetch(example_inputs, options)
     home = home_of(example_inputs)
     if home is not None:
-        options = backend.placed(options, home)
-    stays = backend.home(options)
+        options = protocols.options_for_device(backend, options, home)
+    stays = protocols.resident_device(backend, options)
     residency = Residency(stays) if home is not None or stays is not None else None
     compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
     keeps = frozenset(backend.keeps(options))
@@ -250,7 +252,7 @@ class _GraphCompiler:
             normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         if kind != "backward" and not normalized.graph.calls:
             captures.note_graph_without_operators()
-        if backend.home(options) is not None:
+        if protocols.resident_device(backend, options) is not None:
             draw_checkpoints_alike(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
@@ -265,7 +267,7 @@ class _GraphCompiler:
         graph = checks.graph
         if self.residency is not None:  # rows would be written by torch, on the host
             graph = without_updates(graph)
-        elif checks.flag is not None or not backend.donates(graph, options):
+        elif checks.flag is not None or not protocols.donates(backend, graph, options):
             graph, rows = separate_row_writes(graph)
         if checks.flag is not None:  # it is read before anything is written
             graph = without_updates(graph)
@@ -288,6 +290,8 @@ class _GraphCompiler:
 
     def _placed(self, graph: Graph, names: Sequence[str]) -> Graph:
         """The graph with what the options say of its inputs' places on a mesh."""
+        if not isinstance(self.backend, protocols.SpansMesh):
+            return graph
         placed = self.backend.placements(graph, names, self.options)
         if not placed:
             return graph

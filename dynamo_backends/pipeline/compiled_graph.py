@@ -24,7 +24,7 @@ from dynamo_backends.graph.specialize import (
     specialize,
     stand_ins,
 )
-from dynamo_backends.interface import stages
+from dynamo_backends.interface import protocols, stages
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
@@ -364,7 +364,7 @@ class CompiledGraph:
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options
-        rule = self._backend.buckets(options) if options.ranges else None
+        rule = protocols.buckets(self._backend, options) if options.ranges else None
         if rule is None or not computes_with_sizes(self._graph):
             return None
         named = named_bounds(rule.named, symbols)
@@ -446,7 +446,9 @@ class CompiledGraph:
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         arena.rest()
-        if self._backend.home(self._options) is not None:  # masks would have to go there
+        if (
+            protocols.resident_device(self._backend, self._options) is not None
+        ):  # masks would have to go there
             graph = graph.copy()
             seed_draws(graph)
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)

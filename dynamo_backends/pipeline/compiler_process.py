@@ -2,7 +2,7 @@
 
 Python that compiles would take turns with that of the calls; in a process of its own it does not,
 and can have a lower priority. Given is one block after all passes, and what comes back are the
-bytes that `Backend.load` takes. What the other process cannot do is done here.
+bytes that `SavesExecutables.load` takes. What the other process cannot do is done here.
 """
 
 import base64
@@ -20,7 +20,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input
 from dynamo_backends.graph.sizes import SIZES, STRIDES
 from dynamo_backends.graph.tf32 import product_precision
-from dynamo_backends.interface import errors
+from dynamo_backends.interface import errors, protocols
 from dynamo_backends.interface.backend import Backend, Executable
 from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error
 from dynamo_backends.interface.options import Options
@@ -184,7 +184,7 @@ def compiled(
     if answer is None:
         return make()
     came.update({name: base64.b64decode(text) for name, text in answer["parts"].items()})
-    return backend.load(dict(came), graph.copy(), options)
+    return protocols.load_executable(backend, dict(came), graph.copy(), options)
 
 
 def journaled(
@@ -239,7 +239,7 @@ def _done(
     task: Task, backend: Backend, options: Options, plan: Plan, graph: Graph
 ) -> dict[str, Any] | None:
     """What came of a job; None: it is to be done in this process."""
-    key = backend.cache_key(options)
+    key = protocols.cache_key(backend, options)
     if key is None or process.is_unusable:
         return None
     if not is_found_elsewhere(backend) or not _is_on_cpu(graph):

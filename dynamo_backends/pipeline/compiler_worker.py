@@ -13,6 +13,7 @@ import torch
 from dynamo_backends._torch_private.precompile import unpack
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_planned
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import get_backend
@@ -48,7 +49,7 @@ def _prepared(job: Job) -> tuple[Backend, Graph]:
     torch.set_num_threads(job.threads)
     torch.set_float32_matmul_precision(job.precision)
     backend = get_backend(job.backend)
-    if backend.cache_key(job.options) != job.cache_key:
+    if protocols.cache_key(backend, job.options) != job.cache_key:
         raise ValueError("what is compiled here would be another program")
     return backend, Graph(unpack(job.graph), job.kind, job.inputs)
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend, Parts
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import CompileError
@@ -71,7 +72,7 @@ def load_or_compile(
 
 def _key(backend: Backend, options: Options, mark: str) -> str | None:
     """What it is called in the disk cache; None: it is not kept there."""
-    versions = backend.cache_key(options) if options.cache else None
+    versions = protocols.cache_key(backend, options) if options.cache else None
     if versions is None:
         return None
     not_compiled_in = {"verify": "off", "while_compiling": "wait"}

@@ -77,7 +77,7 @@ class TVM(Backend):
         return compile_graph(graph, _settings(options))
 
     def cache_key(self, options: TvmOptions) -> str:
-        """See `Backend.cache_key`."""
+        """See `SavesExecutables.cache_key`."""
         from dynamo_backends.runtime.cache import source_digest
         from dynamo_backends.tvm.session import describe_host
         from dynamo_backends.tvm.tuning import records_of
@@ -88,7 +88,7 @@ class TVM(Backend):
         return " ".join(map(str, parts))
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
-        """See `Backend.load`."""
+        """See `SavesExecutables.load`."""
         from dynamo_backends.tvm.ranged import kind
         from dynamo_backends.tvm.runtime import TvmExecutable
 

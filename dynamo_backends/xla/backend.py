@@ -72,21 +72,21 @@ class OpenXLA(Backend):
             )
         open_device(platform_name, index)
 
-    def placed(self, options: XlaOptions, home: str) -> XlaOptions:
-        """See `Backend.placed`."""
+    def options_for_device(self, options: XlaOptions, device: str) -> XlaOptions:
+        """See `OwnsDevice.options_for_device`."""
         if options.mesh is not None:
             return options  # what is elsewhere comes to the host, and is split from there
-        if parts_of(home) is None:
+        if parts_of(device) is None:
             raise DeviceError(
-                f"tensors are on the {home}, over which compile_step spreads training steps; other "
-                "graphs are compiled for one device. Give compile_step the mesh, or torch.compile "
-                "options={'mesh': …}, run the model in eager, or bring it back with "
+                f"tensors are on the {device}, over which compile_step spreads training steps; "
+                "other graphs are compiled for one device. Give compile_step the mesh, or "
+                "torch.compile options={'mesh': …}, run the model in eager, or bring it back with "
                 "dynamo_backends.xla.to_device(model, 'cpu')."
             )
-        return replace(options, device=home) if options.device == "auto" else options
+        return replace(options, device=device) if options.device == "auto" else options
 
-    def home(self, options: XlaOptions) -> str | None:
-        """See `Backend.home`."""
+    def resident_device(self, options: XlaOptions) -> str | None:
+        """See `OwnsDevice.resident_device`."""
         if options.mesh is not None or options.device in ("auto", "cpu", "cuda"):
             return None
         from dynamo_backends.xla.runtime import open_device
@@ -130,12 +130,12 @@ class OpenXLA(Backend):
 
         return planned_together(graph, plan)
 
-    def alone(self, options: XlaOptions) -> XlaOptions:
-        """See `Backend.alone`."""
+    def single_process_options(self, options: XlaOptions) -> XlaOptions:
+        """See `SpansMesh.single_process_options`."""
         return replace(options, collectives="torch")
 
     def buckets(self, options: XlaOptions) -> Buckets | None:
-        """See `Backend.buckets`."""
+        """See `PadsShapes.buckets`."""
         if options.mesh is not None or (options.bucket_growth == 1 and not options.buckets):
             return None
         return Buckets(options.bucket_growth, options.exact_after, options.buckets)
@@ -164,7 +164,7 @@ class OpenXLA(Backend):
     def placements(
         self, graph: Graph, names: Sequence[str], options: XlaOptions
     ) -> Sequence[Placed | None]:
-        """See `Backend.placements`."""
+        """See `SpansMesh.placements`."""
         spread = options.spread
         return () if spread is None else spread.of_inputs(graph, names)
 
@@ -177,24 +177,24 @@ class OpenXLA(Backend):
         return compile_on_mesh(graph, device, lowering, spread.batch)
 
     def donates(self, graph: Graph, options: XlaOptions) -> bool:
-        """See `Backend.donates`: on the CPU."""
+        """See `UpdatesInputs.donates`: on the CPU."""
         return options.mesh is None and _target(graph, options)[0] == "cpu"
 
     def compile_step(self, graph: Graph, options: XlaOptions) -> Any:
-        """See `Backend.compile_step`: inputs are donated, but for torch's on CUDA."""
+        """See `CompilesSteps.compile_step`: inputs are donated, but for torch's on CUDA."""
         _refuse_mesh(options)
         from dynamo_backends.xla.runtime import open_device
 
         device = open_device(*_target(graph, options))
         if device.platform == "cuda":
-            return super().compile_step(graph, options)
+            return None
         from dynamo_backends.xla.steps import compile_step
 
         lowering = lowering_options(device.platform, options)
         return compile_step(graph, device, lowering, options.reserve)
 
     def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
-        """See `Backend.on_mesh`: on CPUs and TPUs."""
+        """See `SpansMesh.on_mesh`: on CPUs and TPUs."""
         _refuse_mesh(options)
         from dynamo_backends.xla.mesh.devices import open_mesh
         from dynamo_backends.xla.mesh.target import XlaMesh
@@ -203,14 +203,14 @@ class OpenXLA(Backend):
         return XlaMesh(device, lowering_options(device.platform, options))
 
     def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
-        """See `Backend.load_step`."""
+        """See `SavesSteps.load_step`."""
         from dynamo_backends.xla.runtime import open_device
         from dynamo_backends.xla.steps import load_step
 
         return load_step(parts, graph, open_device(*_target(graph, options)), options.reserve)
 
     def cache_key(self, options: XlaOptions) -> str | None:
-        """See `Backend.cache_key`: programs for meshes are not kept."""
+        """See `SavesExecutables.cache_key`: programs for meshes are not kept."""
         if options.mesh is not None:
             return None
         from dynamo_backends.runtime.processor import processor
@@ -223,7 +223,7 @@ class OpenXLA(Backend):
         return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
-        """See `Backend.load`."""
+        """See `SavesExecutables.load`."""
         from dynamo_backends.xla.runtime import open_device
         from dynamo_backends.xla.updating import executable_for
 

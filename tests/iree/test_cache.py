@@ -8,6 +8,7 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import CompileError, GraphReport
+from dynamo_backends.interface import protocols
 from dynamo_backends.iree.lowering import ENTRY
 from dynamo_backends.runtime.processor import processor
 
@@ -57,7 +58,7 @@ def damage(report: GraphReport, x: torch.Tensor, shape: torch.Size) -> None:
 
 def test_the_key_has_versions_and_processor():
     backend = dynamo_backends.get_backend("iree")
-    key = backend.cache_key(backend.Options())
+    key = protocols.cache_key(backend, backend.Options())
     assert key is not None
     for package in ("iree-base-compiler", "iree-base-runtime"):
         assert version(package) in key

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.xla.mesh.agreement import Offer, why_apart
 from tests.xla.ranks import job
@@ -244,7 +245,8 @@ def test_what_processes_have_to_have_in_common():
 
 def test_who_compiles_alone_leaves_collectives_to_torch():
     backend = get_backend("openxla")
-    assert backend.alone(backend.Options()).collectives == "torch"
+    options = protocols.single_process_options(backend, backend.Options())
+    assert options.collectives == "torch"
 
 
 _LOST = (

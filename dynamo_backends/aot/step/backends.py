@@ -13,6 +13,7 @@ from dynamo_backends.graph.decompositions import checked_decompositions, decompo
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.planned import compile_planned
 from dynamo_backends.graph.random import dropout
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import (
@@ -94,11 +95,13 @@ def step_backend(
     parsed.refuse_beside(f"compile_step with {name}")
     parsed.refuse_uncaptured(f"compile_step with {name}")
     if home is not None:
-        parsed = backend.placed(parsed, home)
-    stays = backend.home(parsed) if mesh is None else None  # opens the device of the options
+        parsed = protocols.options_for_device(backend, parsed, home)
+    stays = (
+        protocols.resident_device(backend, parsed) if mesh is None else None
+    )  # opens the device of the options
     rules = checked_decompositions if mesh is None and stays is None else decompositions
     table = rules(keep=frozenset(backend.keeps(parsed)))
-    target = None if mesh is None else backend.on_mesh(parsed, mesh)
+    target = None if mesh is None else _target_of(backend, parsed, mesh)
     return StepBackend(
         name,
         table,
@@ -111,6 +114,15 @@ def step_backend(
         compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
         numbers_with_tensors=parsed.numbers_with_tensors,
     )
+
+
+def _target_of(backend: Backend, options: Options, mesh: Mesh) -> MeshTarget:
+    if not isinstance(backend, protocols.SpansMesh):
+        raise OptionError(
+            f"{backend.name} does not spread steps over a mesh of devices; use backend='openxla', "
+            "or leave out mesh."
+        )
+    return backend.on_mesh(options, mesh)
 
 
 def _for_mesh(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
@@ -25,6 +26,7 @@ def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph
     """
 
     def load(parts: Mapping[str, bytes]) -> StepProgram:
+        assert isinstance(backend, protocols.SavesSteps), backend
         program = backend.load_step(parts, graph.copy(), options)
         program.from_disk = True
         return program
@@ -63,9 +65,10 @@ def _mark(graph: Graph, plan: Plan) -> str:
 
 def _compiled(backend: Backend, options: Options, plan: Plan, graph: Graph) -> StepProgram:
     def compile_whole(copy: Graph) -> StepProgram:
-        program = backend.compile_step(copy.copy(), options)
-        if program is not None:
-            return program
+        if isinstance(backend, protocols.CompilesSteps):
+            program = backend.compile_step(copy.copy(), options)
+            if program is not None:
+                return program
         return CopyingProgram(graph, backend.compile(copy, options).bind(())[0])
 
     return compile_planned(backend, options, plan, graph, compile_whole)

@@ -12,6 +12,7 @@ from dynamo_backends.aot.step.backends import StepBackend, step_backend
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
@@ -161,6 +162,7 @@ class _Making:
         (entry,) = self._archive.manifest["executables"]
         parts = {name: self._archive.read(part) for name, part in entry["parts"].items()}
         graph = self._described.without_calls()
+        assert isinstance(inner, protocols.SavesSteps), inner
         made = inner.load_step(parts, graph, parsed(inner, self._options))
         made.from_disk = True
         return made

@@ -1,0 +1,229 @@
+"""What a backend may do besides compiling graphs; found by `isinstance`.
+
+A backend has one of these by having its methods. Most backends have `SavesExecutables` alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from dynamo_backends.interface.backend import Buckets, Executable
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from dynamo_backends.aot.step.programs import StepProgram
+    from dynamo_backends.graph.graph import Graph
+    from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
+
+
+@runtime_checkable
+class SavesExecutables(Protocol):
+    """Its executables can be stored in the disk cache and in packages."""
+
+    def cache_key(self, options: Any) -> str | None:
+        """Versions and processor features that compiled code depends on; None: never cached."""
+
+    def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
+        """Recreates an executable from `Executable.dump`.
+
+        Args:
+            parts: What was dumped.
+            graph: Has the inputs and outputs of the one that was compiled. Calls are whole in it
+                that were decomposed in that one.
+            options: An instance of `Backend.Options`.
+
+        Raises:
+            CompileError: The parts are damaged or from another version; they will be dropped.
+        """
+
+
+@runtime_checkable
+class CompilesSteps(Protocol):
+    """It compiles whole training steps in a way of its own (see `compile_step`).
+
+    For other backends what a step updates is computed by an executable (see `Backend.compile`) and
+    copied to where it belongs.
+    """
+
+    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
+        """Compiles a whole training step, all of whose calls are native or decomposed.
+
+        Returns:
+            A program that writes over its inputs; None: not on this device.
+
+        Raises:
+            LoweringError: One node cannot be lowered after all.
+            CompileError: The graph cannot be compiled.
+        """
+
+
+@runtime_checkable
+class SavesSteps(Protocol):
+    """Its compiled training steps can be stored."""
+
+    def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
+        """Recreates a compiled step from `StepProgram.dump`.
+
+        Raises:
+            CompileError: The parts are damaged or from another version; they will be dropped.
+        """
+
+
+@runtime_checkable
+class SpansMesh(Protocol):
+    """Its programs run on several devices."""
+
+    def on_mesh(self, options: Any, mesh: "Mesh") -> "MeshTarget":
+        """Devices on which whole training steps can be spread (see `compile_step`).
+
+        Args:
+            options: An instance of `Backend.Options`.
+            mesh: Their grid.
+
+        Raises:
+            OptionError: The backend has no such steps with these options.
+            DeviceError: There are too few devices.
+        """
+
+    def placements(
+        self, graph: "Graph", names: Sequence[str], options: Any
+    ) -> "Sequence[Placed | None]":
+        """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
+
+        Args:
+            graph: In normal form, perhaps with symbolic shapes.
+            names: Of its inputs, as users write them: "self.fc.weight".
+            options: An instance of `Backend.Options`.
+
+        Raises:
+            OptionError: A placement does not fit, or the graph is none for inference.
+        """
+
+    def single_process_options(self, options: Any) -> Any:
+        """The options for what this process compiles or runs without the others of its job.
+
+        Args:
+            options: An instance of `Backend.Options`.
+        """
+
+
+@runtime_checkable
+class OwnsDevice(Protocol):
+    """Tensors may live on devices of its own, which torch does not know."""
+
+    def options_for_device(self, options: Any, device: str) -> Any:
+        """The options for a graph some of whose inputs live on such a device.
+
+        For other backends the contents come to the host.
+
+        Args:
+            options: An instance of `Backend.Options`.
+            device: The name of the device.
+        """
+
+    def resident_device(self, options: Any) -> str | None:
+        """The device on which results stay; None: they are ordinary tensors of torch's."""
+
+
+@runtime_checkable
+class PadsShapes(Protocol):
+    """Its executables take inputs that are smaller than they were compiled for."""
+
+    def buckets(self, options: Any) -> Buckets | None:
+        """How sizes are rounded up where `compile` takes graphs whose sizes are bounds.
+
+        Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
+        inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.
+
+        Args:
+            options: An instance of `Backend.Options`.
+
+        Returns:
+            None: every set of concrete shapes is compiled for itself.
+        """
+
+
+@runtime_checkable
+class UpdatesInputs(Protocol):
+    """Its executables can write over their inputs."""
+
+    def donates(self, graph: "Graph", options: Any) -> bool:
+        """Whether `compile` uses `Input.updated_by`: new contents are written over the old ones.
+
+        A bound function returns the input itself then, in the place of its new contents. For other
+        backends the pipeline copies results to inputs, or the rows that change.
+
+        Args:
+            graph: In normal form, with symbolic shapes.
+            options: An instance of `Backend.Options`.
+        """
+
+
+@runtime_checkable
+class CompilesCapturedGraphs(Protocol):
+    """It takes graphs as Dynamo captured them, without the pipeline."""
+
+    def compile_captured_graph(
+        self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int
+    ) -> Callable[..., Any] | None:
+        """Compiles what Dynamo captured; None: leaves it to the pipeline.
+
+        Args:
+            captured: Dynamo's torch-level graph.
+            example_inputs: Its inputs, real tensors.
+            options: An instance of `Backend.Options`.
+            number: Of the captured graph, for reports.
+        """
+
+
+@runtime_checkable
+class Prefetches(Protocol):
+    """Part of what compiling takes can begin while a graph is traced."""
+
+    def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
+        """Begins it.
+
+        Args:
+            inputs: Of the captured graph, real tensors; weights among them.
+            options: An instance of `Backend.Options`.
+        """
+
+
+def cache_key(backend: object, options: Any) -> str | None:
+    """See `SavesExecutables.cache_key`; None for backends whose executables are not saved."""
+    return backend.cache_key(options) if isinstance(backend, SavesExecutables) else None
+
+
+def load_executable(
+    backend: object, parts: Mapping[str, bytes], graph: "Graph", options: Any
+) -> Executable:
+    """See `SavesExecutables.load`."""
+    assert isinstance(backend, SavesExecutables), backend
+    return backend.load(parts, graph, options)
+
+
+def resident_device(backend: object, options: Any) -> str | None:
+    """See `OwnsDevice.resident_device`; None for backends that own no device."""
+    return backend.resident_device(options) if isinstance(backend, OwnsDevice) else None
+
+
+def buckets(backend: object, options: Any) -> Buckets | None:
+    """See `PadsShapes.buckets`; None for backends that do not pad."""
+    return backend.buckets(options) if isinstance(backend, PadsShapes) else None
+
+
+def options_for_device(backend: object, options: Any, device: str) -> Any:
+    """See `OwnsDevice.options_for_device`; the same options for backends that own no device."""
+    return (
+        backend.options_for_device(options, device) if isinstance(backend, OwnsDevice) else options
+    )
+
+
+def single_process_options(backend: object, options: Any) -> Any:
+    """See `SpansMesh.single_process_options`; the same options for backends that span no mesh."""
+    return backend.single_process_options(options) if isinstance(backend, SpansMesh) else options
+
+
+def donates(backend: object, graph: "Graph", options: Any) -> bool:
+    """See `UpdatesInputs.donates`; False for backends that write to no input."""
+    return isinstance(backend, UpdatesInputs) and backend.donates(graph, options)

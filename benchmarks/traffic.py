@@ -31,8 +31,8 @@ from rich.table import Table
 
 import dynamo_backends
 import harness
-from dynamo_backends.bench.answers import Serve, difference, percentile, seconds
 from dynamo_backends.bench.statistics import PAUSE_S
+from dynamo_backends.bench.streaming import Serve, difference, percentile, seconds
 from dynamo_backends.bench.suites.streams import STREAMS, Stream
 from dynamo_backends.pipeline import background
 

@@ -17,8 +17,15 @@ from torch import nn
 from dynamo_backends.bench.accuracy import as_precise, compare_outputs
 from dynamo_backends.bench.statistics import compare
 from dynamo_backends.bench.suites import Inputs, ModelCase, Scale, call, find_case
-from dynamo_backends.bench.tf32 import RoundingToTf32
-from dynamo_backends.bench.work import DTYPES, cast, detached, loss, tolerance, without_dropout
+from dynamo_backends.bench.work import (
+    DTYPES,
+    RoundingToTf32,
+    cast,
+    detached,
+    loss,
+    tolerance,
+    without_dropout,
+)
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends

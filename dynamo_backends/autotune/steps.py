@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.aot.step.backends import compile_whole, step_backend
 from dynamo_backends.aot.step.online_comparison import OnlineComparison, counting, eager_wins
 from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.flow import Choice
 from dynamo_backends.autotune.functional import (
@@ -29,11 +31,13 @@ from dynamo_backends.autotune.functional import (
     GraphEnsemble,
     decomposed,
     dialect,
+    weight_places,
 )
 from dynamo_backends.autotune.means import Means
 from dynamo_backends.autotune.names import EAGER
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.proof import Proof
+from dynamo_backends.autotune.session import Subject
+from dynamo_backends.autotune.verify import Trial, judge
 from dynamo_backends.graph.decompose import retrace
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
@@ -42,7 +46,56 @@ from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.tuning.counts import COUNTS
 from dynamo_backends.tuning.progress import showing
+from dynamo_backends.tuning.race import Run
 from dynamo_backends.tuning.statistics import separate_speedup
+from dynamo_backends.verify import in_float64, restore_rng, snapshot_rng
+
+
+# What backends make of a step is not what they make of the functional graph that competes, so it is
+# proven right by itself, by the same rule and before it takes a real step.
+class Proof:
+    """The trials of a step, made when the first program is put to them.
+
+    Args:
+        graph: Of the kind "step".
+        inputs: Of the step, which is taken on copies of them.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[Tensor]):
+        self._graph = graph
+        self._inputs = inputs
+
+    @cached_property
+    def _trials(self) -> list[Trial]:
+        module, precise = self._graph.module, in_float64(self._graph.module)
+        updated = {i for i, x in enumerate(self._graph.inputs) if x.updated_by is not None}
+        return Subject(
+            _run(CopyingProgram(self._graph, lambda inputs: module(*inputs))),
+            _run(CopyingProgram(self._graph, lambda inputs: precise(*inputs))),
+            Arguments(self._inputs, weight_places(self._graph), updated),
+        ).trials()
+
+    def wrong(self, program: StepProgram) -> str:
+        """What is wrong with the steps of a program, in words; empty if nothing is."""
+        COUNTS.add(verified=1)
+        rng = snapshot_rng()
+        try:
+            return judge(self._trials, _run(program)).wrong
+        except Exception as error:
+            return f"it raised {brief_error(error)}"
+        finally:
+            restore_rng(rng)
+
+
+def _run(program: StepProgram) -> Run:
+    def run(inputs: list[Any]) -> list[Tensor]:
+        taken: list[Any] = []
+        with torch.enable_grad():  # as real steps are taken; programs detach what they get
+            program(inputs, taken)
+        return program.outputs(taken)
+
+    return run
+
 
 log = logging.getLogger("dynamo_backends")
 

@@ -1,6 +1,7 @@
 """The backend `iree`: the IREE compiler and runtime on torch's memory."""
 
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,11 +10,43 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.partition import extract
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import Plan, plan_each
 from dynamo_backends.trials.kinds import kind_of
+
+
+def culprit(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:
+    """The last call of the shortest beginning of a graph at which the compiler breaks down.
+
+    Takes as many compilations as the number of calls has binary digits.
+
+    Args:
+        graph: The compiler breaks down at it.
+        breaks: Whether it does at a part of the graph.
+    """
+    calls = [n for n in graph.calls if n.target is not operator.getitem]
+    fits, too_long = 0, len(calls)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if breaks(_part(graph, calls[:middle])):
+            too_long = middle
+        else:
+            fits = middle
+    return calls[too_long - 1]
+
+
+def _part(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
+    """Calls of a graph as a graph of its own, with what picks their results."""
+    inside = set(calls)
+    nodes = [
+        n
+        for n in graph.calls
+        if n in inside or (n.target is operator.getitem and n.args[0] in inside)
+    ]
+    return extract(graph, nodes, on_backend=True).graph
 
 
 @dataclass(frozen=True)
@@ -101,7 +134,6 @@ class IREE(Backend):
     def compile(self, graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.compile`. What the compiler breaks down at is to be left out."""
         from dynamo_backends.iree.compiler import BrokenDown
-        from dynamo_backends.iree.culprit import culprit
         from dynamo_backends.runtime.ranged import for_range
 
         try:

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.utils import _pytree as pytree
 
 from dynamo_backends import _torch_private as private
@@ -21,11 +27,54 @@ from dynamo_backends.runtime.device_operators import run_operator
 from dynamo_backends.runtime.device_values import (
     DeviceValue,
     Home,
+    fills_storage,
     home_named,
     keep,
     on_host,
     value_of,
 )
+
+
+# In checkpoints of torch.distributed.checkpoint a tensor of which each process has a part is
+# written in these parts, each by a process that has it; any other is written whole. A tensor is
+# read whole, by each process.
+def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
+    """Where this process's part of a tensor begins, and its contents; None: it has all of it."""
+    value = value_of(handle)
+    if value is None or value.array is None or value.on_host:
+        return None
+    if not (fills_storage(handle) and handle.is_contiguous()):
+        return None
+    return value.home.part_of(value.array) if value.array.shape == tuple(handle.shape) else None
+
+
+def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
+    """What this process has to write; of several that have the same, one does.
+
+    Args:
+        handle: Of a tensor that is to be written.
+        name: In the checkpoint.
+
+    Returns:
+        The items, and whether it is this process's part alone.
+    """
+    found = part_of(handle)
+    if found is None:
+        on_host(handle)  # where it has to be gathered for that, all processes are here
+    offsets, part = ((0,) * handle.dim(), handle) if found is None else found
+    data = TensorWriteData(
+        chunk=ChunkStorageMetadata(Size(offsets), part.shape),
+        properties=TensorProperties.create_from_tensor(part),
+        size=handle.shape,
+    )
+    kind = WriteItemType.TENSOR if found is None else WriteItemType.SHARD
+    index = MetadataIndex(name, Size(offsets))
+    return [WriteItem(index=index, type=kind, tensor_data=data)], found is not None
+
+
+def chunks(handle: Tensor) -> list[Any]:
+    """What this process has to read: all of it."""
+    return [ChunkStorageMetadata(Size((0,) * handle.dim()), handle.shape)]
 
 
 class _Thread(threading.local):
@@ -176,23 +225,17 @@ class DeviceTensor(Tensor):
         return plain.__reduce_ex__(protocol)
 
     def __create_write_items__(self, name: str, _: Any) -> list[Any]:
-        """What torch.distributed.checkpoint asks for; see `device_checkpoints.write_items`."""
-        from dynamo_backends.runtime.device_checkpoints import write_items
-
+        """What torch.distributed.checkpoint asks for; see `write_items`."""
         items, self._is_in_parts = write_items(self._handle, name)
         return items
 
     def __create_chunk_list__(self) -> list[Any]:
-        """See `device_checkpoints.chunks`."""
-        from dynamo_backends.runtime.device_checkpoints import chunks
-
+        """See `chunks`."""
         self._is_in_parts = False
         return chunks(self._handle)
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         """What was announced last: this process's part, or all."""
-        from dynamo_backends.runtime.device_checkpoints import part_of
-
         found = part_of(self._handle) if self._is_in_parts else None
         return self if found is None else found[1]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
+import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import FakeTensorMode, disable_current_modes
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
@@ -27,8 +28,11 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.labels import call_of
 from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.ort.compiler import compile_graph
+from dynamo_backends.ort.session import SessionSettings
+from dynamo_backends.ort.trial import Verdict, verdict
 from dynamo_backends.runtime.lru import LRU
-from dynamo_backends.trials.trials import not_plain
+from dynamo_backends.trials.trials import not_plain, read_results
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,
@@ -39,8 +43,63 @@ from dynamo_backends.trt.building import (
 )
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.dtypes import NAMES
-from dynamo_backends.trt.meaning import judge
 from dynamo_backends.trt.runtime import owned_weights
+
+_CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),), threads=1)
+
+# ONNX Runtime has few kernels for these on the CPU; a lowering is the same for all of them.
+_TRIED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+_JUDGED = "in a trial "
+
+
+# TensorRT's parser says what it takes, not whether a lowering is right. That is tried with ONNX
+# Runtime, on the CPU, where a trial takes milliseconds (see `ort.trial`): one call alone, on
+# awkward inputs, judged against eager. What ONNX Runtime has no kernel for on the CPU stays
+# unjudged.
+def judge(node: fx.Node) -> Verdict | None:
+    """How a call is to be lowered; None if that is open.
+
+    Args:
+        node: A call whose inputs are tensors of static shapes.
+    """
+    found = verdict(_twin(node), lambda graph: compile_graph(graph, _CPU), _CPU, keep=False)
+    if found.support.yes or found.support.reason.startswith(_JUDGED):
+        return found
+    return None
+
+
+def _twin(node: fx.Node) -> fx.Node:
+    """The same call on CPU tensors, in a graph of its own."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    mode = FakeTensorMode()
+    for source in node.all_input_nodes:
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = {"val": _moved(source.meta["val"], mode)}
+    copy = graph.node_copy(node, copies.__getitem__)
+    copy.args = fx.node.map_aggregate(copy.args, _replaced)
+    copy.kwargs = fx.node.map_aggregate(copy.kwargs, _replaced)
+    copy.meta = {"val": _moved(node.meta["val"], mode)}
+    graph.output(tuple(read_results(copy, node)))
+    return copy
+
+
+def _moved(value: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_moved(v, mode) for v in value)
+    if not isinstance(value, Tensor):
+        return value
+    dtype = _TRIED_AS.get(value.dtype, value.dtype)
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=dtype)
+
+
+def _replaced(argument: Any) -> Any:
+    if isinstance(argument, torch.device):
+        return torch.device("cpu")
+    return _TRIED_AS.get(argument, argument) if isinstance(argument, torch.dtype) else argument
+
 
 _ROUNDS = 24
 _REMEMBERED = 64

@@ -17,8 +17,8 @@ from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
+from dynamo_backends.interface.packages import is_there
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.xla.hardware import gpus, has_cuda_plugin, has_tpu, tpu
 from dynamo_backends.xla.options import (
     XlaOptions,
     convolution_precision,
@@ -29,6 +29,42 @@ from dynamo_backends.xla.platforms import parts_of
 
 if TYPE_CHECKING:
     from dynamo_backends.xla.mesh.spread import Spread
+
+
+@functools.cache
+def has_tpu() -> bool:
+    """Whether there are a TPU and the library for it, which jax finds in these two places."""
+    if not is_there("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+        return False
+    from dynamo_backends.xla._jaxlib import tpu_chips
+
+    return tpu_chips() > 0
+
+
+def has_cuda_plugin() -> bool:
+    """Whether jax can use CUDA devices."""
+    names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
+    return any(map(is_there, names))
+
+
+@functools.cache
+def gpus() -> str:
+    """What machine code for CUDA devices depends on; empty without any."""
+    if not torch.cuda.is_available() or not has_cuda_plugin():
+        return ""
+    count = torch.cuda.device_count()
+    names = [f"{torch.cuda.get_device_name(i)} {torch.cuda.get_device_capability(i)}"
+             for i in range(count)]  # fmt: skip
+    return f"{names}"
+
+
+@functools.cache
+def tpu() -> str:
+    """The chip that machine code for the TPU depends on."""
+    from dynamo_backends.xla.runtime import open_device
+
+    handle = open_device("tpu").handle
+    return f"{handle.device_kind} {handle.client.platform_version}"
 
 
 class OpenXLA(Backend):

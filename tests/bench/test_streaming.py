@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.bench import runs, sources, streaming
-from dynamo_backends.bench.answers import percentile
 from dynamo_backends.bench.cells import Cell, How, Outcome
 from dynamo_backends.bench.pages import run_page
+from dynamo_backends.bench.streaming import percentile
 from dynamo_backends.bench.suites.changing import StreamCase
 from dynamo_backends.bench.suites.generators import ARCHITECTURES
 from dynamo_backends.bench.suites.streams import STREAMS, Stream

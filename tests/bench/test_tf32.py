@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynamo_backends.bench.suites.case import ModelCase
-from dynamo_backends.bench.tf32 import RoundingToTf32, rounded_to_tf32
-from dynamo_backends.bench.work import Work, results
+from dynamo_backends.bench.work import RoundingToTf32, Work, results, rounded_to_tf32
 
 
 @pytest.fixture

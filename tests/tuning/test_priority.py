@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.tuning import priority
+from dynamo_backends.tuning import answering
 
 LINUX = sys.platform == "linux"
 
@@ -27,28 +27,28 @@ def has_custom_slices() -> bool:
 
 def test_the_niceness_comes_on_top(sleeping: int):
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    priority.give_way(sleeping, 3)
+    answering.give_way(sleeping, 3)
     assert os.getpriority(os.PRIO_PROCESS, sleeping) == min(mine + 3, 19)
 
 
 @pytest.mark.skipif(not has_custom_slices(), reason="Linux before 6.12 has no slices to choose")
 def test_it_gets_the_longest_slice(sleeping: int):
-    before = priority.slice_ns(sleeping)
-    priority.give_way(sleeping, 3)
-    assert priority.slice_ns(sleeping) > before
-    assert priority.slice_ns(os.getpid()) == before
+    before = answering.slice_ns(sleeping)
+    answering.give_way(sleeping, 3)
+    assert answering.slice_ns(sleeping) > before
+    assert answering.slice_ns(os.getpid()) == before
 
 
 def test_a_process_that_is_gone_is_left_alone():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    mine = os.getpriority(os.PRIO_PROCESS, 0), priority.slice_ns(os.getpid())
-    priority.give_way(process.pid, 3)
-    assert (os.getpriority(os.PRIO_PROCESS, 0), priority.slice_ns(os.getpid())) == mine
+    mine = os.getpriority(os.PRIO_PROCESS, 0), answering.slice_ns(os.getpid())
+    answering.give_way(process.pid, 3)
+    assert (os.getpriority(os.PRIO_PROCESS, 0), answering.slice_ns(os.getpid())) == mine
 
 
 def test_an_unknown_machine_gets_the_niceness_alone(sleeping: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
-    priority.give_way(sleeping, 3)
+    answering.give_way(sleeping, 3)
     assert os.getpriority(os.PRIO_PROCESS, sleeping) > os.getpriority(os.PRIO_PROCESS, 0)
-    assert priority.slice_ns(sleeping) == 0
+    assert answering.slice_ns(sleeping) == 0

@@ -9,7 +9,7 @@ import pytest
 from jax._src import xla_bridge
 
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.xla import _jaxlib, hardware, runtime
+from dynamo_backends.xla import _jaxlib, backend, runtime
 from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.options import XlaOptions
 from dynamo_backends.xla.runtime import open_device
@@ -31,7 +31,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: client)
     # Devices that other tests have opened stay open.
     monkeypatch.setattr(runtime, "_open", functools.cache(runtime._open.__wrapped__))
-    caches: list[Any] = [hardware.tpu, hardware.has_tpu]
+    caches: list[Any] = [backend.tpu, backend.has_tpu]
     caches += [xla_bridge.local_devices, xla_bridge.process_count]
     for function in caches:
         function.cache_clear()
@@ -50,7 +50,7 @@ def test_code_for_tpus_is_kept_apart_by_chip_and_library(pod: list[Any]):
     keys = {OpenXLA().cache_key(XlaOptions(device="tpu"))}
     for name, value in (("device_kind", "TPU v5p"), ("client", chip(2, 1, "June").client)):
         setattr(pod[2], name, value)
-        hardware.tpu.cache_clear()
+        backend.tpu.cache_clear()
         keys.add(OpenXLA().cache_key(XlaOptions(device="tpu")))
     keys.add(OpenXLA().cache_key(XlaOptions()))
     assert len(keys) == 4
@@ -62,9 +62,9 @@ def test_a_tpu_is_listed(pod: list[Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_jaxlib.hardware_utils, name, lambda: chips[-1])
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     without = OpenXLA().availability().devices
-    hardware.has_tpu.cache_clear()
+    backend.has_tpu.cache_clear()
     monkeypatch.setenv("TPU_LIBRARY_PATH", "/libtpu.so")
     assert OpenXLA().availability().devices == (*without, "tpu")
-    hardware.has_tpu.cache_clear()
+    backend.has_tpu.cache_clear()
     chips.append((0, None))
     assert OpenXLA().availability().devices == without

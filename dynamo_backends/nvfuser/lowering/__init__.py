@@ -4,10 +4,8 @@ Importing this package fills the table in `registry`.
 """
 
 from dynamo_backends.nvfuser.lowering import (
-    activation,
     arithmetic,
     batch_norm,
-    creation,
     matmul,
     normalization,
     pointwise,
@@ -16,10 +14,8 @@ from dynamo_backends.nvfuser.lowering import (
 )
 
 __all__ = [
-    "activation",
     "arithmetic",
     "batch_norm",
-    "creation",
     "matmul",
     "normalization",
     "pointwise",

@@ -6,15 +6,51 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering import convolution_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.convolution_shape import Settings
 from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
-from dynamo_backends.xla.lowering.on_parts import on_parts
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, logical
+
+
+def on_parts(
+    grid: Mesh,
+    program: Callable[..., jax.Array],
+    split: Sequence[jax.Array],
+    whole: Sequence[jax.Array] = (),
+    *,
+    is_sum: bool = False,
+) -> jax.Array:
+    """The result of a program that is linear over the batch, or that takes its rows one by one.
+
+    Args:
+        grid: The devices; all of them together have the batch once.
+        program: Is traced for one device.
+        split: Its first arguments: arrays of which each device has a part of the first dimension,
+            which the number of devices divides.
+        whole: Its other arguments, which each device has whole.
+        is_sum: Devices' results are added; otherwise they are parts of the first dimension.
+    """
+    axes = grid.axis_names
+    rows, all_of_it = PartitionSpec(axes), PartitionSpec()
+
+    def on_a_device(*arrays: jax.Array) -> Any:
+        result = program(*arrays)
+        return jax.lax.psum(result, axes) if is_sum else result
+
+    spread = jax.shard_map(
+        on_a_device,
+        mesh=grid,
+        in_specs=(rows,) * len(split) + (all_of_it,) * len(whole),
+        out_specs=all_of_it if is_sum else rows,
+        check_vma=False,
+    )
+    result: jax.Array = spread(*split, *whole)
+    return result
 
 
 def _full(values: Sequence[int], spatial: int) -> tuple[int, ...]:

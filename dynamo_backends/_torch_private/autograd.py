@@ -24,6 +24,7 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -350,9 +351,14 @@ def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[
 
 def with_hooks_on_gradient(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     """Those of many tensors that have such hooks."""
-    return [
-        t for t in tensors if t is not None and (t._backward_hooks or t._post_accumulate_grad_hooks)
-    ]
+    several = [t for t in tensors if t is not None]
+    if not (any(map(_backward_hooks, several)) or any(map(_accumulated_hooks, several))):
+        return []
+    return [t for t in several if t._backward_hooks or t._post_accumulate_grad_hooks]
+
+
+_backward_hooks = attrgetter("_backward_hooks")
+_accumulated_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 def tables_of_hooks(owner: torch.nn.Module | torch.optim.Optimizer) -> list[Mapping[int, Any]]:

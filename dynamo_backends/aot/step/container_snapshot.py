@@ -25,9 +25,11 @@ class ContainerSnapshot:
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]):
         modules = [module for model in models for module in model.modules()]
-        self._tables: list[Any] = [
+        tables: list[Any] = [
             table for m in modules for table in (m._parameters, m._buffers, m._modules)
         ]
+        self._tables = [table for table in tables if table]
+        self._empty = [table for table in tables if not table]
         self._optimizers = [_OptimizerContents(optimizer) for optimizer in optimizers]
         self._in_modules = self._read()
 
@@ -36,9 +38,8 @@ class ContainerSnapshot:
 
     def is_current(self) -> bool:
         """Whether they hold the same objects now."""
-        return _same(self._read(), self._in_modules) and all(
-            optimizer.is_current() for optimizer in self._optimizers
-        )
+        is_same = not any(self._empty) and _same(self._read(), self._in_modules)
+        return is_same and all(optimizer.is_current() for optimizer in self._optimizers)
 
 
 class _OptimizerContents:

@@ -17,15 +17,15 @@ from dynamo_backends._torch_private.placeholders import is_any_autocast_enabled
 from dynamo_backends.aot.step.replay.templates import Items, Number, Ref, same_constant
 from dynamo_backends.aot.step.replay.trie import Node, Trie, torch_state
 
-Compare = Callable[[tuple[Any, ...], Any, list[Any], "Comparison", Any], bool]
-"""From arguments, keyword arguments, the values of the trie, the comparison and the segment."""
+Compare = Callable[[tuple[Any, ...], Any, list[Any], tuple[Any, ...], Any], bool]
+"""From arguments, keyword arguments, the values of the trie, constants and the segment."""
 
-Comparison = tuple[Any, ...]
+Comparison = tuple[Any, Any, Any, int, tuple[Any, ...]]
 """Function that is called, `Compare`, place that the call leads to, the number of its result (-1:
-not a single tensor), settings of torch, and what the generated code reads besides."""
+not a single tensor), and constants: settings of torch, then what the generated code reads."""
 
-_FIRST = 5
-NO_COMPARISON: Comparison = (None, None, None, -1, None)
+_FIRST = 1
+NO_COMPARISON: Comparison = (None, None, None, -1, ())
 """Of a place behind which not exactly one plain call follows."""
 
 
@@ -42,9 +42,10 @@ def comparison_of(trie: Trie, node: Node) -> Comparison:
         single = getattr(entry.result, "value", -1) if type(entry.result) is Ref else -1
         node.comparison = (
             entry.function, _compiled(source.text(is_plain)), node, single,
-            grad if is_plain else entry.state, *source.constants,
+            (grad if is_plain else entry.state, *source.constants),
         )  # fmt: skip
-    return node.comparison
+    comparison: Comparison = node.comparison
+    return comparison
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,11 +73,11 @@ class _Source:
         self.constants: list[Any] = []
 
     def text(self, is_plain: bool) -> str:
-        state = "not (grad() is D[4] and not autocast() and hooks(False) is None)"
+        state = "not (grad() is D[0] and not autocast() and hooks(False) is None)"
         lines = [
             "def compare(args, kwargs, V, D, S):",
             *(["    count = S.inputs"] if self._binds else []),
-            f"    if {state if is_plain else 'state() != D[4]'}: return False",
+            f"    if {state if is_plain else 'state() != D[0]'}: return False",
             *self._lines,
             "    return True",
         ]

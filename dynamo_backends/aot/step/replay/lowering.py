@@ -151,6 +151,12 @@ class _Views:
                 found[number] = i
         return found
 
+    def are_apart(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether no input shares memory with another one, or with what lives on."""
+        storages = list(map(storage_id, inputs))
+        is_alone = len(set(storages)) == len(storages) and None not in storages
+        return is_alone and self._storages.keys().isdisjoint(storages)
+
     def hold(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]) -> bool:
         """Whether the inputs of a call are views of the same tensors in the same way."""
         return self._find(inputs, tensors) == self.bases and all(
@@ -220,6 +226,7 @@ class RecordProgram:
             self._line.inputs, batch = list(inputs[0]), list(inputs[1])
         leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
         self._shared = shared_memory(batch)
+        self._is_apart = not self._shared and not self._line.views.bases
         straight = Definition(self._line, definition.models, definition.optimizers)
         try:
             with group_numbers_as(definition.optimizers, segment.numbers):
@@ -264,10 +271,11 @@ class RecordProgram:
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
         """Whether it may run for a call that went the way of its record."""
         given = [self.trie.values[n] for n in self._line.given]
-        numbers = self._numbers(segment)
+        tensors, numbers = inventory.tensors, self._numbers(segment)
+        if self._is_apart and self._line.views.are_apart(given):
+            return self.variant.guards.why_not_inputs(tensors, numbers) is None
         return (
-            self.accepts(inventory.tensors, numbers, given)
-            and shared_memory(self._batch()) == self._shared
+            self.accepts(tensors, numbers, given) and shared_memory(self._batch()) == self._shared
         )
 
     def accepts(

@@ -76,7 +76,8 @@ class NestedPasses:
         self._places = []
         self._contexts = {}
         self._states = 0
-        change_tape(Tape())
+        if not current_tape().is_new:
+            change_tape(Tape())
 
     @property
     def is_open(self) -> bool:

@@ -4,6 +4,7 @@ import gc
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -185,53 +186,75 @@ def _clearing(optimizer: Any) -> Callable[..., Any]:
     return zero_grad
 
 
-class _Table:
-    """Functions of a module, or of a class, and what takes their places during a call.
+class _Replacements:
+    """Functions of modules and classes, and what takes their places during a call.
 
     Args:
-        owner: The module or class.
-        makers: For each name what makes the replacement, from the function and its name.
+        makers: For each module or class, and each name in it, what makes the replacement, from the
+            function and its name.
     """
 
-    def __init__(self, owner: Any, makers: Mapping[str, Callable[[Any, str], Any]]):
-        self._owner = owner
-        self._table = vars(owner)
-        self._makers = makers
-        self._get: Any = operator.itemgetter(*makers, next(iter(makers)))  # always a tuple
-        self._old: dict[str, Any] = {}
-        self._new: dict[str, Any] = {}
-        self._originals: tuple[Any, ...] = ()
-        self._replacements: tuple[Any, ...] = ()
+    def __init__(self, makers: Mapping[Any, Mapping[str, Callable[[Any, str], Any]]]):
+        self._places = [(owner, name) for owner, each in makers.items() for name in each]
+        self._makers = [make for each in makers.values() for make in each.values()]
+        self._tables = [vars(owner) for owner, _ in self._places]
+        self._names = [name for _, name in self._places]
+        self._old: list[Any] = []
+        self._new: list[Any] = []
+        self._installs: list[Callable[[], None]] = []
+        self._restores: list[Callable[[], None]] = []
+
+    def _read(self) -> list[Any]:
+        return list(map(operator.getitem, self._tables, self._names))
 
     def install(self) -> None:
         """Puts the replacements in their places."""
-        if self._get(self._table) != self._originals:
-            self._make_replacements()
-        self._put(self._new)
+        now = self._read()
+        if now != self._old:
+            self._make_replacements(now)
+        for install in self._installs:
+            install()
 
-    def _make_replacements(self) -> None:
-        now = {name: self._table[name] for name in self._makers}
-        for name, function, new in zip(now, self._get(now), self._replacements, strict=False):
-            if function is new:  # an interruption has left it there
-                now[name] = self._old[name]
+    def _make_replacements(self, now: list[Any]) -> None:
+        for i, new in enumerate(self._new):
+            if now[i] is new:  # an interruption has left it there
+                now[i] = self._old[i]
         self._old = now
-        self._new = {name: make(now[name], name) for name, make in self._makers.items()}
-        self._originals, self._replacements = self._get(self._old), self._get(self._new)
+        self._new = [
+            make(old, name) for make, old, name in zip(self._makers, now, self._names, strict=True)
+        ]
+        self._installs = self._writes(self._new)
+        self._restores = self._writes(self._old)
 
     def restore(self) -> None:
         """Puts the functions back, except for those that are others by now."""
-        if self._get(self._table) == self._replacements:
-            self._put(self._old)
-        elif self._replacements:
-            now = {name: self._table[name] for name in self._makers}
-            self._put({n: self._old[n] for n, f in now.items() if f is self._new[n]})
+        now = self._read()
+        if now == self._new:
+            for restore in self._restores:
+                restore()
+            return
+        for (owner, name), function, old, new in zip(
+            self._places, now, self._old, self._new, strict=False
+        ):
+            if function is new:
+                setattr(owner, name, old)
 
-    def _put(self, functions: dict[str, Any]) -> None:
-        if isinstance(self._table, dict):
-            self._table.update(functions)
-        else:
-            for name, function in functions.items():
-                setattr(self._owner, name, function)
+    def _writes(self, functions: list[Any]) -> list[Callable[[], None]]:
+        """Writes functions to their places: all of a module's at once."""
+        several: dict[Any, dict[str, Any]] = {}
+        for (owner, name), function in zip(self._places, functions, strict=True):
+            several.setdefault(owner, {})[name] = function
+        return [
+            partial(vars(owner).update, each)
+            if isinstance(vars(owner), dict)
+            else partial(_set_all, owner, each)
+            for owner, each in several.items()
+        ]
+
+
+def _set_all(owner: type, functions: dict[str, Any]) -> None:
+    for name, function in functions.items():
+        setattr(owner, name, function)
 
 
 class _Functions:
@@ -254,7 +277,7 @@ class _Functions:
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
         makers[torch.autograd.Function] = {"apply": _applying}
-        self._tables = [_Table(owner, each) for owner, each in makers.items()]
+        self._replacements = _Replacements(makers)
 
     def enter(self, user: Any) -> None:
         """One more step is being called."""
@@ -264,8 +287,7 @@ class _Functions:
                 return
             FOREACH_TYPES.append(Placeholder)
             gc.callbacks.append(_note_collection)
-            for table in self._tables:
-                table.install()
+            self._replacements.install()
 
     def exit(self, user: Any) -> None:
         """It is no more; a signal may have come before it was noted, or after."""
@@ -277,8 +299,7 @@ class _Functions:
                 gc.callbacks.remove(_note_collection)
             if Placeholder in FOREACH_TYPES:
                 FOREACH_TYPES.remove(Placeholder)
-            for table in self._tables:
-                table.restore()
+            self._replacements.restore()
 
 
 def _cutting(original: Any, name: str) -> Callable[..., Any]:

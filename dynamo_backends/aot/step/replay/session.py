@@ -1,6 +1,8 @@
 """One call of a step: follows its torch calls through the records, and records what is new."""
 
 import contextlib
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -132,9 +134,9 @@ class Session(TorchFunctionMode):
             segment = self.segment
             trie = segment.trie
             following = segment.node.following or self._find_following()
-            function, compare, node, number = following[:4]
+            function, compare, node, number, constants = following
             if (function is func or function == func) and compare(
-                args, kwargs, trie.values, following, segment
+                args, kwargs, trie.values, constants, segment
             ):
                 segment.node = node
                 if number < 0:
@@ -219,7 +221,7 @@ class Session(TorchFunctionMode):
             assert entry is not None
             if entry.function == func:
                 comparison = comparison_of(trie, child)
-                if comparison[1](args, kwargs, trie.values, comparison, segment):
+                if comparison[1](args, kwargs, trie.values, comparison[4], segment):
                     if entry.kind != "backward" or self._gradients_are_as(child):
                         return child
                     segment.unbind(count)
@@ -278,9 +280,9 @@ class Session(TorchFunctionMode):
         """Whether gradients that the record says nothing of are there as they were."""
         entry, values = node.entry, self.segment.trie.values
         assert entry is not None
-        return all(values[n].grad is None for n in entry.absent) and all(
-            values[n].grad is not None for n in entry.present
-        )
+        absent = map(_gradient, [values[n] for n in entry.absent])
+        present = map(_gradient, [values[n] for n in entry.present])
+        return all(map(operator.is_, absent, _NONES)) and all(map(operator.is_not, present, _NONES))
 
     def optimizer(
         self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Callable[[], Any]
@@ -440,6 +442,10 @@ class Session(TorchFunctionMode):
         if self.following and self.replaying:
             self.segment.abandon()
         self.following = False
+
+
+_gradient = operator.attrgetter("grad")
+_NONES = itertools.repeat(None)
 
 
 def _then(node: Node) -> Trie:

@@ -42,6 +42,14 @@ class Tape:
         self.running: BackwardPass | None = None
         self.states: list[Tensor] = []
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no call has left anything."""
+        return not (
+            self.places or self._passes or self.regions or self.recomputed or self.states
+            or self.answers or self.running
+        )  # fmt: skip
+
     def add(self, edge: Edge, is_node: bool) -> None:
         """Adds a place: a node whose backward is user code, or hooks on a result."""
         number = len(self.places)
@@ -77,7 +85,8 @@ def leaf_number(index: int) -> int:
 
 
 class _Current(threading.local):
-    tape = Tape()
+    def __init__(self) -> None:
+        self.tape = Tape()
 
 
 _CURRENT = _Current()

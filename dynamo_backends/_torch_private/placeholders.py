@@ -117,4 +117,6 @@ def become(wrapper: WrapperTensor, real: Tensor) -> None:
     """
     swap: Any = torch._C._swap_tensor_impl
     swap(wrapper, real)
-    _SET_CLASS(wrapper, Tensor)
+    if type(real) is not Tensor:
+        vars(wrapper).update(vars(real))
+    _SET_CLASS(wrapper, type(real))

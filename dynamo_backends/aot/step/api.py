@@ -11,6 +11,7 @@ from dynamo_backends.aot.step.mesh.replicas import (
     mesh_of_replicas,
     replicated,
     take_off,
+    with_modules,
 )
 from dynamo_backends.aot.step.outside import refuse_outside_effects
 from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
@@ -98,56 +99,30 @@ def compile_step(
     check_precision(precision, fallback if python == "capture" else "error")
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
-    if python != "capture":
-        kind = FrozenStep if python == "frozen" else ReplayStep
-        return _replay_step(
-            kind,
-            function,
-            models,
-            optimizers,
-            backend,
-            options,
-            accumulate,
-            fallback,
-            mesh,
-            precision,
-        )
     replicas: list[Any] = []
     if fallback == "error":
-        if any(map(searches, optimizers)):
+        if python == "capture" and any(map(searches, optimizers)):
             raise StepCaptureError(_LBFGS)
         replicas = replicated(models)
         mesh = mesh_of_replicas(replicas, mesh, parallel)
         models = tuple(m.module if m in replicas else m for m in models)
-        refuse_outside_effects(models, optimizers)
+        if python == "capture":
+            refuse_outside_effects(models, optimizers)
     spread = parallel_of(mesh, parallel, placements, batch_placements, models)
     if precision == "bf16":
         function = in_bfloat16(function, models, optimizers)
+    if python == "frozen" and (spread is not None or replicas):
+        raise OptionError('python="frozen" does not spread steps over a mesh; use "replay".')
+    if replicas and python == "replay":
+        function = with_modules(function)
     definition = Definition(function, models, optimizers, accumulate, spread)
-    step = Step(definition, backend, options, fallback)
+    step = _KINDS[python](definition, backend, options, fallback)
     for replica in replicas:
         take_off(replica)
     return step
 
 
-def _replay_step(
-    kind: type[ReplayStep],
-    function: Callable[..., Any],
-    models: tuple[nn.Module, ...],
-    optimizers: tuple[torch.optim.Optimizer, ...],
-    backend: str,
-    options: Mapping[str, Any] | None,
-    accumulate: int,
-    fallback: str,
-    mesh: Any,
-    precision: Precision,
-) -> Step:
-    if mesh is not None or replicated(models):
-        raise OptionError('python="replay" and "frozen" do not spread steps over a mesh yet.')
-    if precision == "bf16":
-        function = in_bfloat16(function, models, optimizers)
-    definition = Definition(function, models, optimizers, accumulate)
-    return kind(definition, backend, options, fallback)
+_KINDS: dict[str, type[Step]] = {"capture": Step, "replay": ReplayStep, "frozen": FrozenStep}
 
 
 def _check_arguments(fallback: str, accumulate: int, mesh: Any, python: str) -> None:

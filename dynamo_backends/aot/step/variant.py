@@ -76,6 +76,7 @@ class Variant:
         promoted: Places in Python whose numbers are inputs.
         python: See `capture.record`.
         pure: What it returns is computed, and nothing is changed.
+        replicated: On a mesh the positions of leaves that every device has whole.
 
     Attributes:
         definition: What was captured.
@@ -105,7 +106,9 @@ class Variant:
         promoted: Sequence[Place] = (),
         python: Any = None,
         pure: bool = False,
+        replicated: frozenset[int] = frozenset(),
     ):
+        self._replicated = replicated
         start = time.perf_counter()
         where = _device_of(inventory) if backend.numbers_with_tensors else CPU
         recording = record(definition, inventory, batch, batch_spec, promoted, where, python)
@@ -134,7 +137,7 @@ class Variant:
                 self.program: StepProgram = backend.compile(self.graph)
             else:
                 spread = definition, inventory, recording, batch
-                layout = layout_of(definition.parallel, self.graph, *spread)
+                layout = layout_of(definition.parallel, self.graph, *spread, replicated)
                 self.program = backend.compile_on_mesh(self.graph, layout)
         seconds = time.perf_counter() - captured
         self.report = _report(backend.name, self.graph, seconds, self.program.from_disk)
@@ -262,7 +265,7 @@ class Variant:
         if self._ranks is None or not isinstance(self.program, VerifiedStep):
             return batch
         assert self._parallel is not None
-        return gathered_batch(self._ranks, self._parallel, batch)
+        return gathered_batch(self._ranks, self._parallel, batch, self._replicated)
 
     def _drawn(self) -> list[Tensor]:
         """What the step draws; with several processes the same on all."""

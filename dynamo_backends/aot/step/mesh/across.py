@@ -1,7 +1,7 @@
 """A step of several processes: each gives a part of the batch, and all begin alike."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -72,9 +72,21 @@ def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
     return torch.empty(shape, dtype=tensor.dtype)
 
 
-def gathered_batch(ranks: Ranks, parallel: Parallel, batch: Sequence[Any]) -> list[Any]:
-    """The batch of all processes, on each."""
-    return [_gathered(ranks, parallel, x) if isinstance(x, Tensor) else x for x in batch]
+def gathered_batch(
+    ranks: Ranks, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
+) -> list[Any]:
+    """The batch of all processes, on each.
+
+    Args:
+        ranks: All processes.
+        parallel: What the user asked for.
+        batch: Of this process.
+        replicated: Positions of what all have whole.
+    """
+    return [
+        _gathered(ranks, parallel, x) if isinstance(x, Tensor) and i not in replicated else x
+        for i, x in enumerate(batch)
+    ]
 
 
 def _gathered(ranks: Ranks, parallel: Parallel, tensor: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ It averages gradients in C++, where a trace does not see it. A mesh of all proce
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +74,17 @@ def _more_than_average(replica: Any) -> str | None:
     if size > 1 and any(m.training and m.track_running_stats for m in norms):
         return "has batch norms whose statistics are of each process's part of the batch"
     return None
+
+
+def with_modules(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in which replicas that were taken off call their modules."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with calling_modules():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def take_off(replica: Any) -> None:

@@ -116,6 +116,8 @@ class Pack(_RegionHook):
         if not self.is_second:
             region.saved.append(_metadata(tensor))
             return len(region.saved) - 1
+        # A node that saved its own result, with history, would refer to itself.
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         if region.now is None or region.is_recomputed:
             return tensor
         if len(region.now) == len(region.saved):
@@ -123,7 +125,7 @@ class Pack(_RegionHook):
                 "torch.utils.checkpoint: trying to save more tensors during recomputation than "
                 "during the original forward pass."
             )
-        region.now.append(tensor.detach() if tensor.requires_grad else tensor)
+        region.now.append(tensor)
         if region.is_recomputed and tape.answers is not None:
             raise StopRecomputation
         return tensor

@@ -55,7 +55,11 @@ class StraightLine:
         self._copies = copies
         mentioned = {n for entry in path for n in entry.mentioned()}
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
-        self.given = [n for n in sorted(mentioned) if trie.kinds[n] == "input"]
+        self.given = [
+            n
+            for n in sorted(mentioned.union(outputs))
+            if trie.kinds[n] == "input" or n in trie.batch
+        ]
         self.views = _Views([(n, trie.values[n]) for n in self.given], tensors)
         self.inputs: list[int | None] = [n for n in self.given if n not in self.views.bases]
         self.places = sorted({index for entry in path for index in numbers_in(entry)})
@@ -72,7 +76,7 @@ class StraightLine:
         try:
             execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
         finally:
-            change_tape(before)
+            change_tape(before).clear()
         self.entry = None
         results = [tensors[n] for n in self._outputs]
         return [result.clone() for result in results] if self._copies else results
@@ -221,18 +225,25 @@ class RecordProgram:
         self._draws = any(entry.draws for entry in path)
         self._pure = pure
         if inputs is None:
-            batch = self._batch()
+            batch = self._batch(segment)
         else:
             self._line.inputs, batch = list(inputs[0]), list(inputs[1])
-        leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
         self._shared = shared_memory(batch)
         self._is_apart = not self._shared and not self._line.views.bases
-        straight = Definition(self._line, definition.models, definition.optimizers)
+        replicated = self._replicated(segment, batch) if definition.parallel else frozenset()
+        for i, n in enumerate(self._line.inputs):
+            if n in segment.parts:
+                spec_of_whole = segment.trie.specs[n]
+                batch[i] = torch.empty(spec_of_whole.size, dtype=spec_of_whole.dtype)
+        leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
+        straight = Definition(
+            self._line, definition.models, definition.optimizers, parallel=definition.parallel
+        )
         try:
             with group_numbers_as(definition.optimizers, segment.numbers):
                 self.variant = Variant(
                     straight, backend, inventory, leaves_of_batch, spec,
-                    python=self._line, pure=pure,
+                    python=self._line, pure=pure, replicated=replicated,
                 )  # fmt: skip
         except NewStateError:
             raise
@@ -245,8 +256,19 @@ class RecordProgram:
         where = "" if entry is None else f" (recorded at {entry.line})"
         return StepCaptureError(f"{text_of(error)}{where}")
 
-    def _batch(self) -> list[Any]:
-        return [self.trie.values[n] for n in self._line.inputs]  # type: ignore[index]
+    def _batch(self, segment: Segment) -> list[Any]:
+        values, parts = self.trie.values, segment.parts
+        if parts:
+            return [parts[n] if n in parts else values[n] for n in self._line.inputs]
+        return [values[n] for n in self._line.inputs]
+
+    def _replicated(self, segment: Segment, batch: Sequence[Tensor]) -> frozenset[int]:
+        """Positions of inputs that every device of a mesh has whole: what is no argument."""
+        arguments = {id(x) for x in flatten_batch(segment.arguments)[0] if isinstance(x, Tensor)}
+        numbers = enumerate(self._line.inputs)
+        return frozenset(
+            i for i, n in numbers if n not in segment.parts and id(batch[i]) not in arguments
+        )
 
     @property
     def inputs(self) -> tuple[int | None, ...]:
@@ -275,7 +297,8 @@ class RecordProgram:
         if self._is_apart and self._line.views.are_apart(given):
             return self.variant.guards.why_not_inputs(tensors, numbers) is None
         return (
-            self.accepts(tensors, numbers, given) and shared_memory(self._batch()) == self._shared
+            self.accepts(tensors, numbers, given)
+            and shared_memory(self._batch(segment)) == self._shared
         )
 
     def accepts(
@@ -318,7 +341,7 @@ class RecordProgram:
         Raises:
             OutOfRangeError: Positions are out of range; nothing has changed.
         """
-        numbers, batch = self._numbers(segment), self._batch()
+        numbers, batch = self._numbers(segment), self._batch(segment)
         state = torch.get_rng_state() if self._pure and self._draws else None
         try:
             return self.run(inventory.tensors, numbers, batch)

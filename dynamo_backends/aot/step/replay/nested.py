@@ -77,7 +77,9 @@ class NestedPasses:
         self._contexts = {}
         self._states = 0
         if not current_tape().is_new:
-            change_tape(Tape())
+            before = change_tape(Tape())
+            if before.answers is None:
+                before.clear()
 
     @property
     def is_open(self) -> bool:

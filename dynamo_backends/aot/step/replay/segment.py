@@ -31,6 +31,8 @@ class Segment:
         gradients: Which tensor is the gradient of which, as far as the calls say so.
         flags: Those of results that a call has changed.
         numbers: Of optimizers that have taken their step, by their ids.
+        parts: This process's parts of `Trie.batch`, by their numbers.
+        arguments: Of the step, if it is spread over a mesh.
     """
 
     def __init__(self, trie: Trie, lives: Mapping[int, Any]):
@@ -39,12 +41,13 @@ class Segment:
         self.gradients: dict[int, int | None] = {}
         self.flags: dict[int, Flags] = {}
         self.numbers: dict[int, list[Any]] = {}
+        self.parts: dict[int, Tensor] = {}
+        self.arguments: Any = ()
         self._lives = lives
         self._index: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self._inputs: list[int] = []
         self._storages: dict[int, int] = {}
-        trie.renew(trie.inputs)
 
     # Replaying
 

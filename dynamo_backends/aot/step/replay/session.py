@@ -17,6 +17,7 @@ from dynamo_backends._torch_private.placeholders import (
     push_function_mode,
 )
 from dynamo_backends.aot.step.replay import functions
+from dynamo_backends.aot.step.replay.abstract import AbstractRecorder
 from dynamo_backends.aot.step.replay.checkpoints import must_stop, outside_regions
 from dynamo_backends.aot.step.replay.comparisons import (
     NO_COMPARISON,
@@ -60,6 +61,8 @@ class Session(TorchFunctionMode):
         lives: Ids of the tensors that live from step to step.
         runner: Runs what was recorded.
         settings: Of the optimizers, by their ids.
+        is_abstract: New calls are recorded without being executed (see `abstract`).
+        arguments: Of the step, if it is spread over a mesh.
 
     Attributes:
         segment: The calls since the last cut.
@@ -77,8 +80,12 @@ class Session(TorchFunctionMode):
         lives: dict[int, Any],
         runner: Runner,
         settings: dict[int, OptimizerSettings],
+        is_abstract: bool = False,
+        arguments: Any = (),
     ):
         super().__init__()
+        self._arguments = arguments
+        self._abstract = AbstractRecorder(self) if is_abstract else None
         self._settings = settings
         self._lives = lives
         self._runner = runner
@@ -120,9 +127,11 @@ class Session(TorchFunctionMode):
             self._busy = before
 
     def _begin(self, trie: Trie) -> None:
+        trie.renew(trie.inputs)
         self.segment = Segment(trie, self._lives)
+        self.segment.arguments = self._arguments
         self.nested.renew()
-        self.replaying = bool(trie.root.children)
+        self.replaying = bool(trie.root.children) or self._abstract is not None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -176,6 +185,14 @@ class Session(TorchFunctionMode):
                 if func in self._recorder.natives and not _has_tensors(args, kwargs):
                     return self.data(func(*args, **kwargs))
                 node = self._diverged(kind, func, args, kwargs)
+            if node is None and self._abstract is not None:
+                try:
+                    node, result = self._abstract.record(kind, func, args, kwargs)
+                except Refusal as refusal:
+                    self.go_eager(str(refusal))
+                    return func(*args, **kwargs)
+                if node is None:
+                    return result
             if node is not None:
                 result = self._result(node, args, kwargs)
                 if node.stops:
@@ -312,6 +329,8 @@ class Session(TorchFunctionMode):
                 return run()
         if self.replaying:
             node = self._match((kind, optimizer, constants), args, kwargs)
+            if node is None and self._abstract is not None:
+                node = self._abstract.record_optimizer(kind, optimizer, args, kwargs, constants)
             if node is not None:
                 if kind == "optimizer":
                     self.segment.numbers[id(optimizer)] = numbers
@@ -416,17 +435,18 @@ class Session(TorchFunctionMode):
             self._go_eager(reason)
 
     def _go_eager(self, reason: str) -> None:
+        self._runner.refuse(reason, self._recorder.line())
         if self.replaying:
             self.leave_record()
         if self.following:
             self.nested.release()
         self.following = False
         self.executed = True
-        line = self._recorder.line()
-        self._runner.refuse(reason, line)
 
     def _commit(self) -> bool:
         self.nested.renew()  # no backward pass may follow, and nobody holds what it would need
+        if self._abstract is not None:
+            self._abstract.release()
         return self._runner.commit(self.segment)
 
     def finish(self) -> None:

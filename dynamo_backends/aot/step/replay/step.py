@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
+from dynamo_backends.aot.step.batches import flatten_batch
 from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
 from dynamo_backends.aot.step.inventory import Slot
 from dynamo_backends.aot.step.microbatches import StepCall
+from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
+from dynamo_backends.aot.step.replay.mesh import WholeBatch, move_written
 from dynamo_backends.aot.step.replay.patches import Patches, active_session, is_one_entry
 from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
@@ -93,20 +96,16 @@ class ReplayStep(Step):
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, and follows its torch calls."""
-        state = process_state()
-        trie = self._tries.get(state)
-        if trie is None or trie.is_full:
-            trie = self._tries[state] = Trie()
-        session = Session(trie, self._lives, self, self._settings)
+        session, given = self._session(args, kwargs)
         modes = function_mode_depth()
         try:
             self._patches.enter(session)
             session.__enter__()
-            result = self._function(session, args, kwargs)
+            result = self._function(session, *given.pop())
             pop_function_modes(modes)
             self._patches.exit()
             self._before_programs(session, result)
-            returned = result_template(session.segment, result)
+            returned = self._template(session, result)
             self._held, is_followed = (), session.following
             session.finish()
         except BaseException:
@@ -120,6 +119,8 @@ class ReplayStep(Step):
             self._note_divergence(session.divergence)
         if session.executed:
             self.eager_steps += 1
+        if self._definition.parallel is not None:
+            return result
         segment, last = session.segment, self._last
         before = last.segment if last is not None and last.segment.trie is segment.trie else None
         self._last = LastCall(
@@ -135,6 +136,37 @@ class ReplayStep(Step):
 
     def _before_programs(self, session: Session, result: Any) -> None:
         """The function has returned, and its last program has not run."""
+
+    def _session(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, list[Any]]:
+        """A session for a call, and in a list, which is to be emptied, what the function gets."""
+        parallel, state = self._definition.parallel, process_state()
+        if parallel is None:
+            trie, _ = self._trie(state)
+            return Session(trie, self._lives, self, self._settings), [(args, kwargs)]
+        if not parallel.mesh.of_ranks:
+            parallel.check_batch(flatten_batch((args, kwargs))[0])
+            trie, _ = self._trie(state)
+            given = args, kwargs
+            session = Session(trie, self._lives, self, self._settings, True, given)
+            return session, [given]
+        batch = WholeBatch(parallel, (args, kwargs))
+        trie, is_new = self._trie((*state, batch.kind))
+        if is_new:
+            batch.begin(trie)
+        session = Session(trie, self._lives, self, self._settings, is_abstract=True)
+        session.segment.parts = batch.parts(trie)
+        return session, [batch.arguments(trie)]
+
+    def _trie(self, key: Any) -> tuple[Trie, bool]:
+        trie = self._tries.get(key)
+        is_new = trie is None or trie.is_full
+        if trie is None or is_new:
+            trie = self._tries[key] = Trie()
+        return trie, is_new
+
+    def _template(self, session: Session, result: Any) -> Any:
+        is_spread = self._definition.parallel is not None
+        return None if is_spread else result_template(session.segment, result)
 
     def _note_divergence(self, line: str) -> None:
         self.divergences = [*self.divergences[1 - MANY :], line]
@@ -166,6 +198,8 @@ class ReplayStep(Step):
             SaveError: See `save`.
         """
         call = self._last
+        if self._definition.parallel is not None:
+            raise SaveError("the step cannot be saved: it is spread over a mesh.")
         if call is None:
             raise SaveError("there is no compiled step; take one, and save it then.")
         with self._lock:
@@ -217,6 +251,7 @@ class ReplayStep(Step):
         if tensors is not None and tensors is self._living:
             return
         if tensors is None:
+            self._create_state_on_mesh()
             self._take_stock()
         assert self._inventory is not None
         tensors = self._inventory.tensors
@@ -225,6 +260,18 @@ class ReplayStep(Step):
         self._rebind({} if before is None else dict(zip(before.slots, self._living, strict=True)))
         self._living = tensors
         self._lives = dict.fromkeys(map(id, tensors))
+
+    def _create_state_on_mesh(self) -> None:
+        """No first step in eager makes the optimizers' state there."""
+        if self._definition.parallel is None:
+            return
+        optimizers = self._definition.optimizers
+        strange = [o for o in optimizers if not create_state(o)]
+        if strange:
+            raise StepCaptureError(
+                f"a step on a mesh cannot be taken in eager, as the first of {strange[0]!r}, which "
+                "makes its state in a way of its own. Use another optimizer."
+            )
 
     def _rebind(self, before: dict[Slot, Tensor]) -> None:
         """Records mean what lives on, and not the objects that it was."""
@@ -313,7 +360,15 @@ class ReplayStep(Step):
         return found
 
     def materialize(self, segment: Segment) -> None:
-        """See `Runner.materialize`."""
+        """See `Runner.materialize`.
+
+        Raises:
+            StepCaptureError: The step is spread over a mesh.
+        """
+        if self._definition.parallel is not None:
+            raise StepCaptureError(
+                "a part of the step would have to run in eager, which no step on a mesh can."
+            )
         trie, node = segment.trie, segment.node
         held = segment.held()
         tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
@@ -369,6 +424,9 @@ class ReplayStep(Step):
         assert self._inventory is not None
         definition, inventory = self._definition, self._inventory
         refuse_step(inventory.tensors, self._backend.name, self._backend.home)
+        parallel, target = definition.parallel, self._backend.target
+        if parallel is not None and target is not None and not pure:
+            move_written(segment, path, parallel, target)
         with TRACING:
             program = RecordProgram(
                 definition, self._backend, inventory, segment, path, outputs, pure,

@@ -50,6 +50,13 @@ class Tape:
             or self.answers or self.running
         )  # fmt: skip
 
+    def clear(self) -> None:
+        """Lets go of autograd's nodes: those of user code refer to it, a cycle through C++."""
+        for table in (self._hooks, self._of_nodes, self.regions, self.recomputed):
+            table.clear()
+        self.places.clear()
+        self._passes.clear()
+
     def add(self, edge: Edge, is_node: bool) -> None:
         """Adds a place: a node whose backward is user code, or hooks on a result."""
         number = len(self.places)

@@ -3,7 +3,7 @@
 import operator
 import sys
 import weakref
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,11 +182,14 @@ class Trie:
         line: The user's, of the cut behind which the trie begins; empty at the start of a step.
         read_at: Where Python has read a tensor that no call has had; empty: nowhere.
         made_at: Where it has made a tensor of its own data, which may be others at each call.
+        batch: The numbers of the arguments, where placeholders stand for them, too: on a mesh of
+            several processes, each of which has a part of them.
     """
 
     def __init__(self, line: str = "") -> None:
         self.line = line
         self.read_at = self.made_at = ""
+        self.batch: tuple[int, ...] = ()
         self.root = Node()
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
@@ -210,6 +213,11 @@ class Trie:
         if kind == "input":
             self.inputs.append(len(self.specs) - 1)
         return len(self.specs) - 1
+
+    def add_batch(self, tensors: Iterable[Tensor]) -> None:
+        """Lets the trie begin with placeholders for tensors."""
+        self.batch = tuple(self.add(TensorSpec.of(t), "result") for t in tensors)
+        self.root.known = frozenset(self.batch)
 
     def slot(self, tensor: Tensor) -> int:
         """The number of a tensor that lives on."""
@@ -243,6 +251,11 @@ class Trie:
             properties = self._properties[number] = TensorProperties((tensor,))
         spec = self.specs[number]
         return properties.hold((tensor,)) and tensor.is_leaf is spec.is_leaf
+
+    def note_move(self, number: int) -> None:
+        """An input lives on a device from now on."""
+        self.specs[number] = TensorSpec.of(self.values[number])
+        self._properties.pop(number, None)
 
     def is_held(self, number: int) -> bool:
         """Whether anybody but the trie refers to a placeholder."""

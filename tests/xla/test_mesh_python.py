@@ -1,0 +1,143 @@
+"""Steps on a mesh whose Python runs at every call equal those in eager."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dynamo_backends import SaveError, StepCaptureError, compile_step
+from tests.aot.replay.checks import Run, compare
+from tests.aot.replay.test_training import selects_rows, skips_by_value
+
+Loop = Callable[[Run], Callable[..., Any]]
+
+
+class Doubled(torch.autograd.Function):
+    """Has a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+class Net(nn.Module):
+    """A checkpointed block between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = Doubled.apply(self.first(x))
+        return self.last(checkpoint(self.block, x, use_reentrant=False))
+
+
+def together(run: Run) -> Any:
+    """A hook, a function with its own backward, a checkpoint, clipping, a schedule, a log."""
+    run.state.n, run.state.log, run.state.calls = 0, [], 0
+    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 2, 0.5)
+    averages = [torch.zeros_like(p) for p in run.model.parameters()]
+    run.state.averages = averages
+
+    def hook(gradient: Tensor) -> Tensor:
+        run.state.calls += 1
+        return gradient * 0.5
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        run.state.n += 1
+        scores = run.model(x)
+        scores.register_hook(hook)
+        loss = F.cross_entropy(scores, y)
+        if run.state.n in {3}:
+            loss = loss + scores.square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        scheduler.step()
+        with torch.no_grad():
+            for average, p in zip(averages, run.model.parameters(), strict=True):
+                average.lerp_(p, 0.1)
+        if run.state.n % 2 == 0:
+            run.state.log.append((f"{loss.item():.6f}", scheduler.get_last_lr()))
+        return {"loss": loss, "norm": norm, "scores": scores, "rows": x.shape[0]}
+
+    return step
+
+
+def trained(loop: Loop, steps: int, **settings: Any) -> tuple[Any, Any]:
+    """What a loop leaves after a few steps, and its step."""
+    torch.manual_seed(0)
+    model = Net().double()
+    run = Run(model, torch.optim.AdamW(model.parameters(), 0.05))
+    step = function = loop(run)
+    if settings:
+        step = compile_step(
+            function, model=model, optimizer=run.optimizer, python="replay", **settings
+        )
+    generator = torch.Generator().manual_seed(1)
+    results = []
+    for _ in range(steps):
+        x = torch.randn(8, 4, dtype=torch.float64, generator=generator)
+        results.append(plain(step(x, torch.randint(0, 3, (8,), generator=generator))))
+    left = results, model.state_dict(), run.optimizer.state_dict(), vars(run.state)
+    return plain(left), step
+
+
+def plain(value: Any) -> Any:
+    """A value with tensors of the host."""
+    if isinstance(value, Tensor):
+        return torch.tensor(value.detach().tolist(), dtype=value.dtype)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def test_python_runs_at_every_step_from_the_first_one_on():
+    expected, _ = trained(together, 5)
+    found, step = trained(together, 5, mesh={"data": 2}, parallel="fsdp")
+    compare("left", found, expected)
+    assert (step.eager_steps, step.refusals) == (0, {})
+    assert step.compilations == 3  # with and without the third step's penalty, and what is logged
+    with pytest.raises(SaveError, match="it is spread over a mesh"):
+        step.snapshot()
+
+
+@pytest.mark.long
+def test_a_value_decides_before_the_backward_pass():
+    expected, _ = trained(skips_by_value, 4)
+    found, step = trained(skips_by_value, 4, mesh={"data": 2})
+    compare("left", found, expected)
+    assert (step.eager_steps, step.cuts) == (0, 2)
+
+
+def retains(run: Run) -> Any:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        scores = run.model(x)
+        scores.retain_grad()
+        return scores
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("loop", "text"),
+    [
+        (selects_rows, r"calls .*, whose result depends on values at .*test_training"),
+        (retains, r"retains the gradient .* at .*retain_grad"),
+    ],
+)
+def test_what_no_program_holds_is_refused_with_its_line(loop: Loop, text: str):
+    with pytest.raises(StepCaptureError, match=text):
+        trained(loop, 1, mesh={"data": 2})

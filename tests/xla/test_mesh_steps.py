@@ -110,8 +110,9 @@ class Trained:
         torch.manual_seed(2)
         with record() as reports:
             self.step = compile_step(
-                self.train, model=self.model, optimizer=self.optimizer, **settings
-            )
+                self.train, model=self.model, optimizer=self.optimizer,
+                python="replay" if "mesh" in settings else "capture", **settings,
+            )  # fmt: skip
             self.losses = [self.step(cast(x, dtype), y) for x, y in batches]
         self.batch = [cast(batches[0][0], dtype), batches[0][1]]
         self.report = reports[0]

@@ -58,7 +58,7 @@ def pair(**settings: Any) -> tuple[Any, ...]:
     eager = net()
     model = copy.deepcopy(eager)
     optimizers = adamw(model), adamw(eager)
-    settings = {"mesh": MESH, "parallel": "fsdp", **settings}
+    settings = {"mesh": MESH, "parallel": "fsdp", "python": "replay", **settings}
     step = compile_step(
         trainer(model, optimizers[0]), model=model, optimizer=optimizers[0], **settings
     )

@@ -57,7 +57,7 @@ for kind in sys.argv[1:]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     step = compile_step(
         trainer(model, optimizer), model=model, optimizer=optimizer, mesh={"data": size},
-        parallel=kind,
+        parallel=kind, python="replay",
     )
     torch.manual_seed(50 + rank)  # and so are random numbers
     each = 16 // size
@@ -168,7 +168,9 @@ for mesh, device in (({"data": 4}, "cpu"), ({"data": 2}, "tpu")):
     except OptionError as error:
         print(f"refused: {error}", flush=True)
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("all",))
-step = compile_step(train, model=model, optimizer=optimizer, mesh=mesh, parallel="fsdp")
+step = compile_step(
+    train, model=model, optimizer=optimizer, mesh=mesh, parallel="fsdp", python="replay"
+)
 try:
     step(torch.randn(4, 8, requires_grad=True))
 except StepCaptureError as error:
@@ -176,6 +178,31 @@ except StepCaptureError as error:
 before = model.weight.sum().item()
 step(torch.randn(4, 8))
 print(f"home: {model.weight.home}, {step.reports[0].mesh.parameters[0].placement}", flush=True)
+
+seen = []
+
+def reads(x):
+    scores = model(x)
+    loss = scores.square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seen.append((tuple(x.shape), round(loss.item(), 6)))
+    if len(seen) in {3}:
+        seen.append("three")
+    return x, scores.sum(1)
+
+step = compile_step(
+    reads, model=model, optimizer=optimizer, mesh=mesh, parallel="fsdp", python="replay"
+)
+for _ in range(4):
+    whole, sums = step(torch.full((4, 8), 1.0 + rank))
+    assert whole[:, 0].tolist() == [1.0] * 4 + [2.0] * 4, whole.tolist()
+    assert sums.shape == (8,)
+assert seen[3] == "three" and [s[0] for s in seen if s != "three"] == [(8, 8)] * 4
+assert seen[0][1] > seen[1][1] > seen[2][1] > seen[4][1], seen
+assert (step.eager_steps, step.refusals, step.cuts) == (0, {}, 1)
+print(f"python: {seen[0][1]}", flush=True)
 """
 
 _DIFFERENT = """
@@ -187,7 +214,9 @@ def attempt(name, hidden, size, activation, sizes=()):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     train = of_squares(model, optimizer)
-    step = compile_step(train, model=model, optimizer=optimizer, mesh={"data": 2})
+    step = compile_step(
+        train, model=model, optimizer=optimizer, mesh={"data": 2}, python="replay"
+    )
     try:
         for size in (*sizes, size):
             float(step(torch.randn(size, 8)))
@@ -232,6 +261,11 @@ def test_arguments_with_several_processes(said_by_ranks: list[str]):
         assert "on CPUs only, not on tpu" in refused[1]
         assert "a tensor of the batch requires a gradient" in refused[2]
         assert "home: cpu mesh (all=2) of 2 processes, Shard(0) over all" in said
+
+
+def test_python_of_all_ranks_sees_the_whole_batch_and_the_same_values(said_by_ranks: list[str]):
+    losses = {re.search(r"^python: (.*)$", said, re.MULTILINE)[1] for said in said_by_ranks}
+    assert len(losses) == 1
 
 
 def test_ranks_with_different_programs_all_say_so_before_they_talk(said_by_ranks: list[str]):

@@ -362,3 +362,21 @@ SEVERAL_WAYS = {early_return: 6, milestones: 6, table_of_rates: 6, recent_losses
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_python_state_is_that_of_eager(loop: Callable[[Run], Any]) -> None:
     assert_equal(Case(loop, most_eager=SEVERAL_WAYS.get(loop, 3)))
+
+
+def test_launches_are_counted_when_a_number_becomes_an_input() -> None:
+    def loop(run: Run) -> Any:
+        run.state.n = 0
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            run.state.n += 1
+            loss = F.cross_entropy(run.model(x), y) * (0.5 if run.state.n < 4 else 1 / run.state.n)
+            loss.backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            return loss
+
+        return step
+
+    step = assert_equal(Case(loop, steps=7))
+    assert (step.launches, step.compilations, step.eager_steps) == (6, 2, 1)

@@ -258,9 +258,10 @@ class RecordProgram:
 
     def _batch(self, segment: Segment) -> list[Any]:
         values, parts = self.trie.values, segment.parts
+        numbers: list[Any] = self._line.inputs
         if parts:
-            return [parts[n] if n in parts else values[n] for n in self._line.inputs]
-        return [values[n] for n in self._line.inputs]
+            return [parts[n] if n in parts else values[n] for n in numbers]
+        return [values[n] for n in numbers]
 
     def _replicated(self, segment: Segment, batch: Sequence[Tensor]) -> frozenset[int]:
         """Positions of inputs that every device of a mesh has whole: what is no argument."""

@@ -161,8 +161,14 @@ class ReplayStep(Step):
         trie = self._tries.get(key)
         is_new = trie is None or trie.is_full
         if trie is None or is_new:
+            self._retired_launches += 0 if trie is None else trie.launches
             trie = self._tries[key] = Trie()
         return trie, is_new
+
+    @property
+    def launches(self) -> int:
+        """How many executables were launched: one per step, and one more at each cut."""
+        return self._retired_launches + sum(trie.launches for trie in self._tries.values())
 
     def _template(self, session: Session, result: Any) -> Any:
         is_spread = self._definition.parallel is not None
@@ -291,6 +297,7 @@ class ReplayStep(Step):
 
     def _forget_programs(self) -> None:
         for trie in self._all_tries():
+            trie.retired = 0  # noted by `_take_stock`
             for node in trie.root.subtree():
                 node.programs.clear()
         self._failed.clear()

@@ -190,6 +190,8 @@ class Trie:
         self.line = line
         self.read_at = self.made_at = ""
         self.batch: tuple[int, ...] = ()
+        self.retired = 0
+        """Launches of programs that are gone."""
         self.root = Node()
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
@@ -272,10 +274,16 @@ class Trie:
         """Adds a call behind a place."""
         node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
         if len(parent.children) == MAX_WAYS:
-            del parent.children[0]
+            dropped = parent.children.pop(0)
+            self.retired += launches_of(dropped) + launches_after(dropped)
         parent.children.append(node)
         parent.following = None
         return node
+
+    @property
+    def launches(self) -> int:
+        """How many programs were launched here, and after cuts."""
+        return self.retired + launches_of(self.root) + launches_after(self.root)
 
     @property
     def is_full(self) -> bool:
@@ -296,6 +304,7 @@ class Trie:
             both = with_number(both, place, self._new_number)
         entry.args, entry.kwargs = both.items
         node.comparison = node.parent.following = None  # type: ignore[union-attr]
+        self.retired += launches_of(node)
         for below in node.subtree():
             below.programs.clear()
 
@@ -307,6 +316,18 @@ class Trie:
         """What a replayed call returns."""
         assert node.entry is not None
         return fill(node.entry.result, self.value, self.numbers.__getitem__)
+
+
+def launches_of(node: Node) -> int:
+    """How often the programs of a place, and of those that follow, were launched."""
+    programs = (program for below in node.subtree() for program, _ in below.programs)
+    return sum(program.variant.program.launches for program in programs)
+
+
+def launches_after(node: Node) -> int:
+    """How often programs after cuts were launched."""
+    then = (below.then for below in node.subtree())
+    return sum(trie.launches for trie in then if trie is not None)
 
 
 def _count() -> int:

@@ -1,6 +1,7 @@
 """Frozen steps: Python stops running, and what the step depends on is still compared."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -108,6 +109,33 @@ def test_python_runs_for_the_first_calls_alone(name: str) -> None:
     step = assert_equal(frozen(plain, **MODELS[name], steps=20))
     assert step.frozen_calls == 20 - RECORDED
     assert (step.eager_steps, step.compilations, step.launches) == (1, 1, 19)
+
+
+@pytest.mark.parametrize("backend", ["openxla", "onnxrt"])
+def test_frozen_steps_run_on_other_backends(backend: str) -> None:
+    def loop(run: Run) -> Any:
+        run.between = lambda i: set_rate(run, i)
+        return plain(run)
+
+    step = assert_equal(frozen(loop, optimizer=adamw), backend)
+    assert runs_of(step) == RECORDED
+    assert step.launches == STEPS - 1
+
+
+def test_arguments_do_not_live_on() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = Run(model, optimizer)
+    step: Any = compile_step(
+        plain(run), model=model, optimizer=optimizer, backend="aot_eager", python="frozen"
+    )
+    for i in range(6):
+        x, y = batches(i, torch.Generator().manual_seed(i))
+        seen = weakref.ref(x)
+        step(x, y)
+        del x, y
+        assert seen() is None
+    assert step.frozen_calls == 6 - RECORDED
 
 
 def test_what_python_does_besides_does_not_happen() -> None:

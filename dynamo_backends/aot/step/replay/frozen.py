@@ -237,7 +237,9 @@ class FrozenStep(ReplayStep):
             else:
                 kind.runs = 0  # a program that is compared with eager, or slower
         finally:
-            self._arguments, self._observation = [], None
+            self._arguments, self._observation, self._last = [], None, None
+            for trie in self._tries.values():
+                trie.renew(trie.inputs)  # or the last arguments would live on
         return result
 
     def _read_settings(self) -> list[Any]:

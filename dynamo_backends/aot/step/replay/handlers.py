@@ -38,10 +38,9 @@ def _read_value(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
         for x in pytree.tree_leaves((args, kwargs))
         if isinstance(x, Tensor)
     ):
-        session.note_value(func)
+        session.note_read(func)
         if session.replaying and session.segment.writes_to_memory_of(args):
             session.cut("reads memory that it writes to")
-        session.note_read()
         return func(*args, **kwargs)
     return session.call("read", func, args, kwargs)
 

@@ -144,6 +144,8 @@ def has_global_hooks() -> bool:
     Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
     versions of what it updates, which tells them as well.
     """
+    if not any(_GLOBAL_HOOKS):
+        return False
     hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
     return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
 

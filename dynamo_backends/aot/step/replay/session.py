@@ -224,8 +224,9 @@ class Session(TorchFunctionMode):
             trie.made_at = self._recorder.line()
         return result
 
-    def note_read(self) -> None:
+    def note_read(self, func: Any) -> None:
         """Python reads a tensor that no call has had."""
+        self.note_value(func)
         trie = self.segment.trie
         if not trie.read_at:
             trie.read_at = self._recorder.line()

@@ -19,9 +19,11 @@ from dynamo_backends.aot.step.replay.placeholders import TensorSpec
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.tape import attach, begin, proceed
 from dynamo_backends.aot.step.replay.templates import Items, NotRecordable, Ref, refs, template_of
-from dynamo_backends.aot.step.replay.trie import Entry, Flags, Node, torch_state
+from dynamo_backends.aot.step.replay.trie import VARYING, Entry, Flags, Node, torch_state
 from dynamo_backends.aot.step.substitution import describe_line, name_of, user_frame
 from dynamo_backends.interface.errors import DynamoBackendsError
+
+_PLAIN = (bool, int, float, str)
 
 
 class Refusal(DynamoBackendsError):
@@ -89,10 +91,14 @@ class Recorder:
             flags=tuple((n, _flags(t)) for n, t in before.items() if _flags(t) != flags[n]),
         )  # fmt: skip
         entry.gradients.update(self._gradients_set(kind, given[0], template))
+        numbers = (*refs(given[0]), *refs(given[1]))
+        if kind == "read" and type(result) in _PLAIN:
+            is_constant = segment.trie.is_constant(segment.node, numbers)
+            entry.value = result if is_constant else VARYING
         self._append(segment, entry)
         if any(_moved(specs[n], t) for n, t in before.items()):
             self._session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
-        if kind == "read":
+        if kind == "read" and entry.value is VARYING:
             self._session.after_read(segment.node)
         return result
 
@@ -104,7 +110,7 @@ class Recorder:
         for tensor in tensors:
             number = segment.number_of(tensor)
             is_new = number is None or segment.trie.kinds[number] == "input"
-            if is_new and not tensor.is_leaf:
+            if is_new and not tensor.is_leaf and not segment.is_freed(tensor):
                 raise Refusal("uses a tensor with a history from before the step")
         is_setter = func in (functions.SET_DATA, functions.SET_REQUIRES_GRAD) or (
             func is torch.Tensor.requires_grad_

@@ -25,6 +25,7 @@ class Segment:
     Args:
         trie: The records that begin here.
         lives: Ids of the tensors that live from step to step.
+        before: The segment before it, if its calls were executed one by one.
 
     Attributes:
         node: The place in the trie.
@@ -35,7 +36,7 @@ class Segment:
         arguments: Of the step, if it is spread over a mesh.
     """
 
-    def __init__(self, trie: Trie, lives: Mapping[int, Any]):
+    def __init__(self, trie: Trie, lives: Mapping[int, Any], before: "Segment | None" = None):
         self.trie = trie
         self.node: Node = trie.root
         self.gradients: dict[int, int | None] = {}
@@ -48,6 +49,7 @@ class Segment:
         self._alive: dict[int, weakref.ref[Tensor]] = {}
         self._inputs: list[int] = []
         self._storages: dict[int, int] = {}
+        self._freed = {} if before is None else before._results_with_history()
 
     # Replaying
 
@@ -183,13 +185,26 @@ class Segment:
 
     # Recording
 
+    def _results_with_history(self) -> dict[int, "weakref.ref[Tensor]"]:
+        """At a cut: the results with a history, which no backward pass goes through any more."""
+        kinds = self.trie.kinds
+        results = {n: self.real(n) for n in self._alive if kinds[n] == "result"}
+        found = {id(t): self._alive[n] for n, t in results.items() if t is not None and t.grad_fn}
+        return {**self._freed, **found}
+
+    def is_freed(self, tensor: Tensor) -> bool:
+        """Whether a tensor has a history from before a cut; a replay has it without."""
+        result = self._freed.get(id(tensor))
+        return result is not None and result() is tensor
+
     def ref(self, tensor: Tensor) -> Ref:
         """The number of a tensor that a call takes; a new one is an input."""
         number = self.number_of(tensor)
         if number is None and id(tensor) in self._lives:
             number = self.trie.slot(tensor)
         if number is None:
-            number = self._note(self.trie.add(TensorSpec.of(tensor), "input"), tensor)
+            spec = TensorSpec.of(tensor.detach() if self.is_freed(tensor) else tensor)
+            number = self._note(self.trie.add(spec, "input"), tensor)
         elif self.trie.kinds[number] == "slot":
             self._note_memory(number, tensor)
         return Ref(number)

@@ -31,7 +31,7 @@ from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.tape import current_tape
 from dynamo_backends.aot.step.replay.templates import Items, differing_numbers, fill, refs
-from dynamo_backends.aot.step.replay.trie import Node, Trie, torch_state
+from dynamo_backends.aot.step.replay.trie import VARYING, Node, Trie, torch_state
 
 
 class Runner(Protocol):
@@ -127,8 +127,10 @@ class Session(TorchFunctionMode):
             self._busy = before
 
     def _begin(self, trie: Trie) -> None:
+        """Begins a segment, at the first call and behind each cut."""
         trie.renew(trie.inputs)
-        self.segment = Segment(trie, self._lives)
+        before: Segment | None = self.segment if self.executed else None
+        self.segment: Segment = Segment(trie, self._lives, before)
         self.segment.arguments = self._arguments
         self.nested.renew()
         self.replaying = bool(trie.root.children) or self._abstract is not None
@@ -277,9 +279,11 @@ class Session(TorchFunctionMode):
     def _result(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         segment, entry = self.segment, node.entry
         assert entry is not None
-        if entry.kind == "read":
+        if entry.kind == "read" and entry.value is VARYING:
             return self._read(node, args, kwargs)
         segment.node = node
+        if entry.kind == "read":
+            return entry.value
         if entry.kind == "get_grad":
             (target, number), *_ = entry.gradients.items()
             assert number is not None

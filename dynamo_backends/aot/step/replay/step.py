@@ -1,6 +1,7 @@
 """A compiled step whose Python runs at every call."""
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -37,7 +38,7 @@ from dynamo_backends.aot.step.replay.snapshots import (
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
 from dynamo_backends.aot.step.snapshot import Snapshot
-from dynamo_backends.aot.step.step import Step
+from dynamo_backends.aot.step.step import MAX_VARIANTS, Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.runtime.foreign import refuse_step
@@ -295,6 +296,9 @@ class ReplayStep(Step):
             yield trie
             tries += [node.then for node in trie.root.subtree() if node.then is not None]
 
+    def _places(self) -> Iterator[Node]:
+        return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
+
     def _forget_programs(self) -> None:
         for trie in self._all_tries():
             trie.retired = 0  # noted by `_take_stock`
@@ -409,8 +413,12 @@ class ReplayStep(Step):
         for program, is_pure in node.programs:
             is_enough = is_pure is pure and wanted.issubset(program.outputs)
             if is_enough and program.holds(segment, self._inventory):
+                program.variant.last_used = next(self._uses)
                 return program
-        if node in self._failed or len(node.programs) >= MAX_PROGRAMS:
+        if node in self._failed:
+            return None
+        if len(node.programs) >= MAX_PROGRAMS:
+            self._fail(node, f"{MAX_PROGRAMS} programs for one way through a step did not serve.")
             return None
         try:
             program = self._compile_path(segment, path, sorted(wanted), pure)
@@ -419,11 +427,15 @@ class ReplayStep(Step):
         except StepCaptureError as error:
             if self._fallback == "error":
                 raise
-            log.warning("%s The step runs in eager there.", error)
-            self._failed.add(node)
+            self._fail(node, error)
             return None
         node.programs.append((program, pure))
+        self._drop_oldest()
         return program
+
+    def _fail(self, node: Node, reason: Any) -> None:
+        log.warning("%s The step runs in eager there.", reason)
+        self._failed.add(node)
 
     def _compile_path(
         self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool, inputs: Any = None
@@ -446,9 +458,15 @@ class ReplayStep(Step):
         return program
 
     def _all_variants(self) -> Iterator[Variant]:
-        for trie in self._all_tries():
-            for node in trie.root.subtree():
-                yield from (program.variant for program, _ in node.programs)
+        return (program.variant for node in self._places() for program, _ in node.programs)
+
+    def _drop_oldest(self) -> None:
+        """Keeps the number of programs within bounds."""
+        programs = [(node, p) for node in self._places() for p, _ in node.programs]
+        programs.sort(key=lambda each: each[1].variant.last_used)
+        for node, oldest in programs[:-MAX_VARIANTS]:
+            self._retired_launches += oldest.variant.program.launches
+            node.programs[:] = [each for each in node.programs if each[0] is not oldest]
 
 
 def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:

@@ -3,7 +3,7 @@
 import operator
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from dynamo_backends.aot.step.replay.templates import (
     Number,
     Place,
     fill,
+    leaves,
     refs,
     with_number,
 )
@@ -35,6 +36,9 @@ MAX_WAYS = 32
 
 MAX_TENSORS = 200_000
 """How many tensors a trie has at most."""
+
+VARYING = object()
+"""A value that depends on what a step gets."""
 
 State = tuple[Any, ...]
 
@@ -83,6 +87,7 @@ class Entry:
         flags: Those of results that it changes.
         mutates: Whether it changes something besides making tensors.
         draws: Whether it draws random numbers.
+        value: What Python reads, if it is the same in all calls that go this way.
     """
 
     kind: str
@@ -99,6 +104,7 @@ class Entry:
     flags: tuple[tuple[int, "Flags"], ...] = ()
     mutates: bool = False
     draws: bool = False
+    value: Any = VARYING
 
     def mentioned(self) -> set[int]:
         """The numbers of all tensors that it takes or makes."""
@@ -307,10 +313,32 @@ class Trie:
         self.retired += launches_of(node)
         for below in node.subtree():
             below.programs.clear()
+            if below.entry is not None:
+                below.entry.value = VARYING
 
     def _new_number(self, value: Any) -> Number:
         self.numbers.append(value.item() if isinstance(value, np.generic) else value)
         return Number(len(self.numbers) - 1, type(value), value)
+
+    def is_constant(self, node: Node, numbers: Sequence[int]) -> bool:
+        """Whether results follow from nothing but the calls on the way to a place.
+
+        Args:
+            node: The place.
+            numbers: Of the results.
+        """
+        aliases = self.aliases
+        needed = {aliases.get(n, n) for n in numbers}
+        for entry in reversed(node.path()):
+            given = {aliases.get(n, n) for n in (*refs(entry.args), *refs(entry.kwargs))}
+            made = {aliases.get(n, n) for n in entry.made}
+            if needed.isdisjoint(made.union(given) if entry.mutates else made):
+                continue
+            templates = (*leaves(entry.args), *leaves(entry.kwargs))
+            if entry.draws or entry.kind != "call" or any(type(x) is Number for x in templates):
+                return False
+            needed |= given
+        return all(self.kinds[n] == "result" for n in needed)
 
     def result(self, node: Node) -> Any:
         """What a replayed call returns."""

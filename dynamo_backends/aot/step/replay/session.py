@@ -456,8 +456,9 @@ class Session(TorchFunctionMode):
 
     def finish(self) -> None:
         """The function has returned: runs what is left to be run."""
-        if self.following and self.replaying and self.segment.node is not self.segment.trie.root:
-            self._commit()
+        is_open = self.segment.node is not self.segment.trie.root
+        if self.following and self.replaying and is_open and not self._commit():
+            self.executed = True
         self.nested.renew()
         self.following = False
 

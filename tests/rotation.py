@@ -62,6 +62,7 @@ SHARES = {
     "graph/test_fold.py": 2,
     "inductor/test_backends.py": 2,
     "inductor/test_images.py": 4,
+    "inductor/test_narrow_integers.py": 6,
     "inductor/test_reduced.py": 3,
     "inductor/test_stages.py": 3,
     "int8/test_planted.py": 2,

@@ -18,6 +18,7 @@ from dynamo_backends.graph.decompose import decompose
 from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.inductor import norms
+from dynamo_backends.inductor.narrow_integers import narrow_integer_rules
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.kernels.image_operators import (
     CONVOLUTION_BACKWARD,
@@ -50,7 +51,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     ways = {**POOLS, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
     checked = checked_decompositions(keep=())
-    return table | images | _DRAWS | {op: checked[op] for op in CHECKED}
+    narrow = narrow_integer_rules(table)
+    return table | images | narrow | _DRAWS | {op: checked[op] for op in CHECKED}
 
 
 def _choice(way: Callable[..., Any], otherwise: Callable[..., Any] | None) -> Callable[..., Any]:

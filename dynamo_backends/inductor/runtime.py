@@ -24,6 +24,7 @@ from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
+from dynamo_backends.inductor.narrow_integers import widen_narrow_integers
 from dynamo_backends.inductor.ranged import RangedRun, symbols_of
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.interface.errors import brief_error
@@ -82,6 +83,7 @@ class InductorExecutable(PreparedExecutable):
             negated = _describe_negated(places)
             if weights:
                 make_weights_dense(module.graph)
+            widen_narrow_integers(module.graph)
             if self._reduced:
                 compute_in_bfloat16(module)
             if self.serves_range:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import swa_utils
 
 from dynamo_backends.aot.step.replay import step as steps
+from dynamo_backends.aot.step.replay.trie import Trie
 from tests.aot.replay.checks import Case, Run, assert_equal
 
 Read = Callable[[Run, Tensor], Any]
@@ -204,3 +205,9 @@ def test_launches_of_programs_that_are_gone_count() -> None:
     step = assert_equal(Case(make, steps=10))
     assert step.compilations > 2
     assert step.launches == 10 - step.eager_steps
+
+
+def test_the_batch_of_several_processes_is_no_constant() -> None:
+    trie = Trie()
+    trie.add_batch([torch.ones(2)])
+    assert not trie.is_constant(trie.root, trie.batch)

@@ -338,7 +338,7 @@ class Trie:
             if entry.draws or entry.kind != "call" or any(type(x) is Number for x in templates):
                 return False
             needed |= given
-        return all(self.kinds[n] == "result" for n in needed)
+        return all(self.kinds[n] == "result" and n not in self.batch for n in needed)
 
     def result(self, node: Node) -> Any:
         """What a replayed call returns."""

@@ -3,6 +3,7 @@
     python benchmarks/compile_time.py
     python benchmarks/compile_time.py --share
     python benchmarks/compile_time.py --table --json table.json # the same call goes on
+    python benchmarks/compile_time.py --steps
 
 Each compilation is the first in a process of its own with empty cache folders. Counted is the first
 call (capture, compilation, one run) less one further call.
@@ -17,6 +18,9 @@ loaded by hand. Whole first calls are counted. The exit status is 1 if, in the g
 onnxrt or ov takes more than 1.5 times as long as by hand, inductor_freezing more than 0.6 times as
 long as inductor, openxla a quarter of that, or a second process more than 0.6 times as long as the
 first.
+
+With --steps: CPU seconds of the parts of a first compiled step of AdamW, for 100 to 1,000
+parameters. The exit status is 1 if the capture of 200 takes more than 6, or of 1,000 more than 40.
 """
 
 import argparse
@@ -35,13 +39,14 @@ import harness
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites.case import call
 from dynamo_backends.tuning.memory import peak_rss_bytes, rss_bytes
-from harness import compilations
+from harness import captures, compilations
 from harness.kept import Kept, measure_left
 
 OPTIONS: dict[str, dict[str, Any]] = {"openxla": {"cache": False}}
 """What switches a backend's own disk cache off."""
 
 SHARES = "comparison"
+CAPTURES = "captures"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse(arguments)
     if settings.table:
         return print_table(settings)
+    if settings.steps:
+        return print_captures(settings)
     if settings.child:
         return child(settings.model, settings.child, settings.batch, settings.verify)
     if settings.share:
@@ -109,6 +116,8 @@ def published(content: Mapping[str, Any]) -> list[Table | str]:
     results = content["results"]
     if content["kind"] == SHARES:
         return shares(results)
+    if content["kind"] == CAPTURES:
+        return [captures.table(results)]
     models = list(dict.fromkeys(name.partition("/")[0] for name in results))
     return [compilations.table(models, results), *compilations.means(models, results)]
 
@@ -127,6 +136,34 @@ def print_shares(settings: argparse.Namespace) -> int:
     if settings.json:
         harness.save_json(settings.json, SHARES, rows, settings=vars(settings))
     return 1 if settings.at_most is not None and max(map(share, rows)) > settings.at_most else 0
+
+
+def print_captures(settings: argparse.Namespace) -> int:
+    """Measures the capture of steps, and prints it; 1 if one takes longer than it may."""
+    if settings.child:
+        parameters, backend, python = settings.child.split("/")
+        return captures.child(int(parameters), backend, python)
+    console = harness.announce()
+    names = [
+        f"{parameters}/{backend}/{python}"
+        for backend in settings.backends
+        for python in captures.CAPTURES
+        for parameters in settings.parameters
+    ]
+    rows = []
+    for name in track(names, "compiling", console=console, transient=True):
+        parameters, backend, python = name.split("/")
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {"DYNAMO_BACKENDS_CACHE": folder}
+            seconds = harness.run_child([__file__, "--steps", "--child", name], caches)
+        rows.append({"parameters": int(parameters), "backend": backend, "python": python, **seconds})
+    console.print(captures.table(rows))
+    found = captures.problems(rows)
+    for text in found:
+        console.print(f"[red]{text}[/]", highlight=False)
+    if settings.json:
+        harness.save_json(settings.json, CAPTURES, rows, settings=vars(settings))
+    return 1 if found else 0
 
 
 def share(row: Mapping[str, Any]) -> float:
@@ -193,6 +230,14 @@ def parse(arguments: Sequence[str] | None) -> Any:
     parser.add_argument("--at-least", type=float, metavar="RATIO", help="smallest that passes")
     parser.add_argument("--share", action="store_true", help="what the comparison with eager takes")
     parser.add_argument("--table", action="store_true", help="twelve models, by all backends")
+    parser.add_argument("--steps", action="store_true", help="the parts of a first compiled step")
+    parser.add_argument(
+        "--backends", nargs="+", default=["aot_eager", "openxla"], help="with --steps: only these"
+    )
+    parser.add_argument(
+        "--parameters", nargs="+", type=int, default=list(captures.PARAMETERS), metavar="N",
+        help="with --steps: of so many parameters",
+    )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="with --table: begin none later than that")
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", help="with --share and --table: only these"

@@ -14,6 +14,8 @@
 | `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.11+ |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.11+ |
 | `torch._functorch.config.get_hash` | 2.13 |
+| `torch._subclasses.functional_tensor`: `FunctionalTensorMode`, `dispatch_functionalize` | 2.11+ |
+| `torch._higher_order_ops.effects.has_effects` | 2.11+ |
 """
 
 import contextlib
@@ -199,6 +201,25 @@ def functionalized(
     outputs: Any = traced.graph.output_node().args[0]
     order = {node.name: i for i, node in enumerate(outputs) if isinstance(node, fx.Node)}
     return traced, {order[out]: places[target] for out, target in updates.items()}
+
+
+def functional_trace(
+    fn: Callable[..., Any], decompositions: Any, fakes: Sequence[Any]
+) -> fx.GraphModule:
+    """Traces a function that may write to its arguments to an ATen graph that does not.
+
+    The function returns the arguments whose new contents are wanted.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+
+    return make_fx(dispatch_functionalize(fn, FunctionalTensorMode()), decompositions)(*fakes)
+
+
+def has_effects(op: Any) -> bool:
+    """Whether an operator acts on the world, so that AOT Autograd orders its calls by tokens."""
+    from torch._higher_order_ops import effects
+
+    return bool(effects.has_effects(op))
 
 
 def graph_being_traced() -> fx.Graph:

@@ -1,5 +1,6 @@
 """From a recorded step to a graph in normal form: one output per thing that the step changes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.functionalization import Functionalization
 from dynamo_backends.aot.step.recording import WHAT_TO_DO, Recording
-from dynamo_backends.graph.graph import Graph, copy_graph, drop_dead, source_line
+from dynamo_backends.graph.graph import Graph, drop_dead, source_line
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
@@ -39,18 +41,14 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
         recording: From `capture.record`.
         decompositions: Applied while tracing.
     """
-    # Not as attributes: AOT Autograd would make them inputs in an order of its own.
     recorded = lift_constants(recording.module)
     recording.module.recompile()
+    _check_effects(recording.module.graph)
     mode = private.mode_of(list(recording.fakes))
     assert mode is not None
-    with torch.no_grad(), private.keep_unused_draws():
-        fakes = [f.detach() for f in recording.fakes]
-        fakes += [mode.from_tensor(c, static_shapes=True) for c in recorded.values()]
-        bare = fx.GraphModule(torch.nn.Module(), recording.module.graph)
-        traced, updates = private.functionalized(bare, fakes, decompositions)
-    _check_effects(traced.graph)
-    module = fx.GraphModule(traced, copy_graph(traced.graph))
+    _set_values(recording, list(recorded.values()), mode)
+    module, updates = Functionalization(recording.module, mode, decompositions)()
+    _check_effects(module.graph)
     updates = _add_rebound(module, updates, recording)
     places = _order_updates(module, updates, recording)
     made = lift_constants(module)  # by decompositions
@@ -98,9 +96,21 @@ def without_updates(step: StepGraph) -> StepGraph:
     return StepGraph(replace(graph, inputs=inputs), step.constants, 0)
 
 
+def _set_values(
+    recording: Recording, constants: Sequence[Tensor], mode: private.FakeTensorMode
+) -> None:
+    with torch.no_grad():
+        fakes = [f.detach() for f in recording.fakes]
+    fakes += [mode.from_tensor(c, static_shapes=True) for c in constants]
+    places = recording.module.graph.find_nodes(op="placeholder")
+    for place, fake in zip(places, fakes, strict=True):
+        place.meta["val"] = fake
+
+
 def _check_effects(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        if isinstance(node.target, private.HigherOrderOperator):
+        target = node.target
+        if isinstance(target, private.HigherOrderOperator) or private.has_effects(target):
             inner = next((a for a in node.args if isinstance(a, private.OpOverload)), node.target)
             where = source_line(node)
             raise StepCaptureError(

@@ -1,0 +1,123 @@
+"""CPU seconds of the parts of a first compiled step, for models with many parameters."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+import dynamo_backends
+from dynamo_backends.aot.step import variant
+from harness.processes import hand_back
+
+PARAMETERS = (100, 200, 400, 1000)
+PHASES = ("record", "functionalize", "passes", "compile", "rest")
+CAPTURES = ("capture", "replay")
+LIMITS = {200: 6.0, 1000: 40.0}
+"""CPU seconds that the capture, all but "compile" and "rest", may take."""
+
+_WIDTHS = (32, 48, 64)
+
+
+def net(parameters: int) -> nn.Module:
+    """Blocks of two linear layers and a layer norm, six parameters each, of a few widths."""
+    layers: list[nn.Module] = []
+    while sum(1 for layer in layers for _ in layer.parameters()) < parameters:
+        width = _WIDTHS[len(layers) % len(_WIDTHS)]
+        layers.append(Block(width))
+    return nn.Sequential(*layers)
+
+
+class Block(nn.Module):
+    """A residual block of width 64 with another width inside."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.inner = nn.Linear(64, width)
+        self.outer = nn.Linear(width, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of the input and what the layers make of it."""
+        result: Tensor = x + self.outer(F.gelu(self.inner(self.norm(x))))
+        return result
+
+
+def child(parameters: int, backend: str, python: Any) -> int:
+    """Captures and compiles one step, and hands the CPU seconds back."""
+    torch.manual_seed(0)
+    model = net(parameters)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x = torch.randn(4, 64)
+
+    def train(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    seconds = dict.fromkeys(PHASES, 0.0)
+    _time(seconds, "record", variant, "record")
+    _time(seconds, "functionalize", variant, "functionalize")
+    for name in ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"):
+        _time(seconds, "passes", variant, name)
+    step: Any = dynamo_backends.compile_step(
+        train, model=model, optimizer=optimizer, backend=backend, python=python
+    )
+    if python == "replay":
+        step(x)  # in eager, recorded
+    compile_graph = step._backend.compile
+    object.__setattr__(step._backend, "compile", _timed(seconds, "compile", compile_graph))
+    start = time.process_time()
+    step(x)
+    seconds["rest"] = time.process_time() - start - sum(seconds.values())
+    assert step.compilations == 1, step.reasons
+    hand_back(**seconds)
+    return 0
+
+
+def _time(seconds: dict[str, float], phase: str, owner: Any, name: str) -> None:
+    setattr(owner, name, _timed(seconds, phase, getattr(owner, name)))
+
+
+def _timed(seconds: dict[str, float], phase: str, function: Callable[..., Any]) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds[phase] += time.process_time() - start
+
+    return call
+
+
+def capture_seconds(row: Mapping[str, float]) -> float:
+    """All of it but the backend's compilation and the first run."""
+    return sum(row[phase] for phase in PHASES[:3])
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """One line per backend, capture and number of parameters."""
+    shown = Table(title="CPU seconds of a first compiled step, AdamW", box=SIMPLE_HEAD)
+    for column in ("backend", "python", "parameters", *PHASES, "capture"):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        seconds = [f"{row[phase]:.2f}" for phase in PHASES]
+        name = row["backend"], row["python"], str(row["parameters"])
+        shown.add_row(*name, *seconds, f"{capture_seconds(row):.2f}")
+    return shown
+
+
+def problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What takes longer than it may."""
+    return [
+        f"{row['backend']}, {row['python']}: the capture of {row['parameters']} parameters takes "
+        f"{capture_seconds(row):.1f} CPU s, more than {LIMITS[row['parameters']]:.0f}"
+        for row in rows
+        if capture_seconds(row) > LIMITS.get(row["parameters"], float("inf"))
+    ]

@@ -156,7 +156,9 @@ def print_captures(settings: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as folder:
             caches = {"DYNAMO_BACKENDS_CACHE": folder}
             seconds = harness.run_child([__file__, "--steps", "--child", name], caches)
-        rows.append({"parameters": int(parameters), "backend": backend, "python": python, **seconds})
+        rows.append(
+            {"parameters": int(parameters), "backend": backend, "python": python, **seconds}
+        )
     console.print(captures.table(rows))
     found = captures.problems(rows)
     for text in found:

@@ -182,6 +182,7 @@ from dynamo_backends._torch_private.tracing import (
     keep_unused_draws,
     make_fx,
     mode_of,
+    node_of,
     outside_of_captures,
     settings_of_tracing,
     tracing_a_step,

@@ -7,7 +7,7 @@
 | `torch._subclasses.fake_tensor`: `DataDependentOutputException` and the like | 2.13 |
 | `torch._guards`: `TracingContext`, `tracing` | 2.11+ |
 | `torch._dynamo.utils.preserve_rng_state` calls `torch.random.set_rng_state` | 2.13 |
-| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode` | 2.11+ |
+| `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode`, `get_proxy_slot` | 2.11+ |
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.11+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.11+ |
 | `torch.compiler._is_compiling_flag` | 2.11+ |
@@ -229,3 +229,13 @@ def graph_being_traced() -> fx.Graph:
     mode = get_proxy_mode()
     assert mode is not None
     return mode.tracer.graph
+
+
+def node_of(tensor: torch.Tensor) -> fx.Node | None:
+    """The node of a tensor in what `make_fx` records in this thread; None if it has none."""
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    assert mode is not None
+    slot: Any = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node

@@ -162,6 +162,15 @@ def literals(x: Tensor, y: Tensor) -> Any:
     return counter, torch.tensor([1.0, 2.0]).mul_(counter)
 
 
+def alike(x: Tensor, y: Tensor) -> Any:
+    a, b, c = x * 1, y * 1, x * 1
+    a.mul_(2)
+    b.mul_(2)
+    a.addcmul_(c, b)
+    c.copy_(b)
+    return F.gelu(a) + F.gelu(b), a, c
+
+
 def complex_numbers(x: Tensor, y: Tensor) -> Any:
     z = torch.complex(x, y)
     torch.view_as_real(z)[..., 0].mul_(2)
@@ -172,7 +181,7 @@ def complex_numbers(x: Tensor, y: Tensor) -> Any:
 RULES: dict[str, Any] = {"as they are": {}, "decomposed": None}
 PROGRAMS = [
     rows, views_of_views, pieces, of_itself, copies, shapes, dtypes, layouts, results_in_place,
-    norms, draws, nothing, literals, complex_numbers,
+    norms, draws, nothing, literals, alike, complex_numbers,
 ]  # fmt: skip
 
 

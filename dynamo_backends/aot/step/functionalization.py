@@ -233,7 +233,8 @@ class Functionalization:
         return self._insert(traced, inputs, node)
 
     def _make_trace(self, call: "_Call", inputs: Sequence[fx.Node]) -> fx.GraphModule:
-        fakes = [n.meta["val"] for n in inputs]
+        # Results of equal calls have one fake tensor; a trace tells its inputs apart by them.
+        fakes = [n.meta["val"].detach() for n in inputs]
         with torch.no_grad(), private.keep_unused_draws(), private.without_autocast(), self._mode:
             traced = private.functional_trace(call, self._rules, fakes)
         traced.graph.eliminate_dead_code(is_impure_node=fx.Node.is_impure)
@@ -349,10 +350,11 @@ def _written(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node | None]]:
 
 def _spec(node: Any) -> Hashable:
     """The metadata of a value in a graph."""
-    return _spec_of(node.meta["val"] if isinstance(node, fx.Node) else node)
+    return metadata_of(node.meta["val"] if isinstance(node, fx.Node) else node)
 
 
-def _spec_of(value: Any) -> Hashable:
+def metadata_of(value: Any) -> Hashable:
+    """Dtype, device, shape, strides and layout of a tensor; of others the value itself."""
     if isinstance(value, list | tuple):
         return tuple(map(_spec, value))
     if not isinstance(value, Tensor):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,22 @@ from dynamo_backends._torch_private import (
     tables_of_global_hooks,
     tables_of_hooks,
 )
+from dynamo_backends.runtime import freezing
+
+
+def has_global_hooks() -> bool:
+    """Whether the user has hooks of all modules or optimizers of the process.
+
+    Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
+    versions of what it updates, which tells them as well.
+    """
+    if not any(_GLOBAL_HOOKS):
+        return False
+    hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
+    return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
+
+
+_GLOBAL_HOOKS: Any = tables_of_global_hooks()
 
 
 def carry_over(real: Tensor, fake: Tensor) -> Any:

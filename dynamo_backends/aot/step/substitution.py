@@ -33,6 +33,7 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.aot.step import rewrites
 from dynamo_backends.aot.step.checks import is_validation
+from dynamo_backends.aot.step.equal_updates import equal_updates
 from dynamo_backends.aot.step.formulas import formula_of
 from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.optimizers import has_formulas_for_graphs
@@ -137,7 +138,8 @@ class Substitution(TorchFunctionMode):
         self._reads_state = has_formulas_for_graphs(optimizer)
         try:
             with compiling(self._reads_state), self._scaling.around_step(self._all):
-                yield functools.partial(formula, optimizer) if formula is not None else None
+                with equal_updates(optimizer, self.fake, self._scalars.forget):
+                    yield functools.partial(formula, optimizer) if formula is not None else None
         finally:
             self.in_optimizer = self._reads_state = False
 

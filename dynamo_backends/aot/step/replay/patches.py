@@ -5,18 +5,17 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import tables_of_global_hooks
 from dynamo_backends._torch_private.checkpoints import GENERATOR
 from dynamo_backends._torch_private.placeholders import (
     FOREACH_TYPES,
     PYTHON_FUNCTIONS,
     TRANSFORMS,
 )
+from dynamo_backends.aot.step.hooks import has_global_hooks
 from dynamo_backends.aot.step.replay.checkpoints import region
 from dynamo_backends.aot.step.replay.generator_states import (
     GeneratorState,
@@ -28,7 +27,6 @@ from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
 from dynamo_backends.aot.step.replay.user_functions import apply as apply_function
 from dynamo_backends.aot.step.replay.user_functions import why_not_followed
-from dynamo_backends.runtime import freezing
 
 _SEEDS = (
     (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
@@ -136,21 +134,6 @@ def is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of an optimizer is one call, and not the calls that it makes."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)
-
-
-def has_global_hooks() -> bool:
-    """Whether the user has hooks of all modules or optimizers of the process.
-
-    Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
-    versions of what it updates, which tells them as well.
-    """
-    if not any(_GLOBAL_HOOKS):
-        return False
-    hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
-    return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
-
-
-_GLOBAL_HOOKS: Any = tables_of_global_hooks()
 
 
 def _stepping(optimizer: Any) -> Callable[..., Any]:

@@ -137,9 +137,12 @@ class Substitution(TorchFunctionMode):
         self.in_optimizer = True
         self._reads_state = has_formulas_for_graphs(optimizer)
         try:
-            with compiling(self._reads_state), self._scaling.around_step(self._all):
-                with equal_updates(optimizer, self.fake, self._scalars.forget):
-                    yield functools.partial(formula, optimizer) if formula is not None else None
+            with (
+                compiling(self._reads_state),
+                self._scaling.around_step(self._all),
+                equal_updates(optimizer, self.fake, self._scalars.forget),
+            ):
+                yield functools.partial(formula, optimizer) if formula is not None else None
         finally:
             self.in_optimizer = self._reads_state = False
 

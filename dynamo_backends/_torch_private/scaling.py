@@ -10,7 +10,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,6 +37,12 @@ SCALES = GradScaler.scale.__code__
 UNSCALES = GradScaler._unscale_grads_.__code__
 """What calls `CHECK_AND_UNSCALE`."""
 
+TAKES_STEP = GradScaler, "_maybe_opt_step"
+"""The method that takes an optimizer's step unless gradients overflowed."""
+
+OVERFLOWS = "found_inf_per_device"
+"""Key in what a scaler notes of an optimizer: for each device whether gradients overflowed."""
+
 _PACKAGE = str(Path(__file__).parents[1])
 _SETTINGS = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval")
 
@@ -50,15 +56,44 @@ def scaler_that(code: CodeType) -> GradScaler | None:
     Returns:
         None if something else called it.
     """
+    frame = _frame_of(code)
+    return None if frame is None else frame.f_locals["self"]
+
+
+def is_called_by(code: CodeType) -> bool:
+    """Whether a scaler's method called the torch function that is handled now."""
+    return _frame_of(code) is not None
+
+
+def _frame_of(code: CodeType) -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     for _ in range(2):  # it may be a generator in the method
         if frame is not None and frame.f_code is code:
-            scaler: GradScaler = frame.f_locals["self"]
-            return scaler
+            return frame
         frame = frame.f_back if frame is not None else None
     return None
+
+
+def step_without_overflow(optimizer: Any, overflows: Sequence[Any]) -> Any:
+    """Takes an optimizer's step, as a scaler does: unless one of some tensors is not zero."""
+    if not overflows:
+        return optimizer.step()
+    return _take_step(None, optimizer, {OVERFLOWS: dict(enumerate(overflows))})
+
+
+_take_step: Any = GradScaler._maybe_opt_step
+
+
+def unscales(optimizer: Any) -> bool:
+    """Whether an optimizer divides gradients by the scale itself, in a fused step."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def set_unscales(optimizer: Any, value: bool) -> None:
+    """Says whether it does so from now on."""
+    optimizer._step_supports_amp_scaling = value
 
 
 def settings_of(scaler: GradScaler) -> tuple[Any, ...]:

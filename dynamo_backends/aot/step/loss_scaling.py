@@ -55,10 +55,9 @@ class LossScaling:
 
     def __enter__(self) -> "LossScaling":
         """Has scalers unscale gradients, which fused optimizers else do themselves."""
-        name = "_step_supports_amp_scaling"
-        self._fused = [o for o in self._optimizers if getattr(o, name, False)]
+        self._fused = [o for o in self._optimizers if scaling.unscales(o)]
         for optimizer in self._fused:
-            setattr(optimizer, name, False)
+            scaling.set_unscales(optimizer, False)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -68,7 +67,7 @@ class LossScaling:
             StepCaptureError: There was something, for a later call to find.
         """
         for optimizer in self._fused:
-            setattr(optimizer, "_step_supports_amp_scaling", True)  # noqa: B010 - torch's own
+            scaling.set_unscales(optimizer, True)
         left = [s for s in self.scalers if _holds_fakes(s)]
         for scaler in left:
             scaling.forget_unfinished(scaler)
@@ -88,7 +87,7 @@ class LossScaling:
             NotImplemented for other calls.
         """
         if func is Tensor.item:
-            if scaling.scaler_that(scaling.ASKS_FOR_OVERFLOW) is None:
+            if not scaling.is_called_by(scaling.ASKS_FOR_OVERFLOW):
                 return NotImplemented
             self._found.append(args[0])
             return 0.0  # "step!"

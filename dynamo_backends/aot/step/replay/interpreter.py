@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dynamo_backends._torch_private import scaling
 from dynamo_backends.aot.step.hyperparameters import group_numbers, replace
 from dynamo_backends.aot.step.replay.tape import begin, proceed
 from dynamo_backends.aot.step.replay.templates import Items, Ref, fill, refs
@@ -89,7 +91,7 @@ def _run(entry: Entry, tensors: dict[int, Any], number: Callable[[int], Any]) ->
     args = fill(entry.args, tensors.__getitem__, number)
     kwargs = fill(entry.kwargs, tensors.__getitem__, number)
     if entry.kind == "optimizer":
-        step_without_hooks(entry.function[1])
+        step_without_hooks(entry.function[1], args)
     elif entry.kind == "zero_grad":
         entry.function[1].zero_grad(*args, **kwargs)
     else:
@@ -125,12 +127,17 @@ def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection
     return found
 
 
-def step_without_hooks(optimizer: Any) -> Any:
-    """Takes an optimizer's step; its hooks are called where the step is, and recorded there."""
+def step_without_hooks(optimizer: Any, overflows: Sequence[Tensor] = ()) -> Any:
+    """Takes an optimizer's step; its hooks are called where the step is, and recorded there.
+
+    Args:
+        optimizer: The optimizer.
+        overflows: Where one of these is not zero, the step is left out (see `GradScaler.step`).
+    """
     names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     hooks = {name: vars(optimizer)[name] for name in names}
     try:
         vars(optimizer).update({name: OrderedDict() for name in names})
-        return optimizer.step()
+        return scaling.step_without_overflow(optimizer, overflows)
     finally:
         vars(optimizer).update(hooks)

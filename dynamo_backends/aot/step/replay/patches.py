@@ -5,10 +5,12 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
 
+from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.checkpoints import GENERATOR
 from dynamo_backends._torch_private.placeholders import (
     FOREACH_TYPES,
@@ -65,6 +67,7 @@ class Patches:
             if is_one_entry(optimizer)
             for name, make in (("step", _stepping), ("zero_grad", _clearing))
         ]
+        self._fused = [o for o in optimizers if _is_one_entry(o) and scaling.unscales(o)]
 
     def enter(self, session: Session) -> None:
         """Begins a call."""
@@ -72,6 +75,8 @@ class Patches:
         _active.session = session
         for method in self._methods:
             method.install()
+        for optimizer in self._fused:
+            scaling.set_unscales(optimizer, False)
         _FUNCTIONS.enter(self)
 
     def exit(self) -> None:
@@ -80,6 +85,8 @@ class Patches:
             return
         _active.session = None
         _FUNCTIONS.exit(self)
+        for optimizer in self._fused:
+            scaling.set_unscales(optimizer, True)
         for method in self._methods:
             method.restore()
         self._is_in = False
@@ -156,6 +163,32 @@ def _stepping(optimizer: Any) -> Callable[..., Any]:
         return loss
 
     return step
+
+
+def _is_followed(optimizer: Any) -> bool:
+    """Whether a step of an optimizer is one call now, without hooks."""
+    step = vars(optimizer).get("step")
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return getattr(step, "__code__", None) is _STEP and not hooks and not has_global_hooks()
+
+
+_STEP = next(c for c in _stepping.__code__.co_consts if isinstance(c, CodeType))
+
+
+def _scaling(original: Any, name: str) -> Callable[..., Any]:
+    """A scaler reads whether gradients overflowed, and takes an optimizer's step if not."""
+
+    def take_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is None or args or kwargs or not _is_followed(optimizer):
+            return original(scaler, optimizer, state, *args, **kwargs)
+        optimizer._opt_called = True
+        overflows = tuple(state[scaling.OVERFLOWS].values())
+        run = lambda: scaling.step_without_overflow(optimizer, overflows)  # noqa: E731
+        session.optimizer("optimizer", optimizer, overflows, {}, run)
+        return None
+
+    return take_step
 
 
 def _clearing(optimizer: Any) -> Callable[..., Any]:
@@ -262,6 +295,7 @@ class _Functions:
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
         makers[torch.autograd.Function] = {"apply": _applying}
+        makers[scaling.GradScaler] = {scaling.TAKES_STEP: _scaling}
         self._replacements = _Replacements(makers)
 
     def enter(self, user: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.amp import grad_scaler
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler as GradScaler
 
 CHECK_AND_UNSCALE: Callable[..., Any] = torch._amp_foreach_non_finite_check_and_unscale_
 """Divides lists of gradients by the scale and notes whether one is not finite."""
@@ -37,7 +37,7 @@ SCALES = GradScaler.scale.__code__
 UNSCALES = GradScaler._unscale_grads_.__code__
 """What calls `CHECK_AND_UNSCALE`."""
 
-TAKES_STEP = GradScaler, "_maybe_opt_step"
+TAKES_STEP = "_maybe_opt_step"
 """The method that takes an optimizer's step unless gradients overflowed."""
 
 OVERFLOWS = "found_inf_per_device"

@@ -42,7 +42,7 @@ class Net(nn.Module):
         self.other = nn.Linear(4, 3)
         self.unused = nn.Linear(4, 4)
         self.layers[1].requires_grad_(False)
-        self.layers[4].weight = self.layers[3].weight  # type: ignore[union-attr]
+        self.layers[4].weight = self.layers[3].weight
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits."""

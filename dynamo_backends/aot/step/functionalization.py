@@ -340,7 +340,7 @@ def _written(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node | None]]:
         if a.alias_info is not None and a.alias_info.is_write
     }
     written: list[fx.Node] = []
-    fx.map_arg(list(by_alias.values()), written.append)  # type: ignore[arg-type]
+    fx.map_arg(list(by_alias.values()), written.append)
     returned = [
         by_alias[tuple(r.alias_info.before_set)] if r.alias_info is not None else None
         for r in schema.returns

@@ -67,7 +67,7 @@ class Patches:
             if is_one_entry(optimizer)
             for name, make in (("step", _stepping), ("zero_grad", _clearing))
         ]
-        self._fused = [o for o in optimizers if _is_one_entry(o) and scaling.unscales(o)]
+        self._fused = [o for o in optimizers if is_one_entry(o) and scaling.unscales(o)]
 
     def enter(self, session: Session) -> None:
         """Begins a call."""

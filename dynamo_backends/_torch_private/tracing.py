@@ -11,6 +11,7 @@
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.11+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.11+ |
 | `torch.compiler._is_compiling_flag` | 2.11+ |
+| `torch.fx._lazy_graph_module._use_lazy_graph_module` | 2.11+ |
 | `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.11+ |
 | `torch._inductor.config.fallback_random`, set for the calling thread alone | 2.11+ |
 | `torch._functorch.config.get_hash` | 2.13 |
@@ -150,10 +151,19 @@ def settings_of_tracing() -> str:
 
 
 def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.GraphModule]:
-    """Traces a function on fake tensors to an ATen graph."""
+    """Traces a function on fake tensors to an ATen graph.
+
+    The module's Python code is made when it is first called or read.
+    """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx as trace
 
-    return trace(fn, decomposition_table=decompositions)
+    def traced(*fakes: Any) -> fx.GraphModule:
+        with _use_lazy_graph_module(True):
+            module: fx.GraphModule = trace(fn, decomposition_table=decompositions)(*fakes)
+            return module
+
+    return traced
 
 
 @contextlib.contextmanager

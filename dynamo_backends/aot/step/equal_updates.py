@@ -115,14 +115,14 @@ def _take_first(
         [fake_of(x) if isinstance(x, Tensor) else x for x in row]
         for row in zip(*filled, strict=True)
     ]
-    storages = Counter(private.storage_id(x) for row in rows for x in _tensors(row))
+    traced = [all(private.node_of(x) is not None for x in _tensors(row)) for row in rows]
     likes: dict[Any, list[int]] = {}
-    for i, row in enumerate(rows):
-        is_apart = all(
-            storages[private.storage_id(x)] == 1 and private.node_of(x) is not None
-            for x in _tensors(row)
-        )
-        likes.setdefault(tuple(map(_kind_of, row)) if is_apart else i, []).append(i)
+    with private.disable_current_modes():
+        storages = Counter(private.storage_id(x) for row in rows for x in _tensors(row))
+        for i, row in enumerate(rows):
+            is_apart = all(storages[private.storage_id(x)] == 1 for x in _tensors(row))
+            kind = tuple(map(_kind_of, row)) if is_apart and traced[i] else i
+            likes.setdefault(kind, []).append(i)
     for each in filled:
         each[:] = [each[i] for i, *_ in likes.values()]
     for i, *others in likes.values():

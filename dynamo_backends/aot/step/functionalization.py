@@ -79,7 +79,7 @@ class Functionalization:
         self._mode = mode
         self._rules = dict(decompositions)
         self._recorded = module
-        self._module = fx.GraphModule(torch.nn.Module(), fx.Graph())
+        self._module = private.lazy_graph_module(torch.nn.Module(), fx.Graph())
         self._graph = self._module.graph
         self._tensors: dict[fx.Node, Any] = {}
         self._traces: dict[Hashable, fx.GraphModule] = {}

@@ -49,6 +49,8 @@ class Provenance(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Executes a call, and notes what there is to note on the nodes it leaves."""
+        if func.namespace == "prim":  # a tensor's device, or its layout
+            return func(*args, **(kwargs or {}))
         self._check_seed()
         refuse_communication(func)
         result, nodes = nodes_of(partial(func, *args, **(kwargs or {})))

@@ -12,9 +12,11 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.functionalization import Functionalization
 from dynamo_backends.graph.checker import check
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.graph.graph import Graph, drop_dead
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import Property
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import StepCaptureError
@@ -37,6 +39,7 @@ def functional(function: Callable[..., Any], inputs: list[Tensor], rules: Any) -
     made.recompile()
     names = [place.name for place in made.graph.find_nodes(op="placeholder")]
     graph = Graph(made, "step", tuple(Input(name, Role.ACTIVATION) for name in names))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)  # assertions
     check(graph, NORMALIZE.ensures | {Property.TYPED})
     return made, constants, updates
 
@@ -162,6 +165,15 @@ def literals(x: Tensor, y: Tensor) -> Any:
     return counter, torch.tensor([1.0, 2.0]).mul_(counter)
 
 
+def assertions(x: Tensor, y: Tensor) -> Any:
+    z = x.exp()
+    torch._assert_async((z >= 0).all(), "a power is negative")
+    z.mul_(2)
+    return z.index_add(0, torch.tensor([0, 1]), y[:2]), F.max_unpool2d(
+        *F.max_pool2d(z.view(1, 4, 5), 2, return_indices=True), 2
+    )
+
+
 def alike(x: Tensor, y: Tensor) -> Any:
     a, b, c = x * 1, y * 1, x * 1
     a.mul_(2)
@@ -181,7 +193,7 @@ def complex_numbers(x: Tensor, y: Tensor) -> Any:
 RULES: dict[str, Any] = {"as they are": {}, "decomposed": None}
 PROGRAMS = [
     rows, views_of_views, pieces, of_itself, copies, shapes, dtypes, layouts, results_in_place,
-    norms, draws, nothing, literals, alike, complex_numbers,
+    norms, draws, nothing, literals, alike, assertions, complex_numbers,
 ]  # fmt: skip
 
 
@@ -193,7 +205,7 @@ def tensors() -> list[Tensor]:
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_writes_are_taken_out(program: Any, rules: str) -> None:
-    table = decompositions(()) if RULES[rules] is None else RULES[rules]
+    table = checked_decompositions(()) if RULES[rules] is None else RULES[rules]
     assert_equal(program, tensors(), table)
 
 
@@ -240,7 +252,7 @@ def random_program(seed: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
-    assert_equal(random_program(seed), tensors(), decompositions(()) if seed % 2 else {})
+    assert_equal(random_program(seed), tensors(), checked_decompositions(()) if seed % 2 else {})
 
 
 def test_a_changed_shape_of_an_input_is_refused() -> None:

@@ -49,7 +49,7 @@ def equal_updates(
         return result
 
     graph = private.graph_being_traced()
-    last = next(reversed(graph.nodes))
+    last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
     with replaced(optimizer, "_init_group", init_group):
         yield
     _find_calls(likes, _nodes_after(graph, last))

@@ -163,6 +163,8 @@ def _reasons(call: LastCall) -> Iterator[str]:
         yield f"Python needs a value in the middle of it, at {trie.line or reads[0]}"
     if trie.read_at:
         yield f"Python reads a tensor, at {trie.read_at}"
+    if any(entry.kind == "optimizer" and entry.args.items for entry in path):
+        yield "it uses a GradScaler, whose state lives in Python"
     for entry in path:
         given = (*leaves(entry.args), *leaves(entry.kwargs))
         if any(type(leaf) is Number for leaf in given):

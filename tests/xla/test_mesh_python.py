@@ -114,6 +114,30 @@ def test_python_runs_at_every_step_from_the_first_one_on():
         step.snapshot()
 
 
+def scales(run: Run) -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    run.state.n = 0
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        run.state.n += 1
+        loss = F.cross_entropy(run.model(x if run.state.n != 3 else x * torch.inf), y)
+        scaler.scale(loss).backward()
+        scaler.step(run.optimizer)
+        scaler.update()
+        run.optimizer.zero_grad()
+        return scaler._scale
+
+    return step
+
+
+@pytest.mark.long
+def test_a_scaler_skips_steps_that_overflow():
+    expected, _ = trained(scales, 5)
+    found, step = trained(scales, 5, mesh={"data": 2})
+    compare("left", found, expected)
+    assert (step.eager_steps, step.cuts, step.refusals) == (0, 0, {})
+
+
 @pytest.mark.long
 def test_a_value_decides_before_the_backward_pass():
     expected, _ = trained(skips_by_value, 4)

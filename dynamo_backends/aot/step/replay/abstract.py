@@ -133,7 +133,8 @@ class AbstractRecorder:
         """Adds a call of an optimizer to the record; see `Recorder.record_optimizer`."""
         self._follow()
         segment, parent = self.segment, self.segment.node
-        given = [template_of(x, segment.ref) for x in (tuple(args), dict(kwargs))]
+        args = pytree.tree_map_only(Tensor, self._fake, tuple(args))
+        given = [template_of(x, segment.ref) for x in (args, dict(kwargs))]
         function = kind, optimizer, settings
         entry = Entry(kind, function, given[0], given[1], None, torch_state(), line(), mutates=True)
         if kind == "zero_grad" and (*args, *kwargs.values(), True)[0]:

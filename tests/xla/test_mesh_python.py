@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def test_python_runs_at_every_step_from_the_first_one_on():
+def test_python_runs_at_every_step_from_the_first_one_on() -> None:
     expected, _ = trained(together, 5)
     found, step = trained(together, 5, mesh={"data": 2}, parallel="fsdp")
     compare("left", found, expected)
@@ -131,7 +131,7 @@ def scales(run: Run) -> Any:
 
 
 @pytest.mark.long
-def test_a_scaler_skips_steps_that_overflow():
+def test_a_scaler_skips_steps_that_overflow() -> None:
     expected, _ = trained(scales, 5)
     found, step = trained(scales, 5, mesh={"data": 2})
     compare("left", found, expected)
@@ -139,7 +139,7 @@ def test_a_scaler_skips_steps_that_overflow():
 
 
 @pytest.mark.long
-def test_a_value_decides_before_the_backward_pass():
+def test_a_value_decides_before_the_backward_pass() -> None:
     expected, _ = trained(skips_by_value, 4)
     found, step = trained(skips_by_value, 4, mesh={"data": 2})
     compare("left", found, expected)
@@ -162,6 +162,6 @@ def retains(run: Run) -> Any:
         (retains, r"retains the gradient .* at .*retain_grad"),
     ],
 )
-def test_what_no_program_holds_is_refused_with_its_line(loop: Loop, text: str):
+def test_what_no_program_holds_is_refused_with_its_line(loop: Loop, text: str) -> None:
     with pytest.raises(StepCaptureError, match=text):
         trained(loop, 1, mesh={"data": 2})

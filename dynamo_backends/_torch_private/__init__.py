@@ -14,8 +14,10 @@ Code elsewhere imports these names from here and never from torch's insides. `wa
 from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.around import (
     accumulation,
+    count_registrations,
     hooks_of_node,
     is_in_ddp_forward,
+    note_registrations,
     saved_tensors_hooks,
     tables_of_global_hooks,
 )

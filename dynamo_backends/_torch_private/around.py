@@ -3,6 +3,9 @@
 | what | checked |
 |---|---|
 | `register_hook`, `register_prehook` of a node; `RemovableHandle.hooks_dict_ref` | 2.13* |
+| `RemovableHandle.next_id`: one more for each hook of the process that Python registers | 2.13* |
+| `torch._C._current_graph_task_id`, `_will_engine_execute_node` | 2.13* |
+| `torch.autograd.Variable._execution_engine` | 2.13* |
 | `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13* |
 | `torch.nn.modules.module._global_*_hooks`, `torch.optim.optimizer._global_*_hooks` | 2.13* |
 | `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13* |
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules import module as modules
+from torch.utils.hooks import RemovableHandle
 
 Hooks = Mapping[int, Callable[..., Any]]
 
@@ -31,7 +35,30 @@ def hooks_of_node(node: Any) -> tuple[Hooks, Hooks]:
 
     Hooks in C++ are not among them: nothing tells of those.
     """
+    note_registrations(2)
     return _table(node.register_prehook), _table(node.register_hook)
+
+
+class _Own:
+    registrations = 0
+
+
+def count_registrations() -> int:
+    """How many hooks Python code has registered in this process, without those of this package."""
+    return RemovableHandle.next_id - _Own.registrations
+
+
+def note_registrations(count: int = 1) -> None:
+    """Leaves hooks that are about to be registered out of `count_registrations`."""
+    _Own.registrations += count
+
+
+ENGINE: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_current_graph_task_id"),
+    (torch._C, "_will_engine_execute_node"),
+    (torch.autograd.Variable, "_execution_engine"),
+)
+"""What tells a hook of the backward pass that calls it."""
 
 
 def _table(register: Callable[[Callable[..., None]], Any]) -> Hooks:

@@ -3,6 +3,7 @@
 | what | checked |
 |---|---|
 | a node is called with gradients; `_sequence_nr`, `_input_metadata`, `_raw_saved_*` | 2.13 |
+| `torch._C._functions` has the classes of nodes by their names | 2.13 |
 | `torch.autograd._make_grads`, `torch._C.DisableTorchFunction`, `Tensor._version` | 2.13 |
 """
 
@@ -21,6 +22,12 @@ def edge_of(tensor: Tensor) -> tuple[Any, int]:
     """Where a backward pass meets the gradient of a tensor."""
     node = tensor.grad_fn or get_gradient_edge(tensor).node
     return node, tensor.output_nr
+
+
+def kind_of_node(name: str) -> type | None:
+    """The class of nodes with a name, such as AddmmBackward0; None for those of functions."""
+    kind: type | None = getattr(torch._C._functions, name, None)
+    return kind
 
 
 def sequence_number(node: Any) -> int:

@@ -77,7 +77,7 @@ def record(
         StandInRefused: A promoted number has to be a number; record again without it.
         StepCaptureError: It cannot be one graph.
     """
-    refuse_outside_effects(definition.models, definition.optimizers)
+    refuse_outside_effects(definition.models, definition.optimizers, with_hooks=python is None)
     recorder = _Recorder(definition, inventory, batch, batch_spec, promoted, numbers_on, python)
     try:
         return recorder.record()
@@ -126,7 +126,7 @@ class _Recorder:
             self._optimizer_step,
             self._substitution.clearing,
         )
-        self._gradients = SlotGradients(inventory, self._call)
+        self._gradients = SlotGradients(inventory, self._call, with_hooks=python is None)
         in_batch = {i: x for i, x in enumerate(batch) if isinstance(x, Tensor)}
         self._first = dict(zip(in_batch, first_of_each(in_batch, in_batch), strict=True))
         self._overlapping = set(itertools.chain.from_iterable(shared_memory(batch)))

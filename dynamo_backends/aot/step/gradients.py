@@ -55,18 +55,20 @@ class SlotGradients(Gradients):
     Args:
         inventory: What lives on.
         call: The call that is traced.
+        with_hooks: Whether the users' hooks are part of the trace; else the call calls them.
 
     Attributes:
         slots: Those that may have gradients.
     """
 
-    def __init__(self, inventory: Inventory, call: StepCall):
+    def __init__(self, inventory: Inventory, call: StepCall, with_hooks: bool):
         parameters = set(inventory.parameters())
         tensors = enumerate(inventory.tensors)
         super().__init__({i: t for i, t in tensors if i in parameters or is_leaf(t)})
         self.slots = tuple(self._leaves)
         self._tensors = inventory.tensors
         self._call = call
+        self._with_hooks = with_hooks
         self._accumulated: set[int] = set()
         self._held: list[Any] = []
 
@@ -76,7 +78,8 @@ class SlotGradients(Gradients):
         for i, real in self._leaves.items():
             if fakes[i].requires_grad and fakes[i].is_leaf:
                 fakes[i].register_post_accumulate_grad_hook(_noting(self, i))
-                self._held.append(carry_over(real, fakes[i]))
+                if self._with_hooks:
+                    self._held.append(carry_over(real, fakes[i]))
 
     def _positions(self) -> Sequence[int]:
         return range(len(self._fakes))

@@ -84,24 +84,29 @@ _WRAPPERS = (
 
 
 def refuse_outside_effects(
-    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    with_hooks: bool = True,
 ) -> None:
     """Refuses models and optimizers with effects that a graph would not have.
 
     Args:
         models: Of the step.
         optimizers: Of the step.
+        with_hooks: Whether the trace calls the hooks of leaves.
 
     Raises:
         StepCaptureError: There is one; the error says what to do.
     """
-    reason = outside_effect(models, optimizers)
+    reason = outside_effect(models, optimizers, with_hooks)
     if reason is not None:
         raise StepCaptureError(reason)
 
 
 def outside_effect(
-    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    with_hooks: bool = True,
 ) -> str | None:
     """Why a step of these can never be one graph; None if nothing is known against it."""
     for model in models:
@@ -110,7 +115,7 @@ def outside_effect(
             if reason is not None:
                 return reason
             for name, parameter in module.named_parameters(recurse=False):
-                reason = _of_parameter(f"{path}.{name}".lstrip("."), parameter)
+                reason = _of_parameter(f"{path}.{name}".lstrip("."), parameter, with_hooks)
                 if reason is not None:
                     return reason
     for number, optimizer in enumerate(optimizers):
@@ -121,7 +126,7 @@ def outside_effect(
             )
         for group in optimizer.param_groups:
             for i, parameter in enumerate(group["params"]):
-                reason = _of_parameter(f"optimizer[{number}].params[{i}]", parameter)
+                reason = _of_parameter(f"optimizer[{number}].params[{i}]", parameter, with_hooks)
                 if reason is not None:
                     return reason
     return None
@@ -140,7 +145,7 @@ def _text(row: _Refused) -> str:
     return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
 
 
-def _of_parameter(name: str, parameter: Tensor) -> str | None:
+def _of_parameter(name: str, parameter: Tensor, with_hooks: bool) -> str | None:
     tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if tensor is not None and isinstance(parameter, tensor):
         return (
@@ -149,7 +154,7 @@ def _of_parameter(name: str, parameter: Tensor) -> str | None:
             "compile_step, or " + _SPLIT.format("processes talk to each other")
         )
     before, _ = hooks_on_gradient(parameter)
-    if any(_counts_nodes(hook) for hook in before.values()):
+    if with_hooks and any(_counts_nodes(hook) for hook in before.values()):
         return (
             f"the parameter {name} has a hook of register_multi_grad_hook, which counts nodes of "
             "eager's own backward pass and would never run. Use "

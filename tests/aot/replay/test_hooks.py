@@ -1,6 +1,7 @@
 """Steps by replay: hooks on parameters."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -194,37 +195,242 @@ def test_such_a_step_is_one_program(name: str) -> None:
     assert (step.compilations, step.cuts) == (1, 0)
 
 
+# Hooks that belong to the pass as a whole, and those of the nodes that accumulate.
+
+
+def node_of(leaf: Tensor) -> Any:
+    return torch.autograd.graph.get_gradient_edge(leaf).node
+
+
 def on_several(run: Run) -> Any:
     run.state.calls = []
-    hook: Callable[..., None] = lambda gradients: run.state.calls.append(len(gradients))  # noqa: E731
+
+    def hook(gradients: Any) -> None:
+        run.state.calls.append([g is None or g.norm() for g in gradients])
+
     torch.autograd.graph.register_multi_grad_hook(tuple(run.model.parameters()), hook)
     return plain(run)
+
+
+def on_any_of_several(run: Run) -> Any:
+    run.state.calls = []
+    torch.autograd.graph.register_multi_grad_hook(
+        tuple(run.model.parameters()), lambda g: run.state.calls.append(g.norm()), mode="any"
+    )
+    return two_passes(run)
+
+
+def on_several_of_two_passes(run: Run) -> Any:
+    """Some of them are used in one of the passes only."""
+    run.state.calls = []
+    leaves = [run.model[0].weight, run.model[2].weight, run.model[2].bias]
+
+    def hook(gradients: Any) -> None:
+        run.state.calls.append([g is None or g.norm() for g in gradients])
+
+    torch.autograd.graph.register_multi_grad_hook(leaves, hook)
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        hidden = run.model[0](x)
+        hidden.square().mean().backward(retain_graph=True)
+        loss = F.cross_entropy(run.model[2](run.model[1](hidden)), y)
+        loss.backward(inputs=[run.model[2].bias, run.model[0].weight])
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def engine() -> Any:
+    return torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
 def queues_a_callback(run: Run) -> Any:
     run.state.calls = []
 
+    def last() -> None:
+        run.state.calls.append(("last", torch.is_grad_enabled()))
+
+    def callback() -> None:
+        total = sum(p.grad.sum() for p in run.model.parameters())
+        run.state.calls.append(("end", total, torch.is_grad_enabled()))
+        engine().queue_callback(last)
+
     def hook(gradient: Tensor) -> None:
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: run.state.calls.append(1))
+        run.state.calls.append(gradient.norm())
+        engine().queue_callback(callback)
 
     run.model[0].weight.register_hook(hook)
+    return two_passes(run)
+
+
+def reduces_in_buckets(run: Run) -> Any:
+    """As DistributedDataParallel: hooks fill buckets, the last one asks for a callback."""
+    parameters = list(run.model.parameters())
+    buckets = [torch.zeros(p.numel(), dtype=p.dtype) for p in parameters]
+    run.state.ready = 0
+    run.nodes = list(map(node_of, parameters))  # type: ignore[attr-defined]
+
+    def finish() -> None:
+        for p, bucket in zip(parameters, buckets, strict=True):
+            p.grad.copy_(bucket.view_as(p) / 2)
+        run.state.ready = 0
+
+    def on_node(i: int, *_: Any) -> None:
+        buckets[i].copy_(parameters[i].grad.reshape(-1))
+        run.state.ready += 1
+        if run.state.ready == len(parameters):
+            engine().queue_callback(finish)
+
+    for i, node in enumerate(run.nodes):  # type: ignore[attr-defined]
+        node.register_hook(functools.partial(on_node, i))
     return plain(run)
 
 
-def on_a_node(run: Run) -> Any:
-    run.state.node = None
-    weight = run.model[0].weight
-    node = torch.autograd.graph.get_gradient_edge(weight).node
-    node.register_prehook(lambda gradients: (gradients[0] * 2,))
-    run.nodes = [node]  # type: ignore[attr-defined]
+def on_nodes(run: Run) -> Any:
+    run.state.calls = []
+    run.nodes = []  # type: ignore[attr-defined]
+    for name, p in run.model.named_parameters():
+        node = p.expand_as(p).grad_fn.next_functions[0][0]
+        run.nodes.append(node)  # type: ignore[attr-defined]
+        node.register_hook(
+            lambda below, above, name=name, p=p: run.state.calls.append(
+                (name, "after", len(below), above[0].norm(), p.grad.norm())
+            )
+        )
+        node.register_prehook(lambda above: (above[0] * 2,))
+        node.register_prehook(
+            lambda above, name=name: run.state.calls.append((name, "before", above[0].norm()))
+        )
+        p.register_hook(lambda g, name=name: run.state.calls.append((name, g.norm())))
+        p.register_post_accumulate_grad_hook(
+            lambda p, name=name: run.state.calls.append((name, "done", p.grad.norm()))
+        )
     return plain(run)
 
 
-@pytest.mark.parametrize("loop", [on_several, queues_a_callback, on_a_node])
-def test_hooks_that_need_the_engine_run_in_eager(loop: Callable[[Run], Any]) -> None:
-    step = assert_equal(Case(loop, eager=True))
-    assert len(step.refusals) == 1
+def on_a_node_of_two_passes(run: Run) -> Any:
+    run.nodes = [node_of(run.model[0].weight)]  # type: ignore[attr-defined]
+    run.nodes[0].register_prehook(lambda above: (above[0].clamp(-0.1, 0.1),))  # type: ignore[attr-defined]
+    return two_passes(run)
+
+
+def on_a_node_whose_gradient_is_asked_for(run: Run) -> Any:
+    """Which does not reach the node."""
+    run.state.calls = []
+    run.nodes = [node_of(run.model[0].weight)]  # type: ignore[attr-defined]
+    run.nodes[0].register_prehook(lambda above: run.state.calls.append("node"))  # type: ignore[attr-defined]
+    run.model[0].weight.register_hook(lambda g: run.state.calls.append("tensor"))
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        loss = F.cross_entropy(run.model(x), y)
+        parameters = list(run.model.parameters())
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = g
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+PASS_HOOKS = (
+    on_several, on_any_of_several, on_several_of_two_passes, queues_a_callback,
+    reduces_in_buckets, on_nodes, on_a_node_of_two_passes, on_a_node_whose_gradient_is_asked_for,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", PASS_HOOKS)
+def test_hooks_of_passes_and_nodes_are_part_of_one_program(loop: Callable[[Run], Any]) -> None:
+    step = assert_equal(Case(loop))
+    assert (step.compilations, step.cuts) == (1, 0)
+    assert step.eager_steps == 1, step.divergences
+
+
+def _scales(gradient: Tensor) -> Tensor:
+    return gradient * 3
+
+
+def _tensor_hook(run: Run) -> Any:
+    return run.model[0].weight.register_hook(_scales)
+
+
+def _accumulated(run: Run) -> Any:
+    def hook(p: Tensor) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    return run.model[0].weight.register_post_accumulate_grad_hook(hook)
+
+
+def _node_prehook(run: Run) -> Any:
+    run.node = node_of(run.model[0].weight)  # type: ignore[attr-defined]
+    return run.node.register_prehook(lambda above: (above[0] * 3,))  # type: ignore[attr-defined]
+
+
+def _node_hook(run: Run) -> Any:
+    run.node = node_of(run.model[0].weight)  # type: ignore[attr-defined]
+    return run.node.register_hook(lambda _, above: run.state.calls.append(above[0].norm()))  # type: ignore[attr-defined]
+
+
+def _several(run: Run) -> Any:
+    return torch.autograd.graph.register_multi_grad_hook(
+        list(run.model.parameters()),
+        lambda gradients: run.state.calls.append([g.norm() for g in gradients]),
+    )
+
+
+def _module_hook(run: Run) -> Any:
+    return run.model[2].register_full_backward_hook(lambda m, below, above: (below[0] * 2,))
+
+
+def _module_prehook(run: Run) -> Any:
+    return run.model[2].register_full_backward_pre_hook(lambda m, above: (above[0] * 2,))
+
+
+def _old_module_hook(run: Run) -> Any:
+    return run.model[2].register_backward_hook(
+        lambda m, below, above: run.state.calls.append(above[0].norm())
+    )
+
+
+def _global_module_hook(run: Run) -> Any:
+    return nn.modules.module.register_module_full_backward_hook(
+        lambda m, below, above: run.state.calls.append(above[0].norm())
+    )
+
+
+LATER = (
+    _tensor_hook, _accumulated, _node_prehook, _node_hook, _several, _module_hook, _module_prehook,
+    _old_module_hook, _global_module_hook,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.parametrize("register", LATER)
+def test_hooks_that_come_and_go_between_steps(register: Callable[[Run], Any]) -> None:
+    """Registered when steps are replayed already, removed, replaced and there again."""
+
+    def loop(run: Run) -> Any:
+        run.state.calls = []
+        handles: list[Any] = []
+
+        def between(i: int) -> None:
+            if i in (2, 6):
+                handles.append(register(run))
+            elif i in (4, 8):
+                handles.pop().remove()
+            elif i == 7:
+                handles.append(register(run))
+                handles.pop(0).remove()
+
+        run.between = between
+        return plain(run)
+
+    step = assert_equal(Case(loop, steps=11, most_eager=3))
+    assert step.cuts == 0
 
 
 @pytest.mark.parametrize(

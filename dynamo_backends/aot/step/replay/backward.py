@@ -6,16 +6,28 @@ of eager, and their torch calls are followed like all others.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import hooks_on_gradient
+from dynamo_backends._torch_private import (
+    accumulation,
+    count_registrations,
+    disable_current_modes,
+    hooks_of_node,
+    hooks_on_gradient,
+    note_registrations,
+)
 
-_OF_A_PASS = frozenset(("queue_callback", "_current_graph_task_id"))
-"""What hooks may call only while autograd's engine runs."""
+Gradients = tuple[Tensor | None, ...]
+
+Hooks = Mapping[int, Callable[..., Any]]
+"""By handle."""
+
+Tables = tuple[Hooks, Hooks]
+"""Hooks before and after an autograd node."""
 
 
 def is_hooked(leaf: Tensor) -> bool:
@@ -23,17 +35,42 @@ def is_hooked(leaf: Tensor) -> bool:
     return any(hooks_on_gradient(leaf))
 
 
-def needs_engine(leaf: Tensor) -> bool:
-    """Whether a leaf's hooks ask for the backward pass that they are part of."""
-    return any(asks_engine(h) for hooks in hooks_on_gradient(leaf) for h in hooks.values())
+class NodeHooks:
+    """Hooks on the nodes that accumulate the gradients of leaves.
+
+    To ask a node takes microseconds, and a step has many. So they are asked again where Python code
+    has registered hooks since, whatever these are on.
+
+    Args:
+        leaves: Leaves that are there at every call.
+        others: Where further tensors are among those that `find` gets.
+    """
+
+    def __init__(self, leaves: Sequence[Tensor], others: Sequence[int]):
+        self._leaves = leaves
+        self._others = others
+        self._count = -1
+        self._hooked: list[Tensor] = []
+        self._frozen: list[Tensor] = []
+
+    def find(self, tensors: Sequence[Tensor | None]) -> dict[int, Tables]:
+        """The tables of hooks before and after such nodes, by the ids of leaves that have some.
+
+        Args:
+            tensors: Those of a call.
+        """
+        count = count_registrations()
+        if count != self._count or any(t.requires_grad for t in self._frozen):
+            self._frozen = [t for t in self._leaves if not t.requires_grad]
+            self._hooked = [t for t in self._leaves if t.requires_grad and any(_tables(t))]
+            self._count = count
+        others = [t for i in self._others if (t := tensors[i]) is not None and t.is_leaf]
+        found = {id(t): _tables(t) for t in (*self._hooked, *others) if t.requires_grad}
+        return {key: tables for key, tables in found.items() if any(tables)}
 
 
-def asks_engine(hook: Any) -> bool:
-    """Whether user code asks autograd's engine for the pass that it is part of."""
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    if getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>"):
-        return True
-    return code is not None and not _OF_A_PASS.isdisjoint(code.co_names)
+def _tables(leaf: Tensor) -> Tables:
+    return hooks_of_node(accumulation(leaf))
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +162,14 @@ def backward_without_hooks(
 @contextlib.contextmanager
 def _with_one_hook(leaf: Tensor, hook: Any) -> Iterator[None]:
     """Inside: a leaf has one hook and no other."""
-    tables: list[Any] = [t for t in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks) if t]
+    with disable_current_modes():
+        of_node = _tables(leaf)
+    of_leaf = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
+    tables: list[Any] = [table for table in (*of_leaf, *of_node) if table]
     saved = [dict(table) for table in tables]
     for table in tables:
         table.clear()
+    note_registrations()
     handle = leaf.register_post_accumulate_grad_hook(hook)
     try:
         yield
@@ -138,13 +179,16 @@ def _with_one_hook(leaf: Tensor, hook: Any) -> Iterator[None]:
             table.update(hooks)
 
 
-def call_hooks(leaf: Tensor, gradient: Any, accumulates: bool = True) -> tuple[Tensor, ...]:
+def call_hooks(
+    leaf: Tensor, gradient: Any, accumulates: bool = True, of_node: Tables = ({}, {})
+) -> tuple[Tensor, ...]:
     """Calls a leaf's hooks around the accumulation of its gradient, as autograd's engine does.
 
     Args:
         leaf: The leaf.
         gradient: Its gradient.
         accumulates: Otherwise the gradient itself was asked for.
+        of_node: Hooks before and after the node that accumulates.
 
     Returns:
         What hooks have made of the gradient, if it was asked for.
@@ -154,12 +198,43 @@ def call_hooks(leaf: Tensor, gradient: Any, accumulates: bool = True) -> tuple[T
     gradient = hook_gradient(on_gradient, gradient)
     if not accumulates:
         return (gradient,)
-    _accumulate(leaf, gradient, is_new=gradient is computed and not on_gradient)
+    before, after = of_node
+    (gradient,) = given = call_prehooks(before, (gradient,))
+    is_new = gradient is computed and not on_gradient and not before and not after
+    if gradient is not None:
+        _accumulate(leaf, gradient, is_new)
     _, accumulated = hooks_on_gradient(leaf)
-    for after in list(accumulated.values()):
-        if after(leaf) is not None:
+    for hook in list(accumulated.values()):
+        if hook(leaf) is not None:
             raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    call_posthooks(after, (), given)
     return ()
+
+
+def call_prehooks(hooks: Hooks, gradients: Gradients) -> Gradients:
+    """Calls hooks before an autograd node; returns the gradients that it gets."""
+    for hook in list(hooks.values()):
+        gradients = _result_of(hook(gradients), gradients, hook)
+    return gradients
+
+
+def call_posthooks(hooks: Hooks, results: Gradients, gradients: Gradients) -> Gradients:
+    """Calls hooks after an autograd node; returns what they make of its results."""
+    for hook in list(hooks.values()):
+        results = _result_of(hook(results, gradients), results, hook)
+    return results
+
+
+def _result_of(result: Any, before: Gradients, hook: Any) -> Gradients:
+    if result is None:
+        return before
+    result = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if len(result) != len(before):
+        raise RuntimeError(
+            f"hook '{getattr(hook, '__name__', '<unknown>')}' has returned an incorrect number of "
+            f"values (got {len(result)}, but expected {len(before)})"
+        )
+    return result
 
 
 def hook_gradient(hooks: Mapping[int, Any], gradient: Any) -> Any:
@@ -172,8 +247,10 @@ def hook_gradient(hooks: Mapping[int, Any], gradient: Any) -> Any:
     return gradient
 
 
-def _check(result: Any, gradient: Tensor, hook: Any) -> None:
+def _check(result: Any, gradient: Tensor | None, hook: Any) -> None:
     name = getattr(hook, "__name__", "<unknown>")
+    if gradient is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
     if not isinstance(result, Tensor):
         raise TypeError(f"expected Tensor, but hook '{name}' returned {type(result).__name__}")
     if result.dtype != gradient.dtype or result.device != gradient.device:

@@ -53,11 +53,17 @@ class Places:
     Attributes:
         hooks: Numbers of hooks on results and which of a node's inputs they are on, by node; in the
             order of registration.
+        retained: Likewise of results that retain their gradients.
+        before: Numbers of hooks before a node, in the order of registration.
+        after: And after it; these get what it has computed and then what it got.
         nodes: Numbers of nodes whose backward is user code.
         leaves: Numbers of leaves with hooks, by the node that accumulates.
     """
 
     hooks: dict[Any, list[tuple[int, int]]] = field(default_factory=dict)
+    retained: dict[Any, list[tuple[int, int]]] = field(default_factory=dict)
+    before: dict[Any, list[int]] = field(default_factory=dict)
+    after: dict[Any, list[int]] = field(default_factory=dict)
     nodes: dict[Any, int] = field(default_factory=dict)
     leaves: dict[Any, int] = field(default_factory=dict)
 
@@ -109,12 +115,11 @@ class BackwardPass:
         self._captured: dict[Edge, Tensor | None] = {}
         self._buffers: dict[Any, list[Tensor | None]] = {}
         self._heap: list[_Ready] = []
-        self._waiting: dict[Any, int] = {}
+        self._waiting = _count_edges([node for node, _ in roots])
         ends = None
         if captures is not None or targets is not None:
             ends = {node for node, _ in captures or ()} | set(targets or ())
         self._targets = set(targets or ())
-        self._count_edges([node for node, _ in roots])
         self._needed = None if ends is None else _leading_to(ends, self._waiting)
         self._run = self._start(roots, gradients)
         next(self._run)
@@ -144,7 +149,7 @@ class BackwardPass:
 
     def _process(self, node: Any, arrived: list[Tensor | None]) -> Generator[Place, Any, None]:
         places = self._places
-        for number, i in places.hooks.get(node, ()):
+        for number, i in (*places.hooks.get(node, ()), *places.retained.get(node, ())):
             (arrived[i],) = yield number, (arrived[i],)
         if (node, 0) in self._captures and node in places.leaves:
             (arrived[0],) = yield places.leaves[node], (arrived[0],)
@@ -154,20 +159,25 @@ class BackwardPass:
         if self._needed is not None and not self._needed.get(node) and node not in self._targets:
             return
         if node in places.leaves:
-            if arrived[0] is not None:
-                yield places.leaves[node], (arrived[0],)
+            yield places.leaves[node], (arrived[0],)
             return
         if is_accumulation(node):
             _accumulate(node, arrived)
             return
+        for number in places.before.get(node, ()):
+            arrived = list((yield number, tuple(arrived)))
         if node in places.nodes:
             results = yield places.nodes[node], tuple(arrived)
         else:
             results = yield from self._call(node, arrived)
+        edges = node.next_functions
+        results = [_fitted(g, edge, node) for g, edge in zip(results, edges, strict=True)]
+        for number in places.after.get(node, ()):
+            results = yield number, (*results, *arrived)
         del arrived
-        for edge, gradient in zip(node.next_functions, results, strict=True):
+        for edge, gradient in zip(edges, results, strict=True):
             if edge[0] is not None:
-                self._send(edge, _fitted(gradient, edge, node))
+                self._send(edge, gradient)
 
     def _call(self, node: Any, arrived: list[Tensor | None]) -> Generator[Place, Any, Any]:
         frees = self._frees and saves_tensors(node)
@@ -188,20 +198,6 @@ class BackwardPass:
             node.metadata[_USED] = True
         return results
 
-    def _count_edges(self, roots: Sequence[Any]) -> None:
-        waiting = self._waiting
-        for root in roots:
-            waiting[root] = waiting.get(root, 0) + 1
-        stack = list(dict.fromkeys(roots))
-        seen = set(stack)
-        while stack:
-            for node, _ in stack.pop().next_functions:
-                if node is not None:
-                    waiting[node] = waiting.get(node, 0) + 1
-                    if node not in seen:
-                        seen.add(node)
-                        stack.append(node)
-
     def _send(self, edge: Edge, gradient: Tensor | None) -> None:
         node, i = edge
         waiting, needed = self._waiting, self._needed
@@ -216,6 +212,35 @@ class BackwardPass:
             buffer[i] = gradient if before is None else before + gradient
         if waiting[node] == 0:
             heapq.heappush(self._heap, _Ready(node, sequence_number(node)))
+
+
+def _count_edges(roots: Sequence[Any]) -> dict[Any, int]:
+    """The nodes that a pass reaches, and how many gradients each of them waits for."""
+    waiting: dict[Any, int] = {}
+    for root in roots:
+        waiting[root] = waiting.get(root, 0) + 1
+    stack = list(dict.fromkeys(roots))
+    seen = set(stack)
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None:
+                waiting[node] = waiting.get(node, 0) + 1
+                if node not in seen:
+                    seen.add(node)
+                    stack.append(node)
+    return waiting
+
+
+def is_executed(node: Any, roots: Sequence[Any], ends: Sequence[Any] | None) -> bool:
+    """Whether a pass calls a node, or returns a gradient that arrives there.
+
+    Args:
+        node: The node.
+        roots: The nodes where the pass begins.
+        ends: Those whose gradients are asked for; None: the pass goes to all leaves.
+    """
+    reached = _count_edges(roots)
+    return node in reached and (ends is None or node in _leading_to(set(ends), reached))
 
 
 def _leading_to(ends: set[Any], nodes: Mapping[Any, int]) -> dict[Any, bool]:
@@ -240,7 +265,7 @@ def _leading_to(ends: set[Any], nodes: Mapping[Any, int]) -> dict[Any, bool]:
 
 def _fitted(gradient: Tensor | None, edge: Edge, node: Any) -> Tensor | None:
     """A gradient in the shape and dtype of what it is the gradient of."""
-    if gradient is None:
+    if gradient is None or edge[0] is None:
         return None
     wanted = input_metadata(edge[0])[edge[1]]
     if gradient.shape != wanted.shape:

@@ -40,6 +40,7 @@ METADATA: frozenset[Callable[..., Any]] = frozenset(
 REQUIRES_GRAD: Any = _T.requires_grad.__get__
 IS_LEAF: Any = _T.is_leaf.__get__
 GRAD_FN: Any = _T.grad_fn.__get__
+RETAINS_GRAD: Any = _T.retains_grad.__get__
 GET_GRAD: Any = vars(_B)["grad"].__get__
 SET_GRAD: Any = vars(_B)["grad"].__set__
 DELETE_GRAD: Any = vars(_B)["grad"].__delete__
@@ -66,7 +67,6 @@ HOOKS = (_T.register_hook, _T.register_post_accumulate_grad_hook)
 """Registers a hook."""
 
 REFUSED: dict[Callable[..., Any], str] = {
-    _T.retain_grad: "retains the gradient of a tensor that it computes",
     _T.__reversed__: "reverses a tensor",
 }
 """What no program of a record holds yet."""

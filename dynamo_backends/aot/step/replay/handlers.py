@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.aot.step.replay import functions
-from dynamo_backends.aot.step.replay.backward import asks_engine
-from dynamo_backends.aot.step.replay.checkpoints import MARKS
+from dynamo_backends._torch_private import note_registrations
+from dynamo_backends.aot.step.replay import checkpoints, functions, tape
 from dynamo_backends.aot.step.replay.generator_states import keep_state, use_state
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
-from dynamo_backends.aot.step.replay.tape import begin, proceed
 
 
 def native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -49,11 +47,12 @@ def _read_history(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     context = session.nested.context_of(args[0])
     if context is not None:
         return context
-    if is_placeholder(args[0]):
-        if not _flag(0)(session, func, args, kwargs) or _flag(1)(session, func, args, kwargs):
-            return None
-        session.go_eager("looks at the autograd graph (grad_fn)")
-    return func(*args, **kwargs)
+    if not session.segment.is_result(args[0]):
+        return func(*args, **kwargs)
+    requires_grad = _flag(0)(session, functions.REQUIRES_GRAD, args, kwargs)
+    if not requires_grad or _flag(1)(session, functions.IS_LEAF, args, kwargs):
+        return None
+    return session.nested.node_of(args[0])
 
 
 def _refuse(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -65,12 +64,26 @@ def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Those of results and of leaves that were there before are called in backward passes."""
     segment, tensor = session.segment, args[0]
     is_leaf = _flag(1)(session, functions.IS_LEAF, (tensor,), {})
-    is_followed = not any(map(asks_engine, (*args[1:], *kwargs.values())))
-    if func is functions.HOOKS[0] and is_followed and not is_leaf and segment.is_result(tensor):
+    if func is functions.HOOKS[0] and not is_leaf and segment.is_result(tensor):
         return session.nested.add_hook(*args, **kwargs)
     if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
         session.go_eager("registers a hook on a tensor")
+    note_registrations()  # backward passes look at all leaves
     return func(*args, **kwargs)
+
+
+def _retain_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    is_leaf = _flag(1)(session, functions.IS_LEAF, (tensor,), {})
+    if is_leaf and _flag(0)(session, functions.REQUIRES_GRAD, (tensor,), {}):
+        return None  # it has one anyway
+    if is_leaf or not session.segment.is_result(tensor):
+        return func(*args, **kwargs)
+    return session.nested.retain(tensor)
+
+
+def _retains_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return session.nested.retains(args[0]) or func(*args, **kwargs)
 
 
 def _data(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -137,8 +150,10 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
     **dict.fromkeys(functions.BACKWARD, _backward),
     **dict.fromkeys(functions.HOOKS, _register_hook),
-    **dict.fromkeys((begin, proceed), _part_of_pass),
-    **dict.fromkeys((*MARKS, keep_state, use_state), _mark),
+    **dict.fromkeys((tape.begin, tape.proceed), _part_of_pass),
+    **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _mark),
+    torch.Tensor.retain_grad: _retain_grad,
+    functions.RETAINS_GRAD: _retains_grad,
     torch.autograd.grad: _gradients,
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),

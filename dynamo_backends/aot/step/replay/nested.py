@@ -5,8 +5,10 @@ of backwards of `autograd.Function`. In eager and in a trace `engine.py` runs th
 the record says where the next place of user code is.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,47 +16,67 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import saved_tensors_hooks
+from dynamo_backends._torch_private.nodes import is_accumulation
 from dynamo_backends.aot.step.replay.backward import (
+    Gradients,
+    Tables,
     are_tensors,
     as_tuple,
     backward_without_hooks,
     call_hooks,
     checked_gradients,
-    hook_gradient,
     is_hooked,
-    needs_engine,
     options_of,
 )
 from dynamo_backends.aot.step.replay.checkpoints import CheckpointPlace, is_of_region
 from dynamo_backends.aot.step.replay.engine import DONE
 from dynamo_backends.aot.step.replay.generator_states import GeneratorState
+from dynamo_backends.aot.step.replay.graph_nodes import GraphNode, graph_node
+from dynamo_backends.aot.step.replay.places import (
+    HookPlace,
+    NodeHookPlace,
+    RetainedPlace,
+    on_input,
+    register_on,
+    table_of,
+)
+from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.tape import (
     Tape,
+    asks_for,
     begin,
     change_tape,
     current_tape,
+    find_node,
     leaf_number,
     mark,
+    mark_node,
     proceed,
+    retain,
 )
-from dynamo_backends.aot.step.replay.user_functions import Context, FunctionPlace, Gradients
+from dynamo_backends.aot.step.replay.user_functions import Context, FunctionPlace
 
 
-class HookPlace:
-    """A hook on a result.
+@dataclass
+class OpenPass:
+    """A backward pass that has begun.
 
-    Args:
-        tensor: The number of the result.
-        hooks: The hook, by its handle; empty once that is removed.
+    Attributes:
+        task: What `torch._C._current_graph_task_id` tells hooks of it.
+        roots: Where it begins.
+        ends: What gradients are asked for; None: those of all leaves.
+        is_divided: Whether it is divided at the places of user code.
+        callbacks: What is called when it is over.
     """
 
-    def __init__(self, tensor: int | None, hooks: dict[int, Any]):
-        self.tensor = tensor
-        self.hooks = hooks
+    task: int
+    roots: tuple[Tensor, ...]
+    ends: tuple[Tensor, ...] | None
+    is_divided: bool
+    callbacks: list[Callable[[], Any]] = field(default_factory=list)
 
-    def __call__(self, arrived: Gradients) -> Gradients:
-        """Calls the hook."""
-        return (hook_gradient(self.hooks, arrived[0]),)
+
+_TASKS = itertools.count(1 << 40)  # those of autograd's own engine are small
 
 
 class NestedPasses:
@@ -66,15 +88,17 @@ class NestedPasses:
 
     def __init__(self, session: Any):
         self._session = session
-        self._depth = 0
+        self._open: list[OpenPass] = []
         self._places: list[Callable[[Gradients], Any]] = []
         self._contexts: dict[int, Context] = {}
+        self._nodes: dict[int, GraphNode] = {}
         self._states = 0
 
     def renew(self) -> None:
         """A segment begins."""
         self._places = []
         self._contexts = {}
+        self._nodes = {}
         self._states = 0
         if not current_tape().is_new:
             before = change_tape(Tape())
@@ -82,9 +106,101 @@ class NestedPasses:
                 before.clear()
 
     @property
+    def segment(self) -> Segment:
+        """The calls since the last cut."""
+        segment: Segment = self._session.segment
+        return segment
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether calls are compared or recorded."""
+        is_followed: bool = self._session.following
+        return is_followed
+
+    def go_eager(self, reason: str) -> None:
+        """The step goes on in eager."""
+        if self.is_followed:
+            self._session.go_eager(reason)
+
+    def own_calls(self) -> contextlib.AbstractContextManager[None]:
+        """Inside: torch calls are ours, not the step's."""
+        own: contextlib.AbstractContextManager[None] = self._session.own_calls()
+        return own
+
+    @property
     def is_open(self) -> bool:
         """Whether a backward pass has begun, and is not over."""
-        return self._depth > 0
+        return bool(self._open)
+
+    # Autograd nodes, and what hooks ask of the pass that calls them
+
+    def node_of(self, tensor: Tensor) -> GraphNode:
+        """The autograd node of a result with a history."""
+        with self._session:
+            return self.graph_node(*find_node(tensor))
+
+    def graph_node(self, number: int, name: str) -> GraphNode:
+        """The node of a number."""
+        if number not in self._nodes:
+            self._nodes[number] = graph_node(self, number, name)
+        return self._nodes[number]
+
+    def context_at(self, number: int) -> Context:
+        """The node that is user code and has a place."""
+        place = self._places[number]
+        assert isinstance(place, FunctionPlace)
+        return place.context
+
+    def add_node_hook(self, number: int, hook: Any, is_before: bool) -> RemovableHandle:
+        """Registers a hook on an autograd node."""
+        hooks, handle = table_of(hook)
+        count = mark_node(number, is_before)
+        self._places.append(NodeHookPlace(hooks, None if is_before else count))
+        return handle
+
+    @property
+    def task(self) -> int:
+        """The number of the pass that is running; -1: there is none."""
+        return self._open[-1].task if self._open else -1
+
+    def queue_callback(self, callback: Callable[[], Any]) -> None:
+        """Has something called when the pass is over."""
+        self._open[-1].callbacks.append(callback)
+
+    def asks_for(self, node: Any) -> bool:
+        """Whether the pass calls a node."""
+        this = self._open[-1]
+        if isinstance(node, GraphNode):
+            return not node.is_past and asks_for(this.roots, this.ends, node.number)
+        for number, place in enumerate(self._places):
+            if isinstance(place, FunctionPlace) and place.context is node:
+                return asks_for(this.roots, this.ends, -1 - number)
+        if not is_accumulation(node):
+            return False
+        number, _ = find_node(node.variable)
+        return asks_for(this.roots, this.ends, number)
+
+    @contextlib.contextmanager
+    def _pass(
+        self,
+        roots: tuple[Tensor, ...],
+        ends: tuple[Tensor, ...] | None = None,
+        *,
+        is_divided: bool = False,
+        create_graph: bool = False,
+    ) -> Iterator[int]:
+        """Inside: a backward pass runs; yields how many divided ones it is part of."""
+        depth = sum(each.is_divided for each in self._open)
+        this = OpenPass(next(_TASKS), roots, ends, is_divided)
+        self._open.append(this)
+        try:
+            yield depth
+            if this.callbacks:
+                with self._session, torch.set_grad_enabled(create_graph):
+                    for callback in this.callbacks:  # which may add others
+                        callback()
+        finally:
+            self._open.pop()
 
     def context_of(self, tensor: Tensor) -> Context | None:
         """The node that is user code and has made a tensor."""
@@ -134,13 +250,33 @@ class NestedPasses:
 
     def add_hook(self, tensor: Tensor, hook: Any) -> RemovableHandle:
         """Registers a hook on a result."""
-        hooks: dict[int, Any] = OrderedDict()
-        handle = RemovableHandle(hooks)
-        hooks[handle.id] = hook
+        hooks, handle = table_of(hook)
         with self._session:
             mark(tensor)
-        self._places.append(HookPlace(self._session.segment.number_of(tensor), hooks))
+        self._places.append(HookPlace(self.segment.number_of(tensor), hooks))
         return handle
+
+    def retain(self, tensor: Tensor) -> None:
+        """Has the gradient of a result become its attribute."""
+        if self.retains(tensor):
+            return
+        with self._session:
+            retain(tensor)
+        number = self.segment.number_of(tensor)
+        assert number is not None
+        self._places.append(RetainedPlace(number, self._find))
+
+    def _find(self, number: int) -> Tensor | None:
+        if self._session.replaying:
+            placeholder: Tensor = self.segment.trie.value(number)
+            return placeholder
+        return self.segment.real(number)
+
+    def retains(self, tensor: Tensor) -> bool:
+        """Whether the gradient of a result becomes its attribute."""
+        number = self.segment.number_of(tensor)
+        retained = (p.tensor for p in self._places if isinstance(p, RetainedPlace))
+        return number is not None and number in retained
 
     # Passes
 
@@ -151,7 +287,7 @@ class NestedPasses:
         if not hooked and not self._places:
             return session.call("backward", func, args, kwargs)
         given = options_of(func, args, kwargs)
-        if not self._is_followed(given, hooked):
+        if not self._is_followed(given):
             return func(*args, **kwargs)
         create = bool(given.get("create_graph"))
         retain = bool(given.get("retain_graph", create))
@@ -159,13 +295,16 @@ class NestedPasses:
             targets = as_tuple(given["inputs"]) if "inputs" in given else None
             self._run(given, hooked, targets=targets, retain_graph=retain, create_graph=create)
             return None
-        roots, gradients = given["tensors"], given.get("grad_tensors")
-        computed, order = session.call(
-            "backward", backward_without_hooks, (roots, gradients, hooked), {"retain_graph": retain}
-        )
-        with session, torch.no_grad():
-            for i in order:
-                call_hooks(hooked[i], computed[i])
+        roots, gradients = as_tuple(given["tensors"]), given.get("grad_tensors")
+        leaves = list(hooked)
+        with self._pass(roots):
+            computed, order = session.call(
+                "backward", backward_without_hooks, (roots, gradients, leaves),
+                {"retain_graph": retain},
+            )  # fmt: skip
+            with session, torch.no_grad():
+                for i in order:
+                    call_hooks(leaves[i], computed[i], of_node=hooked[leaves[i]])
         return None
 
     def gradients(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,10 +312,12 @@ class NestedPasses:
         session = self._session
         given = options_of(func, args, kwargs)
         inputs = as_tuple(given["inputs"])
-        hooked = [x for x in inputs if isinstance(x, Tensor) and x.is_leaf and is_hooked(x)]
+        hooked: dict[Tensor, Tables] = {
+            x: ({}, {}) for x in inputs if isinstance(x, Tensor) and x.is_leaf and is_hooked(x)
+        }
         if not hooked and not self._places:
             return session.call("call", func, args, kwargs)
-        if not self._is_followed(given, hooked):
+        if not self._is_followed(given):
             return func(*args, **kwargs)
         create = bool(given.get("create_graph"))
         retain = bool(given.get("retain_graph", create))
@@ -184,8 +325,8 @@ class NestedPasses:
         with session:
             return checked_gradients(found, inputs, given)
 
-    def _is_followed(self, given: dict[str, Any], hooked: Sequence[Tensor]) -> bool:
-        if any(map(needs_engine, hooked)) or not are_tensors(given) or self.is_in_region:
+    def _is_followed(self, given: dict[str, Any]) -> bool:
+        if not are_tensors(given) or self.is_in_region:
             self._session.go_eager("has hooks in its backward pass")
             return False
         return True
@@ -193,7 +334,7 @@ class NestedPasses:
     def _run(
         self,
         given: dict[str, Any],
-        leaves: Sequence[Tensor],
+        hooked: dict[Tensor, Tables],
         captures: tuple[Tensor, ...] | None = None,
         targets: tuple[Tensor, ...] | None = None,
         *,
@@ -203,24 +344,24 @@ class NestedPasses:
         """Runs a pass; see `tape.begin`. Returns the gradients that were asked for."""
         roots = as_tuple(given["tensors"])
         gradients = as_tuple(given.get("grad_tensors", (None,) * len(roots)))
-        depth = self._depth
-        is_accumulated = captures is None
-        self._depth += 1
-        try:
-            with self._session, torch.set_grad_enabled(create_graph):
-                number, arrived = begin(
-                    depth, roots, gradients, tuple(leaves), captures, targets,
-                    retain_graph=retain_graph, create_graph=create_graph,
-                )  # fmt: skip
-                while number != DONE:
-                    if number < DONE:
-                        leaf = leaves[leaf_number(number)]
-                        reply = call_hooks(leaf, arrived[0], is_accumulated)
-                    else:
-                        reply = self._answer(number, arrived, frees=not retain_graph)
-                    number, arrived = proceed(depth, reply)
-        finally:
-            self._depth -= 1
+        leaves, is_accumulated = tuple(hooked), captures is None
+        ends = targets if is_accumulated else captures
+        with (
+            self._pass(roots, ends, is_divided=True, create_graph=create_graph) as depth,
+            self._session,
+            torch.set_grad_enabled(create_graph),
+        ):
+            number, arrived = begin(
+                depth, roots, gradients, leaves, captures, targets,
+                retain_graph=retain_graph, create_graph=create_graph,
+            )  # fmt: skip
+            while number != DONE:
+                if number < DONE:
+                    leaf = leaves[leaf_number(number)]
+                    reply = call_hooks(leaf, arrived[0], is_accumulated, hooked[leaf])
+                else:
+                    reply = self._answer(number, arrived, frees=not retain_graph)
+                number, arrived = proceed(depth, reply)
         return arrived
 
     def _answer(self, number: int, arrived: Gradients, frees: bool = False) -> Any:
@@ -235,19 +376,15 @@ class NestedPasses:
         tape = current_tape()
         tape.answers = self._answer
         for place, (node, i) in zip(self._places, tape.places, strict=True):
-            if isinstance(place, HookPlace):
-                tensor = None
-                if place.tensor is not None:
-                    tensor = self._session.segment.real(place.tensor)
+            if isinstance(place, NodeHookPlace):
+                register_on(node, place)
+            elif isinstance(place, RetainedPlace):
+                tensor = self.segment.real(place.tensor)
+                if tensor is not None and not tensor.retains_grad:
+                    tensor.retain_grad()
+            elif isinstance(place, HookPlace):
+                tensor = None if place.tensor is None else self.segment.real(place.tensor)
                 if tensor is not None and tensor.grad_fn is node and tensor.output_nr == i:
                     tensor.register_hook(lambda gradient, place=place: place((gradient,))[0])
                 else:
-                    node.register_prehook(_on_input(place, i))
-
-
-def _on_input(place: HookPlace, i: int) -> Callable[[Gradients], Gradients]:
-    def hook(gradients: Gradients) -> Gradients:
-        (gradient,) = place((gradients[i],))
-        return (*gradients[:i], gradient, *gradients[i + 1 :])
-
-    return hook
+                    node.register_prehook(on_input(place, i))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private import scaling
-from dynamo_backends._torch_private.checkpoints import GENERATOR
+from dynamo_backends._torch_private.around import ENGINE
+from dynamo_backends._torch_private.checkpoints import GENERATOR, graph_task
 from dynamo_backends._torch_private.placeholders import (
     FOREACH_TYPES,
     PYTHON_FUNCTIONS,
@@ -24,6 +25,7 @@ from dynamo_backends.aot.step.replay.generator_states import (
     get_state,
     use_state,
 )
+from dynamo_backends.aot.step.replay.graph_nodes import GraphNode
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
@@ -292,6 +294,8 @@ class _Functions:
             makers.setdefault(owner, {})[name] = _eager
         for owner in PYTHON_FUNCTIONS:
             makers.setdefault(owner, {})["handle_torch_function"] = _handling
+        for (owner, name), make in zip(ENGINE, (_numbering, _asking, _queueing), strict=True):
+            makers.setdefault(owner, {})[name] = make
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
         makers[torch.autograd.Function] = {"apply": _applying}
@@ -344,6 +348,56 @@ def _eager(original: Any, name: str) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return call
+
+
+def _open_passes() -> Any:
+    """The backward passes that this thread is in; None: of autograd's own engine, or none."""
+    session: Session | None = getattr(_active, "session", None)
+    return session.nested if session is not None and session.nested.is_open else None
+
+
+def _numbering(original: Any, name: str) -> Callable[[], int]:
+    def current_graph_task_id() -> int:
+        task: int = original()
+        passes = _open_passes() if task == -1 else None
+        return task if passes is None else int(passes.task)
+
+    return current_graph_task_id
+
+
+def _asking(original: Any, name: str) -> Callable[[Any], bool]:
+    def will_engine_execute_node(node: Any) -> bool:
+        passes = _open_passes() if graph_task() == -1 else None
+        if passes is not None:
+            return bool(passes.asks_for(node))
+        return bool(original(node.real if isinstance(node, GraphNode) else node))
+
+    return will_engine_execute_node
+
+
+def _queueing(original: Any, name: str) -> Any:
+    return _Engine(original)
+
+
+class _Engine:
+    """In the place of autograd's engine: a pass that is divided has callbacks, too.
+
+    Args:
+        original: The engine.
+    """
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def queue_callback(self, callback: Callable[[], Any]) -> None:
+        passes = _open_passes() if graph_task() == -1 else None
+        if passes is None:
+            self._original.queue_callback(callback)
+        else:
+            passes.queue_callback(callback)
 
 
 def _checkpointing(original: Any, name: str) -> Callable[..., Any]:

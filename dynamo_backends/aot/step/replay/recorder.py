@@ -1,7 +1,7 @@
 """Records the torch calls of a step while they are executed in eager."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import accumulation, hooks_of_node
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.backward import backward_without_hooks, is_hooked
 from dynamo_backends.aot.step.replay.checkpoints import is_of_region
@@ -182,7 +181,7 @@ class Recorder:
         hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
         leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
         is_part = func in (begin, proceed)
-        if not is_part and has_other_hooks(leaves.values(), args[2] if hooked else ()):
+        if not is_part and any(map(is_hooked, leaves.values())):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
@@ -278,10 +277,3 @@ def _flags(tensor: Tensor) -> Flags:
 def _moved(before: TensorSpec, tensor: Tensor) -> bool:
     now = TensorSpec.of(tensor)
     return (now.size, now.stride, now.dtype) != (before.size, before.stride, before.dtype)
-
-
-def has_other_hooks(leaves: Iterable[Tensor], hooked: Sequence[Tensor]) -> bool:
-    """Whether there are hooks besides those of the hooked leaves on their gradients."""
-    return any(is_hooked(leaf) or any(hooks_of_node(accumulation(leaf))) for leaf in leaves) or any(
-        any(hooks_of_node(accumulation(leaf))) for leaf in hooked
-    )

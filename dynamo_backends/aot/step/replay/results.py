@@ -21,7 +21,8 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
         held: The placeholders that user code refers to.
     """
     trie = segment.trie
-    owners = {n: target for target, n in segment.gradients.items() if n is not None}
+    gradients = {n: target for target, n in segment.gradients.items() if n is not None}
+    owners = {n: target for n, target in gradients.items() if trie.kinds[target] != "result"}
     for number in held:
         target = owners.get(number)
         if target is not None:
@@ -37,6 +38,9 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
         fulfil(trie.values[number], real)
         tensors[number] = trie.values[number]
     tensors.clear()
+    for number, target in gradients.items():
+        if target in held and target not in owners.values():
+            trie.values[target].grad = trie.values[number]
     trie.renew(held)
 
 

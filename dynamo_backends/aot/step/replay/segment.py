@@ -3,12 +3,14 @@
 import sys
 import weakref
 from collections.abc import Mapping
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import storage_id, with_hooks_on_gradient
+from dynamo_backends.aot.step.replay.backward import NodeHooks, Tables
 from dynamo_backends.aot.step.replay.placeholders import (
     TensorSpec,
     fulfil,
@@ -154,19 +156,39 @@ class Segment:
         number = self.number_of(tensor)
         return number is not None and self.trie.kinds[number] == "result"
 
-    def hooked_leaves(self, replaying: bool) -> list[Tensor]:
-        """The leaves with hooks that calls have had, always in the same order."""
-        numbers = self.node.may_have_hooks(self.trie.kinds)
+    def hooked_leaves(self, replaying: bool) -> dict[Tensor, Tables]:
+        """The leaves with hooks that calls have had, always in the same order.
+
+        Returns:
+            For each leaf the hooks on the node that accumulates its gradient.
+        """
+        node, kinds = self.node, self.trie.kinds
+        numbers = node.may_have_hooks(kinds)
         find = self.trie.values.__getitem__ if replaying else self.real
-        hooked = with_hooks_on_gradient(map(find, numbers))
-        return [tensor for tensor in hooked if tensor.requires_grad and tensor.is_leaf]
+        tensors = list(map(find, numbers))
+        if node.hooks is None:
+            is_slot = [kinds[n] == "slot" for n in numbers]
+            lives = [t for t in compress(tensors, is_slot) if t is not None and t.is_leaf]
+            node.hooks = NodeHooks(lives, [i for i, slot in enumerate(is_slot) if not slot])
+        of_nodes = node.hooks.find(tensors)
+        hooked = set(map(id, with_hooks_on_gradient(tensors))) | of_nodes.keys()
+        if not hooked:
+            return {}
+        found = [t for t in tensors if id(t) in hooked and t.requires_grad and t.is_leaf]
+        return {t: of_nodes.get(id(t), ({}, {})) for t in found}
 
     def held(self) -> list[int]:
-        """The results that user code refers to."""
-        node = self.node
+        """The results that user code refers to, and the gradients of such results."""
+        node, kinds = self.node, self.trie.kinds
         if node.holders is None:
             node.holders = Holders(self.trie, node)
-        return node.holders.find()
+        held = node.holders.find()
+        for target, gradient in self.gradients.items():
+            if gradient is None or not kinds[target] == kinds[gradient] == "result":
+                continue
+            if target in held and gradient not in held:
+                held.append(gradient)
+        return held
 
     def has_history(self, replaying: bool) -> bool:
         """Whether a backward pass may still go through what was computed here."""
@@ -279,6 +301,8 @@ class Segment:
         tensors.clear()
         for target, made in self.gradients.items():
             owner = self.real(target)
+            if owner is not None and made is not None and self.trie.kinds[target] == "result":
+                owner.grad = self.real(made)  # which an alias of a result lacks
             gradient = None if owner is None or made is None else owner.grad
             if gradient is not None and made is not None and self.real(made) is None:
                 self._note(made, gradient)

@@ -6,15 +6,16 @@ they run in eager, and in a trace.
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from dynamo_backends._torch_private.nodes import edge_of, make_gradients
+from dynamo_backends._torch_private.nodes import edge_of, is_accumulation, make_gradients
 from dynamo_backends._torch_private.placeholders import function_mode_depth
-from dynamo_backends.aot.step.replay.engine import BackwardPass, Edge, Place, Places
+from dynamo_backends.aot.step.replay.engine import BackwardPass, Edge, Place, Places, is_executed
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -23,6 +24,7 @@ class Tape:
 
     Attributes:
         places: The places.
+        nodes: Autograd nodes that user code has looked at.
         regions: Checkpointed regions, by the numbers of their places.
         recomputed: What was recomputed, until a pass takes it.
         states: Of torch's generator, as reentrant checkpoints keep them.
@@ -34,8 +36,9 @@ class Tape:
     def __init__(self) -> None:
         self.places: list[Edge] = []
         self.answers: Callable[[int, tuple[Tensor | None, ...]], Any] | None = None
-        self._hooks: dict[Any, list[tuple[int, int]]] = {}
-        self._of_nodes: dict[Any, int] = {}
+        self.nodes: list[Any] = []
+        self._places = Places()
+        self._retained: list[tuple[int, Tensor]] = []
         self._passes: list[BackwardPass] = []
         self.regions: dict[int, Any] = {}
         self.recomputed: dict[int, list[Tensor]] = {}
@@ -63,14 +66,39 @@ class Tape:
         self.places.append(edge)
         node, i = edge
         if is_node:
-            self._of_nodes[node] = number
+            self._places.nodes[node] = number
         else:
-            self._hooks.setdefault(node, []).append((number, i))
+            self._places.hooks.setdefault(node, []).append((number, i))
+
+    def add_hook(self, node: Any, is_before: bool) -> None:
+        """Adds a place: a hook on a node."""
+        hooks = self._places.before if is_before else self._places.after
+        hooks.setdefault(node, []).append(len(self.places))
+        self.places.append((node, 0))
+
+    def add_retained(self, tensor: Tensor) -> None:
+        """Adds a place: where the gradient of a result is retained."""
+        self._retained.append((len(self.places), tensor))
+        self.places.append(edge_of(tensor))
+
+    def number_of(self, node: Any) -> int:
+        """The number of a node among those that user code has looked at."""
+        if node not in self.nodes:
+            self.nodes.append(node)
+        return self.nodes.index(node)
+
+    def function_of(self, node: Any) -> int | None:
+        """The place of a node whose backward is user code; None for others."""
+        return self._places.nodes.get(node)
 
     def begin(self, depth: int, leaves: Sequence[Edge], **options: Any) -> Place:
         """Begins a pass, as `BackwardPass` does; those that are as deep or deeper are over."""
         of_leaves = {node: leaf_number(i) for i, (node, _) in enumerate(leaves)}
-        places = Places(self._hooks, self._of_nodes, of_leaves)
+        retained: dict[Any, list[tuple[int, int]]] = {}
+        for number, tensor in self._retained:  # its node is another one if it was written to
+            node, i = edge_of(tensor)
+            retained.setdefault(node, []).append((number, i))
+        places = replace(self._places, retained=retained, leaves=of_leaves)
         del self._passes[depth:]
         self._passes.append(BackwardPass(places=places, **options))
         return self.proceed(depth, None)
@@ -179,6 +207,82 @@ def mark(tensor: Tensor) -> None:
         handle_torch_function(mark, (tensor,), tensor)
         return
     current_tape().add(edge_of(tensor), is_node=False)
+
+
+def retain(tensor: Tensor) -> None:
+    """Marks a result whose gradient is retained."""
+    if _is_followed((tensor,)):
+        handle_torch_function(retain, (tensor,), tensor)
+        return
+    tensor.retain_grad()
+    current_tape().add_retained(tensor)
+
+
+def find_node(tensor: Tensor) -> tuple[int, str]:
+    """Finds where a tensor's gradient arrives: the number of the node, and its name."""
+    if _is_followed((tensor,)):
+        found: tuple[int, str] = handle_torch_function(find_node, (tensor,), tensor)
+        return found
+    node, _ = edge_of(tensor)
+    return current_tape().number_of(node), node.name()
+
+
+def find_edges(number: int) -> tuple[Any, ...]:
+    """Finds what follows a node in a backward pass.
+
+    Returns:
+        For each of its results which input it is of what: a leaf, the place of a function of the
+        user's, or number and name of another node; None where there is nothing.
+    """
+    if function_mode_depth():
+        edges: tuple[Any, ...] = handle_torch_function(find_edges, (), number)
+        return edges
+    tape = current_tape()
+    found: list[Any] = []
+    for node, i in tape.nodes[number].next_functions:
+        place = tape.function_of(node)
+        if node is None:
+            found.append(None)
+        elif is_accumulation(node):
+            found.append((i, node.variable))
+        elif place is not None:
+            found.append((i, place))
+        else:
+            found.append((i, tape.number_of(node), node.name()))
+    return tuple(found)
+
+
+def mark_node(number: int, is_before: bool) -> int:
+    """Marks the place of a hook on a node; returns how many results the node has."""
+    if function_mode_depth():
+        count: int = handle_torch_function(mark_node, (), number, is_before)
+        return count
+    tape = current_tape()
+    node = tape.nodes[number]
+    tape.add_hook(node, is_before)
+    return len(node.next_functions)
+
+
+def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number: int) -> bool:
+    """Whether a backward pass calls a node.
+
+    Args:
+        roots: Where it begins.
+        ends: What gradients are asked for; None: those of all leaves.
+        number: Of the node; negative: its place is -1 - number.
+    """
+    tensors = (*roots, *(ends or ()))
+    if _is_followed(tensors):
+        is_asked: bool = handle_torch_function(asks_for, tensors, roots, ends, number)
+        return is_asked
+    tape = current_tape()
+    node = tape.nodes[number] if number >= 0 else tape.places[-1 - number][0]
+    of_ends = None if ends is None else [edge_of(t)[0] for t in ends]
+    return is_executed(node, [edge_of(t)[0] for t in roots], of_ends)
+
+
+MARKS = (retain, find_node, find_edges, mark_node, asks_for)
+"""What is part of a record although it computes nothing."""
 
 
 def begin(

@@ -16,6 +16,7 @@ from dynamo_backends._torch_private.placeholders import (
     function_mode_depth,
     is_any_autocast_enabled,
 )
+from dynamo_backends.aot.step.replay.backward import NodeHooks
 from dynamo_backends.aot.step.replay.placeholders import (
     TensorSpec,
     has_attributes,
@@ -128,6 +129,8 @@ class Node:
         stops: Whether a checkpoint's recomputation ends with the call.
         comparison: With the call (see `comparisons`).
         following: That of the only call that may follow, if it is a plain one.
+        holders: Which results somebody refers to here.
+        hooks: On nodes, which a backward pass from here calls.
     """
 
     entry: Entry | None = None
@@ -142,6 +145,7 @@ class Node:
     comparison: Any = None
     following: Any = None
     holders: "Holders | None" = None
+    hooks: NodeHooks | None = None
     _path: list[Entry] | None = None
     _may_have_hooks: tuple[int, ...] | None = None
 

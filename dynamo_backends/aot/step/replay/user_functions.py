@@ -14,12 +14,11 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.hooks import RemovableHandle
 
+from dynamo_backends._torch_private import note_registrations
 from dynamo_backends._torch_private.nodes import bound_arguments, version_of
-from dynamo_backends.aot.step.replay.backward import asks_engine
+from dynamo_backends.aot.step.replay.backward import Gradients, call_posthooks, call_prehooks
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.tape import attach
-
-Gradients = tuple[Tensor | None, ...]
 
 
 class Context(FunctionCtx):
@@ -88,6 +87,7 @@ class Context(FunctionCtx):
 
 
 def _registered(table: dict[int, Any], hook: Callable[..., Any]) -> RemovableHandle:
+    note_registrations()
     handle = RemovableHandle(table)
     table[handle.id] = hook
     return handle
@@ -127,16 +127,11 @@ class FunctionPlace:
         gradients: list[Tensor | None] = [None] * len(self._like)
         for i, gradient in zip(self._differentiable, arrived, strict=True):
             gradients[i] = gradient
-        given = tuple(gradients)
-        for hook in list(context._prehooks.values()):
-            result = hook(given)
-            given = given if result is None else _as_tuple(result)
+        given = call_prehooks(context._prehooks, tuple(gradients))
         if getattr(context, "materialize_grads", True):
             given = tuple(map(_materialized, given, self._like))
         results = self._checked(_as_tuple(_backward_of(context._function)(context, *given)))
-        for hook in list(context._hooks.values()):
-            result = hook(results, given)
-            results = results if result is None else _as_tuple(result)
+        results = call_posthooks(context._hooks, results, given)
         needs = [n for n, t in zip(context.needs_input_grad, self._is_tensor, strict=True) if t]
         return tuple(g if n else None for g, n in zip(results, needs, strict=True))
 
@@ -185,8 +180,6 @@ def why_not_followed(function: Any, kwargs: dict[str, Any]) -> str:
     methods = (vars(kind).get(n) for kind in function.__mro__ for n in ("forward", "backward"))
     if not all(isinstance(method, staticmethod) for method in methods if method is not None):
         return "whose methods are not static"
-    if asks_engine(function.backward):
-        return "that asks for autograd's engine"
     return ""
 
 

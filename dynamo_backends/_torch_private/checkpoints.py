@@ -2,9 +2,11 @@
 
 | what | checked |
 |---|---|
-| `torch.utils.checkpoint._StopRecomputationError`, `_enable_checkpoint_early_stop` | 2.13 |
-| `torch.utils.checkpoint._checkpoint_without_reentrant_generator` | 2.13 |
-| `torch._C._current_graph_task_id` | 2.13 |
+| `torch.utils.checkpoint._StopRecomputationError`, `_enable_checkpoint_early_stop` | 2.13* |
+| `torch.utils.checkpoint._checkpoint_without_reentrant_generator` | 2.13, 2.11 |
+| `torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl` | 2.15 |
+| `torch.utils.checkpoint._NoopSaveInputs`: saves a tensor besides a region's arguments | 2.11 |
+| `torch._C._current_graph_task_id` | 2.13* |
 """
 
 from collections.abc import Callable
@@ -16,15 +18,23 @@ from torch.utils import checkpoint
 
 from dynamo_backends._torch_private.tracing import disable_current_modes
 
-IS_FOLLOWED = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 13)
-"""Whether checkpoints work as in the versions that were checked; those of torch 2.15 do not."""
-
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 
-GENERATOR: tuple[Any, str] = (checkpoint, "_checkpoint_without_reentrant_generator")
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+GENERATOR: tuple[Any, str] = (
+    checkpoint,
+    f"{_GENERATOR}_impl" if hasattr(checkpoint, f"{_GENERATOR}_impl") else _GENERATOR,
+)
 """What `checkpoint` calls before and after its function."""
 
+SAVES_ANOTHER = hasattr(checkpoint, "_NoopSaveInputs")
+"""Whether a checkpoint within another saves an empty tensor there, before its arguments."""
+
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+NO_TASK = -1
+"""What `graph_task` returns outside of backward passes."""
 
 
 def early_stop_setting(argument: bool) -> bool:

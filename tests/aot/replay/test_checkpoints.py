@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 from dynamo_backends import compile_step
@@ -252,17 +253,181 @@ def test_checkpoints_that_differ(block: Any) -> None:
     assert_equal(Case(notes_steps, net(block=block), most_eager=4))
 
 
+def noted(log: list[Any], name: str, function: Any) -> Any:
+    def call(x: Tensor) -> Any:
+        log.append(name)
+        return function(x)
+
+    return call
+
+
+def again(function: Any, *args: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False)
+
+
 def nested(block: Any, x: Tensor) -> Any:
-    inner = functools.partial(checkpoint, block.up, use_reentrant=False)
-    return checkpoint(lambda t: block.down(torch.tanh(inner(t))), x, use_reentrant=False)
+    inner = functools.partial(again, noted(block.log, "inner", block.up))
+    return again(lambda t: block.down(torch.tanh(inner(t))), x)
+
+
+def nested_at_the_end(block: Any, x: Tensor) -> Any:
+    """The recomputation of the outer region ends where the inner one begins."""
+    inner = noted(block.log, "inner", lambda t: torch.sigmoid(F.dropout(block(t), 0.2)))
+    return again(noted(block.log, "outer", lambda t: again(inner, torch.sin(t))), x)
+
+
+def nested_at_the_beginning(block: Any, x: Tensor) -> Any:
+    inner = noted(block.log, "inner", lambda t: torch.sigmoid(F.dropout(block(t), 0.2)))
+    return again(noted(block.log, "outer", lambda t: F.dropout(again(inner, t), 0.1).sin()), x)
+
+
+def nested_without_tensors(block: Any, x: Tensor) -> Any:
+    def outer(t: Tensor) -> Any:
+        block.log.append("outer")
+        return torch.exp(again(lambda: torch.exp(-block.up(t)))) @ block.down.weight.T
+
+    return again(outer, x)
+
+
+def deeply_nested(block: Any, x: Tensor) -> Any:
+    def levels(depth: int, t: Tensor) -> Any:
+        block.log.append(depth)
+        if not depth:
+            return block(t)
+        return torch.sigmoid(again(functools.partial(levels, depth - 1), F.dropout(t.sin(), 0.1)))
+
+    return again(functools.partial(levels, 3), x)
+
+
+def two_within_one(block: Any, x: Tensor) -> Any:
+    def outer(t: Tensor, scale: Any) -> Any:
+        first = again(noted(block.log, "first", block), t.tanh())
+        second = again(lambda a, b: torch.exp(-block(a * b.sin())), first, t * scale)
+        return first + second
+
+    return again(outer, x, torch.tensor(0.5, dtype=x.dtype))
+
+
+def nested_to_the_end(block: Any, x: Tensor) -> Any:
+    with set_checkpoint_early_stop(False):
+        return nested_at_the_end(block, x)
 
 
 def reentrant(block: Any, x: Tensor) -> Any:
     return checkpoint(block, x, use_reentrant=True)
 
 
+def reentrant_within(block: Any, x: Tensor) -> Any:
+    return again(noted(block.log, "outer", lambda t: reentrant(block, t.sin())), x)
+
+
+def within_reentrant(block: Any, x: Tensor) -> Any:
+    return checkpoint(
+        noted(block.log, "outer", lambda t: again(block, t.sin())), x, use_reentrant=True
+    )
+
+
 def of_a_function(block: Any, x: Tensor) -> Any:
-    return checkpoint(lambda t: block(Swish.apply(t, 1.0)), x, use_reentrant=False)
+    return again(lambda t: block(Swish.apply(t, 1.0)), x)
+
+
+class Pair(Function):
+    """Saves an argument, nothing and a result; its backward is noted."""
+
+    log: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        result = torch.exp(-x)
+        ctx.save_for_backward(x, None, result, y)
+        return result * y, result
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:
+        x, nothing, result, y = ctx.saved_tensors
+        assert nothing is None
+        Pair.log.append((first.norm(), second.norm(), x.detach().sum(), result.detach().sum()))
+        return -result * (first * y + second), first * result
+
+
+def of_several_functions(block: Any, x: Tensor) -> Any:
+    Pair.log = block.log
+
+    def region(t: Tensor) -> Any:
+        block.log.append("region")
+        first, second = Pair.apply(t.sin(), block.norm.weight)
+        return Swish.apply(block(first) + second, 0.5)
+
+    return again(region, x)
+
+
+def a_function_at_the_end(block: Any, x: Tensor) -> Any:
+    Pair.log = block.log
+
+    def region(t: Tensor) -> Any:
+        block.log.append("region")
+        first, _ = Pair.apply(block(t), t * 2)
+        block.log.append("behind")
+        return first
+
+    return again(region, x)
+
+
+def functions_nested(block: Any, x: Tensor) -> Any:
+    Pair.log = block.log
+
+    def inner(t: Tensor) -> Any:
+        block.log.append("inner")
+        return sum(Pair.apply(F.dropout(t, 0.2), block.norm.weight))
+
+    def outer(t: Tensor) -> Any:
+        block.log.append("outer")
+        first, _ = Pair.apply(t, again(inner, t.sin()))
+        return block(again(inner, first))
+
+    return again(outer, x)
+
+
+WITHIN = (
+    nested, nested_at_the_end, nested_at_the_beginning, nested_without_tensors, deeply_nested,
+    two_within_one, nested_to_the_end, reentrant, reentrant_within, within_reentrant,
+    of_a_function, of_several_functions, a_function_at_the_end, functions_nested,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WITHIN)
+def test_what_is_within_a_checkpoint_is_part_of_one_program(call: Any) -> None:
+    step = assert_equal(Case(logs(), net(call)))
+    assert (step.compilations, step.cuts) == (1, 0)
+    assert step.eager_steps == 1, step.divergences
+
+
+@pytest.mark.parametrize("call", [nested, two_within_one, of_several_functions, functions_nested])
+@pytest.mark.parametrize("loop", [with_hooks_of_modules, two_passes, penalizes])
+def test_other_passes_through_what_is_within(loop: Any, call: Any) -> None:
+    step = assert_equal(Case(loop, net(call)))
+    assert (step.compilations, step.cuts) == (1, 0)
+
+
+def maps_within(block: Any, x: Tensor) -> Any:
+    """Goes on in eager in the inner region."""
+    Pair.log = block.log
+
+    def inner(t: Tensor) -> Any:
+        block.log.append("inner")
+        return sum(Pair.apply(torch.vmap(torch.sin)(t), block.norm.weight))
+
+    def outer(t: Tensor) -> Any:
+        first, _ = Pair.apply(t, again(inner, t.sin()))
+        return block(again(inner, first))
+
+    return again(outer, x)
+
+
+def maps_behind_nested(block: Any, x: Tensor) -> Any:
+    out = functions_nested(block, x)
+    torch.vmap(torch.sin)(x.detach())
+    return out
 
 
 def maps(block: Any, x: Tensor) -> Any:
@@ -281,7 +446,7 @@ def with_contexts(block: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "call", [nested, reentrant, of_a_function, maps, maps_behind, with_contexts]
+    "call", [maps, maps_within, maps_behind, maps_behind_nested, with_contexts]
 )
 def test_checkpoints_in_eager(call: Any) -> None:
     assert_equal(Case(logs(), net(call), eager=True))

@@ -4,6 +4,9 @@ The user's function runs twice at every call, as in eager: in the forward, and w
 pass first needs what the region has not saved. Each run is calls like all others; they are in a
 region, which is part of the settings that they are compared with. When they are executed, tensors
 that autograd saves in the first run are replaced by holders, and found again in the second.
+
+What Python code saves in a region, an `autograd.Function` of the user's or a checkpoint within it,
+is found by the order in which it is saved.
 """
 
 import contextlib
@@ -15,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import handle_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from dynamo_backends._torch_private import saved_tensors_hooks as saved_hooks
 from dynamo_backends._torch_private.checkpoints import (
-    IS_FOLLOWED,
+    NO_TASK,
+    SAVES_ANOTHER,
     StopRecomputation,
     early_stop_setting,
     generator_state,
@@ -151,9 +155,7 @@ class Unpack(_RegionHook):
                 raise CheckpointError(
                     "a checkpoint is asked for tensors outside of a backward pass"
                 )
-            region.by_task.clear()
             tape.answers(self.number, ())
-            region.by_task[task] = tape.recomputed.pop(self.number)
         return region.by_task[task][saved]
 
 
@@ -179,13 +181,33 @@ def begin_recomputation(number: int) -> None:
     current_tape().regions[number].begin()
 
 
-def end_recomputation(number: int) -> None:
-    """Ends it."""
+def end_recomputation(number: int, depth: int) -> None:
+    """Ends it.
+
+    Args:
+        number: The place of the region.
+        depth: Of the pass that needs it; negative: one of autograd's own engine.
+    """
     if function_mode_depth():
-        handle_torch_function(end_recomputation, (), number)
+        handle_torch_function(end_recomputation, (), number, depth)
         return
     tape = current_tape()
-    tape.recomputed[number] = tape.regions[number].end()
+    region = tape.regions[number]
+    recomputed = region.end()
+    if depth < 0:
+        region.by_task = {graph_task(): recomputed}
+    else:
+        tape.passes[depth].recomputed[number] = recomputed
+
+
+def save_in_region(*tensors: Tensor) -> None:
+    """Saves tensors as autograd does; a call of the record, with which a recomputation may end."""
+    if has_torch_function(tensors) or function_mode_depth():
+        handle_torch_function(save_in_region, tensors, *tensors)
+        return
+    pack, _ = saved_hooks()
+    for tensor in tensors:
+        pack(tensor)
 
 
 MARKS = (open_region, begin_recomputation, end_recomputation)
@@ -212,17 +234,32 @@ class CheckpointPlace:
     """Where a backward pass needs what a region has not saved.
 
     Args:
+        passes: The places of user code of the segment.
         number: The place.
         function: Of the region.
         args: Its arguments.
         kwargs: Its keyword arguments.
+        saved: The tensors among the arguments, if the region is within another.
     """
 
     def __init__(
-        self, number: int, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        passes: Any,
+        number: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        saved: "SavedTensors | None",
     ):
+        self._passes = passes
         self._number = number
+        self._saved = saved
+        if saved is not None:
+            args = [_TENSOR if isinstance(x, Tensor) else x for x in args]
         self._call: Any = (function, args, kwargs)
+        self._count = 0
+        self._again: list[Sequence[Tensor]] = []
+        self._recomputed: dict[int, list[Sequence[Tensor]]] = {}
         self._autocast: dict[str, Any] = {
             "enabled": torch.is_autocast_enabled("cpu"),
             "dtype": torch.get_autocast_dtype("cpu"),
@@ -231,14 +268,60 @@ class CheckpointPlace:
 
     def __call__(self, arrived: Any) -> tuple[()]:
         """Runs the function again."""
+        passes = self._passes
         function, args, kwargs = self._call
+        if self._saved is not None:
+            tensors = iter(self._saved.tensors())
+            args = [next(tensors) if x is _TENSOR else x for x in args]
+        self._again = again = []
         begin_recomputation(self._number)
         autocast = torch.amp.autocast("cpu", **self._autocast)
-        again = _hooks(self._number, is_second=True)
-        with contextlib.suppress(StopRecomputation), again, torch.enable_grad(), autocast:
+        with (
+            contextlib.suppress(StopRecomputation),
+            _hooks(self._number, is_second=True),
+            passes.in_region(self, is_second=True),
+            torch.enable_grad(),
+            autocast,
+        ):
             function(*args, **kwargs)
-        end_recomputation(self._number)
+        end_recomputation(self._number, passes.depth)
+        self._recomputed = {passes.task: again}
         return ()
+
+    def save(self, tensors: Sequence[Tensor], is_second: bool) -> "SavedTensors | None":
+        """Notes that Python code saves tensors; in the first run it is told how to find them."""
+        if is_second:
+            self._again.append(tensors)
+            return None
+        self._count += 1
+        return SavedTensors(self, self._count - 1)
+
+    def recomputed(self, index: int) -> Sequence[Tensor]:
+        """What Python code has saved, by the order; runs the function again if need be."""
+        task = self._passes.task
+        if task == NO_TASK or task not in self._recomputed:
+            self(())
+        return self._recomputed[task][index]
+
+
+@dataclass(frozen=True)
+class SavedTensors:
+    """Tensors that Python code has saved in a region.
+
+    Attributes:
+        place: The region.
+        index: Which ones.
+    """
+
+    place: CheckpointPlace
+    index: int
+
+    def tensors(self) -> Sequence[Tensor]:
+        """They are recomputed, if the pass that is running has not done so."""
+        return self.place.recomputed(self.index)
+
+
+_TENSOR: Any = object()
 
 
 @contextlib.contextmanager
@@ -270,33 +353,36 @@ def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    reason = _why_not(session, given)
+    reason = _why_not(given)
     if reason:
-        session.go_eager(reason)
+        session.nested.go_eager(reason)
         yield from original(*args, **kwargs)
         return
     if not torch.is_grad_enabled():
         yield
         return
-    number = session.nested.next_place
+    passes, saved = session.nested, None
+    tensors = [x for x in given["args"] if isinstance(x, Tensor)]
+    if passes.is_in_region and (tensors or SAVES_ANOTHER):
+        another = [torch.empty(0)] if SAVES_ANOTHER else []
+        passes.save_in_region(another)
+        saved = passes.save_in_region(tensors)
+    number = passes.next_place
     open_region(
         bool(given["preserve_rng_state"]),
         early_stop_setting(given.get("early_stop", True)),
         given["determinism_check"] == "default",
     )
-    session.nested.add_region(CheckpointPlace(number, given["fn"], given["args"], given["kwargs"]))
-    with _hooks(number, is_second=False):
+    place = CheckpointPlace(passes, number, given["fn"], given["args"], given["kwargs"], saved)
+    passes.add_region(place)
+    with _hooks(number, is_second=False), passes.in_region(place, is_second=False):
         yield
 
 
-def _why_not(session: Any, given: dict[str, Any]) -> str:
+def _why_not(given: dict[str, Any]) -> str:
     tensors = [x for x in (*given["args"], *given["kwargs"].values()) if isinstance(x, Tensor)]
-    if not IS_FOLLOWED:
-        return "checkpoints, which this version of torch has changed"
     if given["context_fn"] is not noop_context_fn or given["debug"]:
         return "checkpoints with a context of its own"
-    if session.nested.is_in_region:
-        return "checkpoints within a checkpoint"
     if any(x.device.type != "cpu" for x in tensors) or torch.get_default_device().type != "cpu":
         return "checkpoints on a device other than the CPU"
     return ""

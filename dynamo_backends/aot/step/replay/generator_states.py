@@ -13,11 +13,7 @@ import torch
 from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
 
-from dynamo_backends._torch_private.checkpoints import (
-    IS_FOLLOWED,
-    generator_state,
-    set_generator_state,
-)
+from dynamo_backends._torch_private.checkpoints import generator_state, set_generator_state
 from dynamo_backends._torch_private.placeholders import function_mode_depth
 from dynamo_backends.aot.step.replay.tape import current_tape
 
@@ -55,7 +51,7 @@ def get_state(session: Any) -> GeneratorState | None:
     Args:
         session: The call of the step.
     """
-    if not IS_FOLLOWED or torch.cuda.is_initialized() or not _is_called_by_checkpoint():
+    if torch.cuda.is_initialized() or not _is_called_by_checkpoint():
         return None
     keep_state()
     return session.nested.next_state()

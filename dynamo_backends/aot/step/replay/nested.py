@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import saved_tensors_hooks
+from dynamo_backends._torch_private.checkpoints import NO_TASK, graph_task
 from dynamo_backends._torch_private.nodes import is_accumulation
 from dynamo_backends.aot.step.replay.backward import (
     Gradients,
@@ -28,7 +29,12 @@ from dynamo_backends.aot.step.replay.backward import (
     is_hooked,
     options_of,
 )
-from dynamo_backends.aot.step.replay.checkpoints import CheckpointPlace, is_of_region
+from dynamo_backends.aot.step.replay.checkpoints import (
+    CheckpointPlace,
+    SavedTensors,
+    is_of_region,
+    save_in_region,
+)
 from dynamo_backends.aot.step.replay.engine import DONE
 from dynamo_backends.aot.step.replay.generator_states import GeneratorState
 from dynamo_backends.aot.step.replay.graph_nodes import GraphNode, graph_node
@@ -93,6 +99,7 @@ class NestedPasses:
         self._contexts: dict[int, Context] = {}
         self._nodes: dict[int, GraphNode] = {}
         self._states = 0
+        self._regions: list[tuple[CheckpointPlace, bool]] = []
 
     def renew(self) -> None:
         """A segment begins."""
@@ -160,8 +167,14 @@ class NestedPasses:
 
     @property
     def task(self) -> int:
-        """The number of the pass that is running; -1: there is none."""
-        return self._open[-1].task if self._open else -1
+        """The number of the pass that is running; `NO_TASK`: there is none."""
+        task = graph_task()
+        return self._open[-1].task if task == NO_TASK and self._open else task
+
+    @property
+    def depth(self) -> int:
+        """How many divided passes the one that is running is part of; -1: it is not divided."""
+        return sum(each.is_divided for each in self._open) - 1 if graph_task() == NO_TASK else -1
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
         """Has something called when the pass is over."""
@@ -190,7 +203,7 @@ class NestedPasses:
         create_graph: bool = False,
     ) -> Iterator[int]:
         """Inside: a backward pass runs; yields how many divided ones it is part of."""
-        depth = sum(each.is_divided for each in self._open)
+        depth = self.depth + 1
         this = OpenPass(next(_TASKS), roots, ends, is_divided)
         self._open.append(this)
         try:
@@ -237,12 +250,24 @@ class NestedPasses:
         hooks = saved_tensors_hooks()
         return hooks is not None and is_of_region(hooks)
 
-    @staticmethod
-    def count_saved(tensors: Sequence[Tensor]) -> None:
-        """Tells the region of tensors that a function saves: it saves them when it runs again."""
-        pack, _ = saved_tensors_hooks()
-        for tensor in tensors:
-            pack(tensor)
+    @contextlib.contextmanager
+    def in_region(self, place: CheckpointPlace, is_second: bool) -> Iterator[None]:
+        """Inside: calls are part of a checkpointed region."""
+        before = self._regions
+        self._regions = [*before, (place, is_second)]
+        try:
+            yield
+        finally:
+            self._regions = before
+
+    def save_in_region(self, tensors: Sequence[Tensor]) -> SavedTensors | None:
+        """Has the innermost region save tensors; None: they are there as long as its results."""
+        if not tensors:
+            return None
+        place, is_second = self._regions[-1]
+        saved = place.save(tensors, is_second)
+        save_in_region(*tensors)
+        return saved
 
     def add_region(self, place: CheckpointPlace) -> None:
         """Adds what `checkpoints.open_region` has made a place of."""

@@ -47,6 +47,12 @@ def active_session() -> Session | None:
     return session if session is not None and session.is_active else None
 
 
+def _session_of_region() -> Session | None:
+    """As `active_session`, or that of a checkpointed region that goes on in eager."""
+    session: Session | None = getattr(_active, "session", None)
+    return session if session is not None and session.is_active_or_in_region else None
+
+
 def _note_collection(phase: str, info: Any) -> None:
     """Called by Python when it begins and ends to collect garbage, in the thread that does so."""
     session: Session | None = getattr(_active, "session", None)
@@ -402,7 +408,7 @@ class _Engine:
 
 def _checkpointing(original: Any, name: str) -> Callable[..., Any]:
     def generator(*args: Any, **kwargs: Any) -> Any:
-        session = active_session()
+        session = _session_of_region()
         if session is None:
             return original(*args, **kwargs)
         return region(session, original, *args, **kwargs)
@@ -428,12 +434,12 @@ def _handling(original: Any, name: str) -> Any:
 
 def _applying(original: Any, name: str) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        session = active_session()
+        session = _session_of_region()
         if session is None:
             return original.__get__(None, cls)(*args, **kwargs)
         reason = why_not_followed(cls, kwargs)
         if reason:
-            session.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
+            session.nested.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
             return original.__get__(None, cls)(*args, **kwargs)
         return apply_function(session, cls, args, kwargs)
 

@@ -106,6 +106,11 @@ class Session(TorchFunctionMode):
         return self.following and not self._busy and not self.collecting
 
     @property
+    def is_active_or_in_region(self) -> bool:
+        """Whether torch calls are followed, or part of a region that is recomputed."""
+        return not (self._busy or self.collecting) and (self.following or self.nested.is_in_region)
+
+    @property
     def is_innermost(self) -> bool:
         """Whether this is the mode that torch calls reach first."""
         return function_mode_depth() == self._depth

@@ -26,7 +26,7 @@ class Tape:
         places: The places.
         nodes: Autograd nodes that user code has looked at.
         regions: Checkpointed regions, by the numbers of their places.
-        recomputed: What was recomputed, until a pass takes it.
+        passes: Open backward passes, each within the one before.
         states: Of torch's generator, as reentrant checkpoints keep them.
         running: The pass that runs nodes now.
         answers: Called with the number of a place and its gradients, where autograd's own engine
@@ -39,9 +39,8 @@ class Tape:
         self.nodes: list[Any] = []
         self._places = Places()
         self._retained: list[tuple[int, Tensor]] = []
-        self._passes: list[BackwardPass] = []
+        self.passes: list[BackwardPass] = []
         self.regions: dict[int, Any] = {}
-        self.recomputed: dict[int, list[Tensor]] = {}
         self.running: BackwardPass | None = None
         self.states: list[Tensor] = []
 
@@ -99,15 +98,13 @@ class Tape:
             node, i = edge_of(tensor)
             retained.setdefault(node, []).append((number, i))
         places = replace(self._places, retained=retained, leaves=of_leaves)
-        del self._passes[depth:]
-        self._passes.append(BackwardPass(places=places, **options))
+        del self.passes[depth:]
+        self.passes.append(BackwardPass(places=places, **options))
         return self.proceed(depth, None)
 
     def proceed(self, depth: int, reply: Any) -> Place:
         """Goes on with a pass."""
-        before, self.running = self.running, self._passes[depth]
-        self.running.recomputed.update(self.recomputed)
-        self.recomputed.clear()
+        before, self.running = self.running, self.passes[depth]
         try:
             return self.running.proceed(reply)
         finally:

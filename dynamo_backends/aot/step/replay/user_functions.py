@@ -35,6 +35,8 @@ class Context(FunctionCtx):
         self._function = function
         self._saved: tuple[Tensor | None, ...] | None = ()
         self._versions: list[int | None] = []
+        self._in_region: Any = None
+        self._is_saved: list[bool] = []
         self._prehooks: dict[int, Any] = OrderedDict()
         self._hooks: dict[int, Any] = OrderedDict()
 
@@ -51,6 +53,9 @@ class Context(FunctionCtx):
                 "tensors after they have already been freed). Specify retain_graph=True if you "
                 "need to backward through the graph a second time."
             )
+        if self._in_region is not None:
+            tensors = iter(self._in_region.tensors())
+            return tuple(next(tensors) if is_saved else None for is_saved in self._is_saved)
         for tensor, version in zip(self._saved, self._versions, strict=False):
             if version is not None and tensor is not None and _version(tensor) != version:
                 raise RuntimeError(
@@ -73,16 +78,25 @@ class Context(FunctionCtx):
         """As of an autograd node."""
         return _registered(self._prehooks, hook)
 
-    def save(self, has_values: bool) -> None:
-        """The forward is over: keeps what it saves."""
-        self._saved = tuple(getattr(self, "to_save", None) or ())
-        if has_values:
+    def save(self, passes: Any, has_values: bool) -> None:
+        """The forward is over: keeps what it saves.
+
+        Args:
+            passes: The places of user code of the segment.
+            has_values: Whether tensors have contents.
+        """
+        self._saved = tuple(vars(self).pop("to_save", None) or ())
+        if passes.is_in_region:
+            self._is_saved = [t is not None for t in self._saved]
+            self._in_region = passes.save_in_region([t for t in self._saved if t is not None])
+        if self._in_region is not None:
+            self._saved = ()
+        elif has_values:
             self._versions = [None if t is None else _version(t) for t in self._saved]
-        vars(self).pop("to_save", None)
 
     def free(self) -> None:
         """No other pass may follow."""
-        if self._saved:
+        if self._saved or self._in_region is not None:
             self._saved = None
 
 
@@ -208,17 +222,13 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         outputs = list(result) if isinstance(result, tuple) else [result]
         if with_history:
             differentiable, written = _separate(context, outputs, args)
-    saved = [x for x in getattr(context, "to_save", None) or () if x is not None]
-    if with_history and saved and session.nested.is_in_region:
-        session.go_eager(f"calls an autograd.Function ({function.__name__}) within a checkpoint")
-        session.nested.count_saved(saved)
     if with_history and differentiable:
         inputs = tuple(x for x in args if isinstance(x, Tensor))
         positions = tuple(i for i, x in enumerate(inputs) if any(x is outputs[k] for k in written))
         attach(function.__name__, tuple(outputs[i] for i in differentiable), inputs, positions)
         place = FunctionPlace(context, outputs, differentiable, args)
         session.nested.add_function(place, [outputs[i] for i in differentiable])
-        context.save(has_values=not session.replaying)
+        context.save(session.nested, has_values=not session.replaying)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 

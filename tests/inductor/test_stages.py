@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
 from dynamo_backends.aot.step.backends import StepBackend
@@ -45,7 +46,7 @@ def graph_of(
     batch: Tensor,
     **settings: Any,
 ) -> Graph:
-    """The graph of a step as Inductor gets it; the step runs once, in eager."""
+    """The graph of a step as Inductor gets it, which runs in eager."""
     found: list[Graph] = []
 
     def keep(graph: Graph) -> StepProgram:
@@ -60,6 +61,8 @@ def graph_of(
         model=model, optimizer=optimizer, backend="inductor", **settings,
     )  # fmt: skip
     step(batch)
+    if not found:  # a first way through a step by replay is recorded
+        step(batch)
     return found[0]
 
 
@@ -97,6 +100,30 @@ def no_backward(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -
     return model(x).square().mean().detach()
 
 
+def with_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    hidden = model(x)
+    hidden.register_hook(lambda g: g * 2)
+    loss = hidden.square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def with_checkpoints(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """Two passes, whose recomputations belong to them."""
+    total = torch.zeros((), dtype=x.dtype)
+    for part in x, x.flip(0):
+        loss = checkpoint(model, part, use_reentrant=False).square().mean()
+        loss.backward()
+        total = total + loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+REPLAY = {"python": "replay"}
+
 CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "one step": (one_step, {}, 2),
     "silent": (silent, {}, 2),
@@ -104,6 +131,11 @@ CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
     "one after the other": (one_after_the_other, {}, 2),
     "no backward": (no_backward, {}, 1),
     "two parts": (one_step, {"accumulate": 2}, 4),
+    "replay": (two_losses, REPLAY, 4),
+    "hooks": (with_hooks, {}, 2),
+    "hooks, replay": (with_hooks, REPLAY, 2),
+    "checkpoints": (with_checkpoints, {}, 4),
+    "checkpoints, replay": (with_checkpoints, REPLAY, 4),
 }
 """Functions, settings, and how many stages there are."""
 

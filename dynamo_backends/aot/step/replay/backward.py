@@ -6,6 +6,7 @@ of eager, and their torch calls are followed like all others.
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,14 +43,15 @@ class NodeHooks:
     has registered hooks since, whatever these are on.
 
     Args:
-        leaves: Leaves that are there at every call.
-        others: Where further tensors are among those that `find` gets.
+        slots: Where tensors that live from step to step are among those that `find` gets.
+        others: Where the others are.
     """
 
-    def __init__(self, leaves: Sequence[Tensor], others: Sequence[int]):
-        self._leaves = leaves
+    def __init__(self, slots: Sequence[int], others: Sequence[int]):
+        self._slots = slots
         self._others = others
         self._count = -1
+        self._seen: list[Tensor | None] = []
         self._hooked: list[Tensor] = []
         self._frozen: list[Tensor] = []
 
@@ -59,11 +61,13 @@ class NodeHooks:
         Args:
             tensors: Those of a call.
         """
-        count = count_registrations()
-        if count != self._count or any(t.requires_grad for t in self._frozen):
-            self._frozen = [t for t in self._leaves if not t.requires_grad]
-            self._hooked = [t for t in self._leaves if t.requires_grad and any(_tables(t))]
-            self._count = count
+        count, lives = count_registrations(), [tensors[i] for i in self._slots]
+        is_same = count == self._count and all(map(operator.is_, lives, self._seen))
+        if not is_same or any(t.requires_grad for t in self._frozen):
+            leaves = [t for t in lives if t is not None and t.is_leaf]
+            self._frozen = [t for t in leaves if not t.requires_grad]
+            self._hooked = [t for t in leaves if t.requires_grad and any(_tables(t))]
+            self._count, self._seen = count, lives
         others = [t for i in self._others if (t := tensors[i]) is not None and t.is_leaf]
         found = {id(t): _tables(t) for t in (*self._hooked, *others) if t.requires_grad}
         return {key: tables for key, tables in found.items() if any(tables)}

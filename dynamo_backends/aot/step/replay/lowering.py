@@ -1,13 +1,18 @@
 """From a record to a program: its calls, written out as a straight line, are compiled."""
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from dynamo_backends._torch_private import storage_id
+from dynamo_backends._torch_private import (
+    graph_being_traced,
+    mark_backward_pass,
+    storage_id,
+)
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
 from dynamo_backends.aot.step.bindings import NewStateError
@@ -15,10 +20,11 @@ from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.python_state.following import Conditions
 from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recording import Definition
+from dynamo_backends.aot.step.replay.engine import DONE
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
-from dynamo_backends.aot.step.replay.tape import Tape, change_tape
+from dynamo_backends.aot.step.replay.tape import Tape, begin, change_tape, proceed
 from dynamo_backends.aot.step.replay.templates import Number, leaves
 from dynamo_backends.aot.step.replay.trie import Entry, Trie
 from dynamo_backends.aot.step.variant import Variant
@@ -73,16 +79,20 @@ class StraightLine:
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.create())
         before = change_tape(Tape())
+        passes = _Passes()
+
+        def note(entry: Entry) -> None:
+            self.entry = entry
+            passes.note(entry)
+
         try:
-            execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, self._note)
+            execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, note)
+            passes.note(None)
         finally:
             change_tape(before).clear()
         self.entry = None
         results = [tensors[n] for n in self._outputs]
         return [result.clone() for result in results] if self._copies else results
-
-    def _note(self, entry: Entry) -> None:
-        self.entry = entry
 
     def after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer's step has been traced."""
@@ -115,6 +125,30 @@ class StraightLine:
     def conditions(self, tensors: Sequence[Place]) -> Conditions:
         """It depends on nothing in Python."""
         return Conditions((), (), (), (), ())
+
+
+class _Passes:
+    """Marks what backward passes that are divided leave in the graph that is traced."""
+
+    def __init__(self) -> None:
+        self._last: Entry | None = None
+        self._before: fx.Node | None = None
+        self._numbers = itertools.count(-1, -1)  # those of passes that are not divided are positive
+
+    def note(self, entry: Entry | None) -> None:
+        """A call begins; None: all have been traced."""
+        last, self._last = self._last, entry
+        if last is not None and _is_part(last) and last.result.items[0] == DONE:
+            later = reversed(graph_being_traced().nodes)
+            nodes = itertools.takewhile(lambda node: node is not self._before, later)
+            mark_backward_pass(list(nodes), next(self._numbers))
+        if entry is not None and entry.function is begin and _is_part(entry):
+            self._before = next(iter(reversed(graph_being_traced().nodes)))
+
+
+def _is_part(entry: Entry) -> bool:
+    """Whether a call is a part of a backward pass that is within no other."""
+    return entry.function in (begin, proceed) and entry.args.items[0] == 0
 
 
 def numbers_in(entry: Entry) -> set[int]:

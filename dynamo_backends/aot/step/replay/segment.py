@@ -3,7 +3,6 @@
 import sys
 import weakref
 from collections.abc import Mapping
-from itertools import compress
 from typing import Any
 
 import torch
@@ -167,9 +166,10 @@ class Segment:
         find = self.trie.values.__getitem__ if replaying else self.real
         tensors = list(map(find, numbers))
         if node.hooks is None:
-            is_slot = [kinds[n] == "slot" for n in numbers]
-            lives = [t for t in compress(tensors, is_slot) if t is not None and t.is_leaf]
-            node.hooks = NodeHooks(lives, [i for i, slot in enumerate(is_slot) if not slot])
+            places: dict[bool, list[int]] = {True: [], False: []}
+            for i, number in enumerate(numbers):
+                places[kinds[number] == "slot"].append(i)
+            node.hooks = NodeHooks(places[True], places[False])
         of_nodes = node.hooks.find(tensors)
         hooked = set(map(id, with_hooks_on_gradient(tensors))) | of_nodes.keys()
         if not hooked:

@@ -416,7 +416,7 @@ def penalizes_quietly(run: Run) -> Any:
 @pytest.mark.parametrize("call", [nested, two_within_one, of_several_functions, functions_nested])
 @pytest.mark.parametrize("loop", [with_hooks_of_modules, two_passes, penalizes_quietly])
 def test_other_passes_through_what_is_within(loop: Any, call: Any) -> None:
-    step = assert_equal(Case(loop, net(call)))
+    step = assert_equal(Case(loop, net(call), steps=3))  # rounding grows tenfold in each
     assert (step.compilations, step.cuts) == (1, 0)
 
 

@@ -94,7 +94,17 @@ def maps_rows(run: Run) -> Any:
     return step
 
 
-EAGER: list[Callable[[Run], Any]] = [saves_elsewhere, maps_rows]
+def detects_anomalies(run: Run) -> Any:
+    inner = plain(run)
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        with torch.autograd.set_detect_anomaly(True):
+            return inner(x, y)
+
+    return step
+
+
+EAGER: list[Callable[[Run], Any]] = [saves_elsewhere, maps_rows, detects_anomalies]
 
 
 @pytest.mark.parametrize("loop", EAGER, ids=lambda f: f.__name__)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
 
 from tests.aot.replay.checks import Case, Run, assert_equal, momentum
@@ -171,12 +172,102 @@ def _parameter(run: Run, layer: Any, change: Change) -> Any:
     return layer
 
 
+def _node(run: Run, layer: nn.Module, change: Change) -> Any:
+    def part(x: Tensor) -> Tensor:
+        hidden = torch.tanh(layer(x))
+        node: Any = hidden.grad_fn
+        node.register_prehook(lambda above: (change(run, above[0]),))
+        below: Any = node.next_functions[0][0]
+        below.register_hook(lambda _, above: run.state.log.append(above[0].norm()))
+        return hidden * 2
+
+    return part
+
+
+def _accumulating_node(run: Run, layer: Any, change: Change) -> Any:
+    """Whose hooks come and go."""
+    node: Any = get_gradient_edge(layer.weight).node
+    handles: list[Any] = []
+
+    def part(x: Tensor) -> Any:
+        if run.state.n % 4 == 2:
+            handles.append(node.register_prehook(lambda above: (change(run, above[0]),)))
+            handles.append(
+                node.register_hook(lambda _, above: run.state.log.append(above[0].norm()))
+            )
+        elif run.state.n % 4 == 0 and handles:
+            handles.pop().remove()
+        return layer(x)
+
+    return part
+
+
+def _several(run: Run, layer: Any, change: Change) -> Any:
+    def part(x: Tensor) -> Tensor:
+        first, second = layer(x), torch.sin(x)
+
+        def hook(gradients: Any) -> None:
+            run.state.log.append([g is None or change(run, g).norm() for g in gradients])
+
+        handle = register_multi_grad_hook((first, second, layer.bias), hook)
+        before, run.between = run.between, lambda i: (before(i), handle.remove())[0]
+        return first + second if run.state.n % 3 else first
+
+    return part
+
+
+def _callback(run: Run, layer: Any, change: Change) -> Any:
+    def callback() -> None:
+        run.state.log.append(change(run, layer.weight.grad).sum())
+
+    def hook(g: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        engine.queue_callback(callback)
+
+    layer.bias.register_hook(hook)
+    return layer
+
+
+def _retained(run: Run, layer: nn.Module, change: Change) -> Any:
+    def part(x: Tensor) -> Tensor:
+        hidden = layer(x)
+        hidden.retain_grad()
+        hidden.register_hook(lambda g: change(run, g))
+
+        def between(i: int) -> None:
+            before(i)
+            run.state.log.append(hidden.grad.norm())
+            run.between = before
+
+        before, run.between = run.between, between
+        return torch.tanh(hidden)
+
+    return part
+
+
+def _checkpoints(run: Run, layer: nn.Module, change: Change) -> Any:
+    """One within the other, and a function in each."""
+    own = _function(run, layer, change)
+
+    def inner(x: Tensor) -> Tensor:
+        run.state.log.append("inner")
+        return torch.sigmoid(own(F.dropout(x, 0.1)))
+
+    def outer(x: Tensor) -> Any:
+        run.state.log.append("outer")
+        hidden = own(x) + checkpoint(inner, torch.sin(x), use_reentrant=False)
+        return F.dropout(torch.exp(-hidden.square()), 0.1) + x
+
+    return lambda x: checkpoint(outer, x, use_reentrant=False)
+
+
 def _plain(run: Run, layer: nn.Module, change: Change) -> Any:
     return lambda x: torch.sigmoid(layer(x))
 
 
 PARTS = [
     _hook, _in_place, _function, _two_results, _checkpoint, _reentrant, _module, _parameter, _plain,
+    _node, _accumulating_node, _several, _callback, _retained, _checkpoints,
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from dynamo_backends._torch_private.tracing import NEEDS_CONTENTS
 from dynamo_backends.aot.step.replay.checkpoints import must_stop
 from dynamo_backends.aot.step.replay.interpreter import execute
 from dynamo_backends.aot.step.replay.placeholders import TensorSpec
-from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal, has_other_hooks
+from dynamo_backends.aot.step.replay.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape, current_tape
 from dynamo_backends.aot.step.replay.templates import NotRecordable, template_of
@@ -104,8 +104,6 @@ class AbstractRecorder:
             self._recorder.natives.add(func)
             return None, self.data(func(*args, **kwargs))
         self._follow()
-        if kind == "backward":
-            self._check_hooks(args)
         before = self.segment.node
         given, named = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
         if kind == "read":
@@ -155,15 +153,6 @@ class AbstractRecorder:
     def _clear(self, numbers: Any) -> None:
         for number in numbers:
             self.segment.tensors[number].grad = None
-
-    def _check_hooks(self, args: tuple[Any, ...]) -> None:
-        """Refuses hooks on the nodes that accumulate gradients of real leaves."""
-        segment = self._session.segment
-        trie = segment.trie
-        values = [trie.values[n] for n in segment.node.known if trie.kinds[n] in ("slot", "input")]
-        leaves = [t for t in values if t is not None and t.requires_grad and t.is_leaf]
-        if has_other_hooks((), leaves):
-            raise Refusal("has hooks in its backward pass")
 
     # Fake tensors
 

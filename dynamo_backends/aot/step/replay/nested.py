@@ -308,6 +308,8 @@ class NestedPasses:
     def backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follows a backward pass that accumulates gradients, and calls the hooks in it."""
         session = self._session
+        if self._is_anomaly_detected():
+            return func(*args, **kwargs)
         hooked = session.segment.hooked_leaves(session.replaying)
         if not hooked and not self._places:
             return session.call("backward", func, args, kwargs)
@@ -335,6 +337,8 @@ class NestedPasses:
     def gradients(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follows `torch.autograd.grad`, and calls the hooks in it."""
         session = self._session
+        if self._is_anomaly_detected():
+            return func(*args, **kwargs)
         given = options_of(func, args, kwargs)
         inputs = as_tuple(given["inputs"])
         hooked: dict[Tensor, Tables] = {
@@ -349,6 +353,11 @@ class NestedPasses:
         found = self._run(given, hooked, captures=inputs, retain_graph=retain, create_graph=create)
         with session:
             return checked_gradients(found, inputs, given)
+
+    def _is_anomaly_detected(self) -> bool:
+        if torch.is_anomaly_enabled():
+            self._session.go_eager("looks for anomalies in its backward pass")
+        return torch.is_anomaly_enabled()
 
     def _is_followed(self, given: dict[str, Any]) -> bool:
         if not are_tensors(given) or self.is_in_region:

@@ -273,7 +273,8 @@ class CheckpointPlace:
         if self._saved is not None:
             tensors = iter(self._saved.tensors())
             args = [next(tensors) if x is _TENSOR else x for x in args]
-        self._again = again = []
+        again: list[Sequence[Tensor]] = []
+        self._again = again
         begin_recomputation(self._number)
         autocast = torch.amp.autocast("cpu", **self._autocast)
         with (

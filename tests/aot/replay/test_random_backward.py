@@ -347,6 +347,10 @@ def test_a_hook_that_goes_another_way_leaves_the_history_of_tensors() -> None:
     check(60)
 
 
+def test_results_have_the_gradients_that_they_retain_where_a_hook_goes_another_way() -> None:
+    check(2013)
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_random_backward_passes_equal_eager(request: pytest.FixtureRequest) -> None:
     count = int(os.environ.get("DYNAMO_BACKENDS_LOOPS", QUICK))

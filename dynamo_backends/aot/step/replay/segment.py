@@ -297,12 +297,13 @@ class Segment:
             fulfil(placeholder, _unshared(tensors.pop(number)))
             self._note(number, placeholder)
             del placeholder
+        for target, made in self.gradients.items():
+            if target in held and made in held:
+                trie.values[target].grad = trie.values[made]
         trie.renew(n for n in self.node.known if trie.kinds[n] == "result")
         tensors.clear()
         for target, made in self.gradients.items():
             owner = self.real(target)
-            if owner is not None and made is not None and self.trie.kinds[target] == "result":
-                owner.grad = self.real(made)  # which an alias of a result lacks
             gradient = None if owner is None or made is None else owner.grad
             if gradient is not None and made is not None and self.real(made) is None:
                 self._note(made, gradient)

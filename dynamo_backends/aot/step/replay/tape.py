@@ -48,16 +48,17 @@ class Tape:
     def is_new(self) -> bool:
         """Whether no call has left anything."""
         return not (
-            self.places or self._passes or self.regions or self.recomputed or self.states
+            self.places or self.nodes or self.passes or self.regions or self.states
             or self.answers or self.running
         )  # fmt: skip
 
     def clear(self) -> None:
         """Lets go of autograd's nodes: those of user code refer to it, a cycle through C++."""
-        for table in (self._hooks, self._of_nodes, self.regions, self.recomputed):
+        places = self._places
+        for table in (places.hooks, places.before, places.after, places.nodes, self.regions):
             table.clear()
-        self.places.clear()
-        self._passes.clear()
+        for several in (self.places, self.nodes, self._retained, self.passes):
+            several.clear()
 
     def add(self, edge: Edge, is_node: bool) -> None:
         """Adds a place: a node whose backward is user code, or hooks on a result."""

@@ -147,19 +147,36 @@ def test_a_value_decides_before_the_backward_pass() -> None:
 
 
 def retains(run: Run) -> Any:
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def step(x: Tensor, y: Tensor) -> Any:
         scores = run.model(x)
         scores.retain_grad()
-        return scores
+        node: Any = scores.grad_fn
+        node.register_prehook(lambda above: (above[0].tanh(),))
+        loss = F.cross_entropy(scores, y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss, scores.grad
 
     return step
+
+
+def test_hooks_on_nodes_and_gradients_of_results():
+    expected, _ = trained(retains, 3)
+    found, step = trained(retains, 3, mesh={"data": 2})
+    compare("left", found, expected)
+    assert (step.eager_steps, step.cuts, step.refusals) == (0, 0, {})
+
+
+def maps(run: Run) -> Any:
+    return lambda x, y: torch.vmap(torch.sin)(x)
 
 
 @pytest.mark.parametrize(
     ("loop", "text"),
     [
         (selects_rows, r"calls .*, whose result depends on values at .*test_training"),
-        (retains, r"retains the gradient .* at .*retain_grad"),
+        (maps, r"uses a transform of torch.func at .*vmap"),
     ],
 )
 def test_what_no_program_holds_is_refused_with_its_line(loop: Loop, text: str) -> None:

@@ -222,7 +222,7 @@ def test_a_step_with_positions_out_of_range_changes_nothing(backend, late, tmp_p
             labels = (scores.detach() * 0).sum(1).long() + labels
             loss = -scores.log_softmax(1)[torch.arange(3), labels].mean()
         else:
-            loss = F.cross_entropy(scores, labels) + F.one_hot(labels, SIZE).sum()
+            loss = F.cross_entropy(scores, labels) + F.one_hot(labels, SIZE).float().sum()
         loss.backward()
         optimizer.step()
         return loss

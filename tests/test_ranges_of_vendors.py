@@ -177,7 +177,7 @@ def test_not_a_number(name: str):
 def test_a_part_in_eager_gets_the_sizes(name: str):
     def f(x: Tensor) -> Tensor:
         y = x.t().contiguous().tanh()
-        z = y.t().sigmoid() + torch.arange(x.shape[1])
+        z = y.t().sigmoid() + torch.arange(x.shape[1], dtype=torch.float32)
         return z.repeat(2, 1) * x.shape[0]
 
     run = compiled(f, name, keep_in_eager=("sigmoid",))

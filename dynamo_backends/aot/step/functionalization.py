@@ -132,8 +132,11 @@ class Functionalization:
     def _read(self, tensor: _Tensor) -> Any:
         contents = tensor.memory.contents
         if tensor.contents is not contents:
+            is_again = tensor.value is not None
             tensor.contents = contents
             tensor.value = contents if tensor.view is None else self._view_of(tensor)
+            if is_again and tensor.view is not None and isinstance(tensor.value, fx.Node):
+                tensor.value.meta.pop("custom", None)  # it is no part of the backward pass any more
         return tensor.value
 
     def _view_of(self, tensor: _Tensor) -> Any:
